@@ -1,0 +1,31 @@
+# Every target sets up what it needs by itself. `make help` lists them.
+DTJ_CACHE ?= $(HOME)/.cache/dtj
+PYTHON    ?= python3
+export DTJ_CACHE PYTHON
+
+# Made on first use, shared by every clone with the same lock file; prints its folder.
+VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
+RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
+CODE  = operator/src trainer/src tests examples
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format unit integration e2e bench images cluster cluster-delete clean lock
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+lint: ## format, lint, types and import contracts
+	$(RUN) ruff format --check --quiet $(CODE)
+	$(RUN) ruff check --quiet $(CODE)
+	$(RUN) mypy
+	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-timing
+
+format: ## rewrite the code the way lint wants it
+	$(RUN) ruff format $(CODE)
+	$(RUN) ruff check --fix $(CODE)
+
+unit: ## tests that need nothing but Python (<= 60 s)
+	$(RUN) pytest -q -n 2 tests/unit tests/contract
+
+lock: ## lock the dependencies again, with hashes and without download addresses
+	tests/support/lock.sh $(VENV)/bin/uv

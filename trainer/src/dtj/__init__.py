@@ -1,0 +1,1 @@
+"""Train one PyTorch model on one laptop or on many nodes."""
