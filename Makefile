@@ -18,7 +18,7 @@ lint: ## format, lint, types and import contracts
 	$(RUN) ruff format --check --quiet $(CODE)
 	$(RUN) ruff check --quiet $(CODE)
 	$(RUN) mypy
-	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-timing
+	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-logo
 
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
