@@ -31,7 +31,9 @@ def installed() -> Kubectl:
 @pytest.fixture
 def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """Return kubectl for a fresh namespace; the namespace goes with the test."""
-    name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
+    name = (
+        "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
+    )
     installed("delete", "namespace", name, "--ignore-not-found", "--wait=true")
     installed.apply(
         {

@@ -68,4 +68,3 @@ def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
 
     for kind in ("pods", "services", "networkpolicies"):
         kubectl.until_gone(kind, selector=OURS)
-
