@@ -1,7 +1,7 @@
 """A real cluster with our images and our chart, and a namespace of its own for every test.
 
-The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod security
-standard, so a pod of ours that needs a privilege is refused and the test fails.
+The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod
+security standard, so a pod of ours that needs a privilege is refused and the test fails.
 """
 
 from __future__ import annotations

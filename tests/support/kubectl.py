@@ -1,7 +1,7 @@
 """kubectl as the tests and the demo use it: a user's tool against a real cluster, answers as dicts.
 
-Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right and
-says what it looked like last when it never does.
+Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right
+and says what it looked like last when it never does.
 """
 
 from __future__ import annotations
@@ -125,9 +125,10 @@ class Kubectl:
         )
 
     def watch(self, kind: str, *flags: str, deadline: float) -> Iterator[Json]:
-        """Yield watch events, `type` and `object`, until `deadline` (monotonic seconds); a watch that ends is begun again.
+        """Yield watch events, `type` and `object`; a watch that ends is begun again.
 
         flags       what narrows the watch, say `--selector=a=b`
+        deadline    when to stop, in monotonic seconds
         """
         decoder = json.JSONDecoder()
         while time.monotonic() < deadline:
