@@ -23,6 +23,7 @@ lint: ## format, lint, types and import contracts
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
+	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that need nothing but Python (<= 60 s)
 	$(RUN) pytest -q -n 2 tests/unit tests/contract
