@@ -114,7 +114,8 @@ def rule_messages(node: Any) -> Iterator[str]:
 
 
 def test_every_rule_has_a_row_that_it_refuses():
-    refusals = {row[-1] for row in (*TABLE, *test_creation.TABLE)} - {ACCEPTED}
+    rows = [str(row[-1]) for row in (*TABLE, *test_creation.TABLE)]
+    refusals = [words for words in rows if words != ACCEPTED]
     reserved = "this variable is set by the operator"  # its rows look for the variable's name instead
     unproved = [
         message

@@ -151,7 +151,8 @@ def test_template_is_stored_as_it_was_written(kubectl: Kubectl):
         "topologySpreadConstraints": [{"maxSkew": 1}],
         "newer": {"deep": {"deeper": [1, 2]}},
     }
-    kubectl.apply(job(**{"template.spec": spec}))
+    changes: Json = {"template.spec": spec}
+    kubectl.apply(job(**changes))
     stored = kubectl.get("dtj", "digits")
     assert stored is not None
     assert stored["spec"]["template"]["spec"] == spec
