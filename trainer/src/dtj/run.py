@@ -213,8 +213,8 @@ class Run:
                 found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
                 if found.numel() != len(some) and len(some):
                     raise RecipeError(
-                        f"the score of {len(some)} samples has shape {tuple(found.shape)}, not ({len(some)},)",
-                        fix="return it unreduced, e.g. model(mb.x).argmax(1) == mb.y",
+                        f"the score of {len(some)} samples has shape {tuple(found.shape)}",
+                        fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
                     )
                 sums.append(found.sum())
         total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
