@@ -37,7 +37,7 @@ def environment_of(job: JobBuilder) -> set[str]:
     return {variable["name"] for variable in environment(parsed, container, 0, 0)}
 
 
-VOLUME = {"emptyDir": {}}
+VOLUME: dict[str, dict[str, str]] = {"emptyDir": {}}
 
 
 def test_operator_sets_exactly_the_variables_on_the_page():
