@@ -1,0 +1,79 @@
+"""Names, versions and folders. Nothing here starts a program or writes a file.
+
+Versions stand once: in the lock files of go/ where a program is built, and below where an image is pulled.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GO_MODULES = Path(__file__).parent / "go"
+
+# Built for the kind version in go/kind, hence the digest. The patch level may differ from what
+# we build ourselves: the minor version is what our code can tell apart.
+STOCK_NODE_IMAGE = (
+    "docker.io/kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0"
+)
+WORKERS = 2
+IMAGES = {
+    "operator": "ghcr.io/dtj-dev/operator:0.1.0",
+    "trainer": "ghcr.io/dtj-dev/trainer:0.1.0",
+}
+
+
+def cache() -> Path:
+    """The one folder outside the checkout that is written to: DTJ_CACHE, or ~/.cache/dtj."""
+    return Path(os.environ.get("DTJ_CACHE") or Path.home() / ".cache" / "dtj").expanduser().absolute()
+
+
+def cluster_name(checkout: Path = ROOT) -> str:
+    """Each checkout has its own cluster, so that two of them on one machine do not meet."""
+    return "dtj-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:6]
+
+
+def kubeconfig() -> Path:
+    """The cluster's credentials, beside the checkout's other build products; never ~/.kube/config."""
+    return ROOT / "build" / "kubeconfig"
+
+
+def borrowed_kubeconfig() -> Path | None:
+    """An existing cluster to use instead of our own, named by DTJ_TEST_KUBECONFIG. We never make, remove or
+    break that one.
+    """
+    path = os.environ.get("DTJ_TEST_KUBECONFIG")
+    return Path(path).expanduser().absolute() if path else None
+
+
+def version_of(module: str, requirement: str) -> str:
+    """The version, like "v1.35.4", at which go/<module>/go.mod locks a requirement."""
+    text = (GO_MODULES / module / "go.mod").read_text()
+    found = re.search(rf"^(?:require )?\s*{re.escape(requirement)} (v\S+)", text, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"{GO_MODULES / module / 'go.mod'} does not require {requirement}")
+    return found[1]
+
+
+def kubernetes_version() -> str:
+    return version_of("kubernetes", "k8s.io/kubernetes")
+
+
+def key(*parts: str | bytes | Path) -> str:
+    """A short name for a set of inputs: files by content, folders by all files in them."""
+    digest = hashlib.sha256()
+
+    def add(data: bytes) -> None:
+        digest.update(
+            len(data).to_bytes(8, "big") + data
+        )  # the length keeps ("ab", "c") and ("a", "bc") apart
+
+    for part in parts:
+        if isinstance(part, Path):
+            files = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+            for file in files:
+                add(str(file.relative_to(part)).encode() if file != part else b"")
+                add(file.read_bytes())
+        else:
+            add(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,82 @@
+"""The programs that clusters and tests need, built on first use.
+
+Tests ask `ensure("etcd", "kube-apiserver")` and get paths.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tests.cluster import go
+from tests.cluster.errors import ClusterError
+
+# What KUBEBUILDER_ASSETS holds by convention: whoever has these for other projects need not build ours.
+ASSETS = ("etcd", "kube-apiserver", "kubectl")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: the folder below go/, its package there, seconds to build it alone with nothing cached."""
+
+    module: str
+    package: str
+    seconds: int
+
+
+PROGRAMS = {
+    "coredns": Program("coredns", ".", 60),
+    "etcd": Program("etcd", "go.etcd.io/etcd/server/v3", 90),
+    "helm": Program("helm", "helm.sh/helm/v4/cmd/helm", 300),
+    "kind": Program("kind", "sigs.k8s.io/kind", 15),
+    "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", 240),
+    "kube-controller-manager": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", 50),
+    "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 30),
+    "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
+    "kubeadm": Program("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", 35),
+    "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl", 35),
+    "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet", 60),
+    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
+}
+
+
+def ensure(*names: str) -> dict[str, Path]:
+    """Paths of programs, built if the cache does not have them. Safe to call from several processes.
+
+    etcd, kube-apiserver and kubectl are taken from KUBEBUILDER_ASSETS where that is set.
+    Raises ClusterError for an unknown name, a program missing there, or a build that fails.
+    """
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        return build(*names)
+    given = {name: Path(assets, name) for name in names if name in ASSETS}
+    for name, path in given.items():
+        if not os.access(path, os.X_OK):
+            raise ClusterError(
+                f"KUBEBUILDER_ASSETS is {assets}, which has no program {name}",
+                fix="unset it, and the tests build their own",
+            )
+    return given | build(*(name for name in names if name not in ASSETS))
+
+
+def build(*names: str) -> dict[str, Path]:
+    """Like `ensure`, but always our own build at the locked version."""
+    unknown = sorted(set(names) - set(PROGRAMS))
+    if unknown:
+        raise ClusterError(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+    paths: dict[str, Path] = {}
+    for module, programs in by_module(names):
+        packages = {name: PROGRAMS[name].package for name in programs}
+        paths |= go.build(module, packages, seconds=sum(PROGRAMS[name].seconds for name in programs))
+    return {name: paths[name] for name in names}
+
+
+def by_module(names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Programs of one module are built by one command."""
+
+    def module(name: str) -> str:
+        return PROGRAMS[name].module
+
+    for key, group in groupby(sorted(set(names), key=module), key=module):
+        yield key, sorted(group)
