@@ -239,7 +239,7 @@ def _rule(fields: _Fields) -> Rule:
 
 
 def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
-    mount_path = fields.raw.get("mountPath")
+    mount_path = fields.raw.get("mountPath", "/checkpoints")
     if not isinstance(mount_path, str) or not mount_path.startswith("/"):
         raise fields.fail("mountPath", "write an absolute path, such as /checkpoints")
     for container in template["spec"]["containers"]:

@@ -50,7 +50,6 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     report = _report(ended)
     code = ended.exit_code if ended else None
     reason, name = _classify(pod, ended, report, taken_away=pod.deleting or disrupted)
-    at = times.parse(report.get("at")) or (ended.finished_at if ended else None) or s.now
     return Fault(
         reason=reason,
         replica=pod.index,
@@ -59,7 +58,7 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
         exit_code=code,
         signal=name,
         message=_message(pod, ended, report, code),
-        at=at,
+        at=_moment(s, ended, report),
         generation=_integer(report.get("generation")),
         step=_integer(report.get("step")),
         disruption=pod.deleting or disrupted,
@@ -159,5 +158,14 @@ def _signal_name(code: int | None) -> str:
         return ""
 
 
+def _moment(s: Snapshot, ended: ContainerView | None, report: dict[str, Any]) -> float:
+    """When it happened: the report's word, finer than the kubelet's, unless it lies by more than a day."""
+    reported = times.parse(report.get("at"))
+    if reported is not None and abs(reported - s.now) < 86_400:
+        return reported
+    return ended.finished_at if ended is not None and ended.finished_at is not None else s.now
+
+
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A count from somebody else's program, if it is one that the API can hold."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

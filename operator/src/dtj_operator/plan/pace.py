@@ -7,7 +7,6 @@ every pod; progress waits a minute, since it always changes. All go along with a
 from typing import Any
 
 from dtj_operator.plan import times
-from dtj_operator.plan.actions import Decision
 
 Json = dict[str, Any]
 
@@ -49,19 +48,19 @@ def soonest(*moments: float | None) -> float | None:
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-def wake(decision: Decision, write: float | None) -> float | None:
-    """When to look again if nothing happens."""
-    return soonest(decision.look_again_at, write)
+def only_progress(old: Json, new: Json) -> bool:
+    """Whether a write would bring nothing but progress."""
+    return _urgent(old) == _urgent(new) and _patient(old) == _patient(new)
 
 
 def _urgent(status: Json) -> Json:
     """The restarts' highestStep moves with progress, and so does the end of a row without any."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
-    calm = ("replicas", "progress", "restarts", "conditions")
+    calm = ("replicas", "ready", "message", "progress", "step", "restarts", "conditions")
     return {k: v for k, v in status.items() if k not in calm} | {"restarts": restarts, "conditions": states}
 
 
 def _patient(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
-    return {"replicas": status.get("replicas"), "messages": messages}
+    return {"replicas": status.get("replicas"), "ready": status.get("ready"), "messages": messages}

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Event, Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.conditions import conditions, obstacle
+from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
@@ -44,6 +44,9 @@ def report(s: Snapshot, verdict: Verdict | None) -> Json:
     status = {
         "observedGeneration": s.job.generation,
         "phase": phase,
+        "message": _message(s, verdict),
+        "ready": f"{_ready(s)}/{s.job.replicas}" if s.job.error is None else None,
+        "step": _step(_progress(s)),
         "conditions": conditions(s, verdict, phase),
         "startTime": _start_time(s, phase),
         "completionTime": now if phase in (SUCCEEDED, FAILED) else None,
@@ -68,6 +71,31 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
     if s.memory.phase == RECOVERING:
         return RECOVERING
     return PENDING if s.missing or obstacle(s) else STARTING
+
+
+def _message(s: Snapshot, verdict: Verdict | None) -> str | None:
+    """One sentence for the table that kubectl prints: what the job waits for, or why it ended."""
+    match verdict:
+        case Fail(_, message):
+            return message
+        case Restart(fault):
+            return fault.sentence
+    blocked = obstacle(s)
+    if blocked is not None and not isinstance(verdict, Succeed | Suspend):
+        return blocked.message[:MESSAGE_LIMIT]
+    recovering = verdict is None and s.memory.phase == RECOVERING and _phase(s, verdict) == RECOVERING
+    return s.memory.raw.get("message") if recovering else None
+
+
+def _ready(s: Snapshot) -> int:
+    return sum(pod.ready or s.succeeded(pod) for pod in s.current.values())
+
+
+def _step(progress: Json | None) -> str | None:
+    step, total = (progress or {}).get("step"), (progress or {}).get("totalSteps")
+    if step is None:
+        return None
+    return str(step) if total is None else f"{step}/{total}"
 
 
 def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
