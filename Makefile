@@ -23,9 +23,13 @@ lint: ## format, lint, types and import contracts
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
+	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that need nothing but Python (<= 60 s)
 	$(RUN) pytest -q -n 2 tests/unit tests/contract
+
+integration: ## tests against a real kube-apiserver and etcd
+	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
 lock: ## lock the dependencies again, with hashes and without download addresses
 	tests/support/lock.sh $(VENV)/bin/uv

@@ -1,0 +1,58 @@
+{{/* Name of everything that the release makes: the release's name, with -operator at its end. */}}
+{{- define "dtj.name" -}}
+{{- printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- define "dtj.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "dtj.name" .) -}}
+{{- end -}}
+
+{{- define "dtj.selectorLabels" -}}
+app.kubernetes.io/name: dtj-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "dtj.labels" -}}
+{{ include "dtj.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "dtj.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+What the operator may do where it serves jobs: exactly the verbs it uses, which a test compares with the API server's audit log.
+Not in the list on purpose: secrets, pods/exec, updates of pods, wildcards.
+*/}}
+{{- define "dtj.rules" -}}
+- apiGroups: [dtj.dev]
+  resources: [distributedtrainingjobs]
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
+- apiGroups: [dtj.dev]
+  resources: [distributedtrainingjobs/status]
+  verbs: [patch]
+- apiGroups: [dtj.dev]
+  resources: [distributedtrainingjobs/finalizers]
+  verbs: [update] # asked for by clusters that check who may set blockOwnerDeletion, such as OpenShift
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, create, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}

@@ -1,0 +1,13 @@
+"""`python -m tests.bench NAME...`: run benchmarks and write their sections of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("first_step", "creation", "demo")
+
+if unknown := set(sys.argv[1:]) - set(NAMES):
+    sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
+for name in sys.argv[1:] or NAMES:
+    importlib.import_module(f"tests.bench.{name}").main()

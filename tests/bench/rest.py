@@ -1,0 +1,95 @@
+"""The API server over plain HTTP, as little as a benchmark needs: post, delete collections, count a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+CONNECTIONS = 16
+
+
+class Rest:
+    """A session with one API server."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def post_all(self, bodies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Post (path, body) pairs over CONNECTIONS connections, in order of their start."""
+        queue = iter(bodies)
+
+        async def sender() -> None:
+            for path, body in queue:
+                async with self._session.post(path, json=body) as answer:
+                    if answer.status != 201:
+                        raise RuntimeError(f"POST {path}: {answer.status} {await answer.text()}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CONNECTIONS):
+                group.create_task(sender())
+
+    async def list(self, path: str) -> dict[str, Any]:
+        """Return a list as it is."""
+        async with self._session.get(path) as answer:
+            answer.raise_for_status()
+            listed: dict[str, Any] = await answer.json()
+            return listed
+
+    async def delete_all(self, path: str) -> None:
+        """Delete a collection at once, without grace."""
+        async with self._session.delete(path, params={"gracePeriodSeconds": "0"}) as answer:
+            answer.raise_for_status()
+
+    async def until_seen(self, path: str, version: str, kind: str, count: int) -> float:
+        """Watch from `version` until `count` events of this kind came; return the monotonic time."""
+        params = {"watch": "true", "resourceVersion": version}
+        async with self._session.get(path, params=params) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                count -= json.loads(line)["type"] == kind
+                if count == 0:
+                    return time.monotonic()
+        raise RuntimeError(f"the watch of {path} ended, {count} events of kind {kind} short")
+
+    async def until_empty(self, path: str) -> None:
+        """Return once a collection is empty."""
+        listed = await self.list(path)
+        if left := len(listed["items"]):
+            await self.until_seen(path, listed["metadata"]["resourceVersion"], "DELETED", left)
+
+
+def credentials(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
+    """Return the server of a kubeconfig and a context with its client certificate."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    context = ssl.create_default_context(cadata=authority)
+    with tempfile.NamedTemporaryFile(suffix=".pem") as pem:
+        pem.write(base64.b64decode(user["client-certificate-data"]))
+        pem.write(base64.b64decode(user["client-key-data"]))
+        pem.flush()
+        context.load_cert_chain(pem.name)
+    return str(cluster["server"]), context
+
+
+@asynccontextmanager
+async def connect(kubeconfig: Path) -> AsyncIterator[Rest]:
+    """Open a session with the cluster of a kubeconfig that holds a client certificate."""
+    server, context = credentials(kubeconfig)
+    connector = aiohttp.TCPConnector(ssl=context, limit=CONNECTIONS + 4)
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(
+        server, connector=connector, timeout=timeout, read_bufsize=1 << 22
+    ) as session:
+        yield Rest(session)

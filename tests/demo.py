@@ -1,0 +1,109 @@
+"""`make demo`: from a bare machine to a finished two-node training run, shown as it happens.
+
+The set-up is the one that the end-to-end tests use (`tests.cluster.install`); this module only shows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.cluster import install
+from tests.support.kubectl import Json, Kubectl
+
+EXAMPLE = Path("examples/digits-ddp.yaml")
+JOB = "digits"
+SELECTOR = f"--selector=dtj.dev/job-name={JOB}"
+PATIENCE_S = 600.0
+FINAL = ("Succeeded", "Failed")
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    """Run the demo and return the exit status of the process."""
+    began = time.monotonic()
+    kubectl = install.with_operator()
+    kubectl("delete", "dtj", JOB, "--ignore-not-found", "--wait=true")
+    kubectl("wait", "--for=delete", f"service/{JOB}", "--timeout=60s", check=False)
+
+    console.print(f"\n[bold]$ kubectl apply -f {EXAMPLE}[/bold]")
+    console.print(kubectl("apply", "-f", str(EXAMPLE)).strip(), markup=False)
+    phase = show(kubectl)
+
+    for words in (("get", "dtj", JOB), ("get", "service,pods", SELECTOR, "-o", "wide")):
+        console.print(f"\n[bold]$ kubectl {' '.join(words)}[/bold]")
+        console.print(kubectl(*words).strip(), markup=False)
+    console.print(f"\n{phase} after {time.monotonic() - began:.0f} s. The cluster stays up; try next:\n")
+    for hint in hints(kubectl):
+        console.print(f"  {hint}", markup=False)
+    return 0 if phase == "Succeeded" else 1
+
+
+def show(kubectl: Kubectl) -> str:
+    """Print the job's phases and the merged logs of its ranks as they come; return the final phase."""
+    deadline = time.monotonic() + PATIENCE_S
+    threading.Thread(target=_show_logs, args=(kubectl, deadline), daemon=True).start()
+    phase = ""
+    for line, phase in _progress(kubectl, deadline):
+        console.print(f"[cyan]{line}[/cyan]")
+        if phase in FINAL:
+            break
+    return phase
+
+
+def hints(kubectl: Kubectl) -> tuple[str, ...]:
+    """Return three commands that show more."""
+    config = f"export KUBECONFIG={kubectl.kubeconfig}"
+    path = f"export PATH={kubectl.binary.parent}:$PATH"
+    return (
+        f"{config}; {path}; kubectl explain dtj.spec",
+        f"kubectl logs {JOB}-0        # the log of the first replica, every line with its rank",
+        "kubectl apply -f examples/plain-env.yaml && kubectl get dtj --watch",
+    )
+
+
+def _progress(kubectl: Kubectl, deadline: float) -> Iterator[tuple[str, str]]:
+    """Yield a line for each change that a user would want to see, and the phase it belongs to."""
+    last = ""
+    for event in kubectl.watch("dtj", f"--field-selector=metadata.name={JOB}", deadline=deadline):
+        status: Json = event["object"].get("status", {})
+        phase = status.get("phase", "")
+        facts = {
+            "ready": status.get("ready"),
+            "step": status.get("step"),
+            "loss": status.get("progress", {}).get("loss"),
+        }
+        line = f"{phase:<10} " + "  ".join(f"{key} {value}" for key, value in facts.items() if value)
+        if phase and line != last:
+            last = line
+            yield line, phase
+
+
+def _show_logs(kubectl: Kubectl, deadline: float) -> None:
+    """Follow every pod of the job from its start, each in a thread of its own."""
+    followed: set[str] = set()
+    for event in kubectl.watch("pods", SELECTOR, deadline=deadline):
+        pod = event["object"]
+        started = pod.get("status", {}).get("phase") in ("Running", "Succeeded", "Failed")
+        if started and pod["metadata"]["uid"] not in followed:
+            followed.add(pod["metadata"]["uid"])
+            name = pod["metadata"]["name"]
+            threading.Thread(target=_follow, args=(kubectl, name, deadline), daemon=True).start()
+
+
+def _follow(kubectl: Kubectl, pod: str, deadline: float) -> None:
+    rest = ""
+    for chunk in kubectl.stream("logs", "--follow", pod, deadline=deadline):
+        *lines, rest = (rest + chunk).split("\n")
+        for line in lines:
+            console.print(f"{pod}  {line}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

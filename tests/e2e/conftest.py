@@ -1,0 +1,105 @@
+"""A real cluster with our images and our chart, and a namespace of its own for every test.
+
+The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod
+security standard, so a pod of ours that needs a privilege is refused and the test fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import install
+from tests.support.kubectl import Json, Kubectl
+
+ROOT = Path(__file__).parents[2]
+TRAINER = "ghcr.io/dtj-dev/trainer:0.1.0"
+WORKLOAD = (Path(__file__).parent / "workload.py").read_text()
+
+
+@pytest.fixture(scope="session")
+def installed() -> Kubectl:
+    """Return kubectl for a cluster in which the chart of this checkout is installed and ready."""
+    return install.with_operator()
+
+
+@pytest.fixture
+def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """Return kubectl for a fresh namespace; the namespace goes with the test."""
+    name = (
+        "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
+    )
+    installed("delete", "namespace", name, "--ignore-not-found", "--wait=true")
+    installed.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        }
+    )
+    scoped = replace(installed, namespace=name)
+    scoped.apply(config_map("workload", {"workload.py": WORKLOAD}))
+    yield scoped
+    installed("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def runs(kubectl: Kubectl) -> Iterator[Json]:
+    """Return the `checkpoint` part of a spec, on a volume that every node can write."""
+    name = f"{kubectl.namespace}-runs"
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": kubectl.namespace, "name": "runs"},
+                "hostPath": {"path": install.SHARED_FOLDER, "type": "Directory"},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "runs"},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": "",
+                "volumeName": name,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        },
+    )
+    yield {"volume": {"persistentVolumeClaim": {"claimName": "runs"}}}
+    replace(kubectl, namespace=None)("delete", "persistentvolume", name, "--wait=false")
+
+
+def config_map(name: str, data: dict[str, str]) -> Json:
+    """Return a ConfigMap."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def workload_job(name: str, *args: str, **spec: Any) -> Json:
+    """Return a job of two replicas that runs tests/e2e/workload.py with these arguments."""
+    container = {
+        "name": "trainer",
+        "image": TRAINER,
+        "args": ["run", "/app/workload.py", *args],
+        "resources": {"requests": {"cpu": "100m", "memory": "300Mi"}},
+        "volumeMounts": [{"name": "app", "mountPath": "/app"}],
+    }
+    pod = {"containers": [container], "volumes": [{"name": "app", "configMap": {"name": "workload"}}]}
+    return {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name},
+        "spec": {"replicas": 2, "template": {"spec": pod}, **spec},
+    }

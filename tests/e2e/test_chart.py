@@ -1,0 +1,35 @@
+"""Upgrade and uninstallation of the chart: what stays, what goes, and that training does not notice."""
+
+from __future__ import annotations
+
+from tests.cluster import install
+from tests.e2e.conftest import workload_job
+from tests.support.kubectl import Kubectl, condition, phase
+
+
+def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: Kubectl, installed: Kubectl):
+    kubectl.apply(workload_job("steady", "--steps=600", "--step-s=0.1"))
+    kubectl.until("dtj", "steady", phase("Running"))
+    pods = {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")}
+
+    install.helm(
+        "upgrade",
+        "dtj",
+        str(install.CHART),
+        "--namespace=dtj-system",
+        "--reuse-values",
+        "--set=replicas=1",
+        "--wait",
+    )
+    install.helm("uninstall", "dtj", "--namespace=dtj-system", "--wait")
+
+    try:
+        assert not installed.list("clusterrole", "app.kubernetes.io/instance=dtj")
+        assert not installed.list("clusterrolebinding", "app.kubernetes.io/instance=dtj")
+        assert installed.get("crd", "distributedtrainingjobs.dtj.dev"), "jobs outlive the chart"
+        assert {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")} == pods
+    finally:
+        install.with_operator()
+
+    job = kubectl.until("dtj", "steady", condition("Complete"), within_s=240)
+    assert job["status"]["restarts"]["total"] == 0

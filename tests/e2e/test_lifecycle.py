@@ -1,0 +1,70 @@
+"""Suspension, deadline, time to live, clean-up and deletion, on real kubelets."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import workload_job
+from tests.e2e.test_recovery import steps_done
+from tests.support.kubectl import Json, Kubectl, condition, phase
+
+OURS = "dtj.dev/job-name"
+
+
+def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Json):
+    kubectl.apply(workload_job("pause", "--steps=400", "--save-every=1000", "--step-s=0.1", checkpoint=runs))
+    kubectl.until("dtj", "pause", phase("Running"))
+    kubectl.follow("pause-1", "did step 20 ")
+
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    kubectl.until("dtj", "pause", phase("Suspended"), within_s=60)
+    kubectl.until_gone("pods", selector=OURS)
+    assert kubectl.get("service", "pause"), "the Service stays while the job is suspended"
+
+    kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    kubectl.until("dtj", "pause", phase("Running"), within_s=60)
+    kubectl.follow("pause-0", "did step ")
+
+    # Nothing is saved on schedule before step 1000: only the stop on SIGTERM can have committed this.
+    assert min(steps_done(kubectl, "pause-0")) > 20
+    assert kubectl.get("dtj", "pause")["status"]["restarts"]["counted"] == 0  # type: ignore[index]
+
+
+def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
+    kubectl.apply(workload_job("late", "--steps=100000", activeDeadlineSeconds=15))
+
+    job = kubectl.until("dtj", "late", condition("Failed", reason="DeadlineExceeded"), within_s=90)
+
+    assert job["status"]["phase"] == "Failed"
+    kubectl.until_gone("pods", selector=OURS)
+
+
+def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
+    kubectl.apply(workload_job("brief", "--steps=2", ttlSecondsAfterFinished=1))
+
+    kubectl.until("dtj", "brief", condition("Complete"), within_s=90)
+
+    for kind in ("dtj", "pods", "services", "networkpolicies"):
+        kubectl.until_gone(kind)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 2), ("Running", 2), ("All", 0)])
+def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl, policy: str, left: int):
+    kubectl.apply(workload_job("done", "--steps=2", cleanPodPolicy=policy))
+
+    kubectl.until("dtj", "done", condition("Complete"), within_s=90)
+    kubectl.until_gone("services", selector=OURS)
+
+    if left == 0:
+        kubectl.until_gone("pods", selector=OURS)
+    assert len(kubectl.list("pods", OURS)) == left
+
+
+def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
+    kubectl.apply(workload_job("gone", "--steps=100000"))
+    kubectl.until("dtj", "gone", phase("Running"))
+
+    kubectl("delete", "dtj", "gone", "--timeout=60s")
+
+    for kind in ("pods", "services", "networkpolicies"):
+        kubectl.until_gone(kind, selector=OURS)

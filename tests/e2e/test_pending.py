@@ -1,0 +1,82 @@
+"""Jobs that cannot start say why, in the job itself, and start once the reason is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.e2e.conftest import TRAINER, workload_job
+from tests.support.kubectl import Json, Kubectl, condition, phase
+
+
+def not_ready(reason: str, *words: str) -> Callable[[Json], bool]:
+    """Return a predicate: the pods are not ready for this reason, and the message has all these words."""
+
+    def holds(seen: Json) -> bool:
+        return any(
+            each["type"] == "PodsReady" and each["status"] == "False" and each["reason"] == reason
+            and all(word in each["message"] for word in words)
+            for each in seen.get("status", {}).get("conditions", ())
+        )  # fmt: skip
+
+    return holds
+
+
+def test_image_that_cannot_be_pulled_is_named(kubectl: Kubectl):
+    manifest = workload_job("noimage")
+    manifest["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost:1/no/such:image"
+    kubectl.apply(manifest)
+
+    job = kubectl.until("dtj", "noimage", not_ready("ImagePullFailed", "localhost:1/no/such:image"))
+
+    assert job["status"]["phase"] == "Pending"
+
+
+def test_pod_that_fits_no_node_names_the_resource(kubectl: Kubectl):
+    manifest = workload_job("huge")
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"memory": "9Ti"}}
+    kubectl.apply(manifest)
+
+    job = kubectl.until("dtj", "huge", not_ready("Unschedulable", "memory"))
+
+    assert job["status"]["phase"] == "Pending"
+
+
+def test_quota_refusal_is_quoted_and_the_job_starts_once_there_is_room(kubectl: Kubectl):
+    quota = {
+        "kind": "ResourceQuota",
+        "apiVersion": "v1",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "1"}},
+    }
+    kubectl.apply(quota)
+    kubectl.apply(workload_job("squeezed", "--steps=2"))
+
+    kubectl.until("dtj", "squeezed", not_ready("QuotaExceeded", "small"))
+    kubectl("delete", "resourcequota", "small")
+
+    assert kubectl.until("dtj", "squeezed", condition("Complete"), within_s=240)
+
+
+def test_pod_that_the_security_standard_refuses_is_quoted(kubectl: Kubectl):
+    manifest = workload_job("rude")
+    manifest["spec"]["template"]["spec"]["hostNetwork"] = True
+    kubectl.apply(manifest)
+
+    job = kubectl.until("dtj", "rude", not_ready("PodRejected", "hostNetwork"))
+
+    assert job["status"]["phase"] == "Pending"
+
+
+def test_foreign_service_of_the_same_name_is_left_alone(kubectl: Kubectl):
+    ports = [{"port": 80}]
+    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": {"ports": ports}}
+    kubectl.apply(foreign)
+    kubectl.apply(workload_job("taken", "--steps=2"))
+
+    kubectl.until("dtj", "taken", not_ready("NameConflict", "Service", "taken"))
+    assert kubectl.get("service", "taken")["spec"]["ports"][0]["port"] == 80  # type: ignore[index]
+    kubectl("delete", "service", "taken")
+
+    assert kubectl.until("dtj", "taken", condition("Complete"), within_s=240)
+    assert phase("Succeeded")(kubectl.get("dtj", "taken") or {})
+    assert TRAINER in str(kubectl.list("pods", "dtj.dev/job-name=taken"))

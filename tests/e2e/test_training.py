@@ -1,0 +1,86 @@
+"""Jobs that simply work: our recipe, a user's own script, torchrun; on pods of different nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import workload_job
+from tests.support.kubectl import Json, Kubectl, condition
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> list[Json]:
+    """Return the objects of one example."""
+    return [each for each in yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()) if each]
+
+
+def job_of(objects: list[Json]) -> str:
+    """Return the name of the one job among these objects."""
+    (job,) = (each for each in objects if each["kind"] == "DistributedTrainingJob")
+    name: str = job["metadata"]["name"]
+    return name
+
+
+def merged_logs(kubectl: Kubectl, job: str) -> str:
+    """Return the logs of all pods of a job."""
+    return kubectl("logs", "-l", f"dtj.dev/job-name={job}", "--tail=-1", "--prefix")
+
+
+def test_digits_train_to_97_percent_on_two_nodes(kubectl: Kubectl):
+    objects = example("digits-ddp")
+    name = job_of(objects)
+    kubectl.apply(*objects)
+
+    job = kubectl.until("dtj", name, condition("Complete"), within_s=240)
+
+    assert job["status"]["phase"] == "Succeeded"
+    assert job["status"]["worldSize"] == 2
+    nodes = {pod["spec"]["nodeName"] for pod in kubectl.list("pods", f"dtj.dev/job-name={name}")}
+    assert len(nodes) == 2
+    accuracies = [
+        float(each) for each in re.findall(r"accuracy[ =:]+([0-9.]+)", kubectl("logs", f"{name}-0"))
+    ]
+    assert accuracies[-1] >= 0.97
+
+
+@pytest.mark.parametrize("name", ["plain-env", "torchrun"])
+def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str):
+    objects = example(name)
+    kubectl.apply(*objects)
+
+    job = kubectl.until("dtj", job_of(objects), condition("Complete"), within_s=240)
+
+    assert job["status"]["worldSize"] == 4
+    # Every rank puts in its number plus one and prints what all of them have in common afterwards.
+    assert merged_logs(kubectl, job_of(objects)).count("sum 10 of 4 ranks") == 4
+
+
+def test_status_reports_progress_while_the_job_runs(kubectl: Kubectl):
+    kubectl.apply(workload_job("walk", "--steps=400", "--step-s=0.1"))
+
+    job = kubectl.until("dtj", "walk", lambda seen: "progress" in seen.get("status", {}), within_s=120)
+
+    progress: dict[str, Any] = job["status"]["progress"]
+    assert 0 < progress["step"] <= 400
+    assert progress["totalSteps"] == 400
+    assert float(progress["loss"]) >= 0
+    step = kubectl("get", "dtj", "walk", "--no-headers").split()
+    assert any(re.fullmatch(r"\d+/400", column) for column in step), step
+
+
+def test_pods_carry_no_token_and_no_privilege(kubectl: Kubectl):
+    kubectl.apply(workload_job("bare", "--steps=2"))
+
+    kubectl.until("dtj", "bare", condition("Complete"), within_s=120)
+
+    for pod in kubectl.list("pods", "dtj.dev/job-name=bare"):
+        mounts = json.dumps(pod["spec"]["containers"])
+        assert "serviceaccount" not in mounts
+        assert pod["spec"]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -1,0 +1,57 @@
+"""A small training program whose faults are ordered on its command line; it runs inside the pods.
+
+Prints one line a step with the step's number: a test can tell from the logs which steps ran, and where.
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import dtj
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--step-s", type=float, default=0.05, help="seconds of pretended work in a step")
+parser.add_argument("--save-every", type=int, default=5)
+parser.add_argument("--crash", choices=["raise", "exit", "kill"])
+parser.add_argument("--crash-rank", type=int, default=1)
+parser.add_argument("--crash-at", type=int, default=17)
+parser.add_argument("--crash-attempts", type=int, default=1, help="crash in this many attempts, then behave")
+parser.add_argument("--code", type=int, default=1)
+given = parser.parse_args()
+
+run = dtj.init(save_every=given.save_every)
+inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+model = run.parallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+data = run.data(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), global_batch=32)
+run.state(model=model, opt=optimizer, data=data)
+attempt = int(os.environ.get("DTJ_ATTEMPT", "0"))
+
+
+def crash() -> None:
+    """End this rank the way that was asked for."""
+    if given.crash == "raise":
+        raise RuntimeError(f"ordered failure of rank {run.rank}")
+    if given.crash == "kill":
+        os.kill(os.getpid(), 9)
+    sys.exit(given.code)
+
+
+for batch in run.steps(given.steps):
+    due = given.crash and attempt < given.crash_attempts and run.step == given.crash_at
+    if due and run.rank == given.crash_rank:
+        crash()
+    loss = run.backward(lambda mb: torch.nn.functional.mse_loss(model(mb[0]), mb[1]), batch)
+    optimizer.step()
+    optimizer.zero_grad()
+    run.log(loss=loss)
+    print(
+        f"did step {run.step + 1} attempt {attempt} on {Path('/etc/hostname').read_text().strip()}",
+        flush=True,
+    )
+    time.sleep(given.step_s)

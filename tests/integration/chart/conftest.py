@@ -1,0 +1,58 @@
+"""helm on our chart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import tools
+
+Json = dict[str, Any]
+CHART = Path(__file__).parents[3] / "charts/dtj-operator"
+
+
+@dataclass(frozen=True)
+class Helm:
+    """The program and the folder that holds all it would write to the home directory."""
+
+    program: Path
+    home: Path
+
+    def __call__(self, *words: str, given: Json | None = None, fails: bool = False) -> str:
+        """Run helm, with `given` as values; return what it printed, or its complaint where it must fail."""
+        values = ["--values=-"] if given is not None else []
+        done = subprocess.run(
+            [self.program, *words, *values],
+            input=json.dumps(given or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin"},
+        )
+        assert bool(done.returncode) == fails, done.stderr + done.stdout
+        return done.stderr if fails else done.stdout
+
+    def template(self, values: Json) -> str:
+        """Return the manifests as text."""
+        return self(
+            "template", "dtj", str(CHART), "--namespace=dtj-system", "--kube-version=1.35.0", given=values
+        )
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Return helm with a home of its own."""
+    return Helm(tools.ensure("helm")["helm"], tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def render(helm: Helm) -> Callable[[Json], list[Json]]:
+    """Return a function: values -> manifests."""
+    return lambda values: [each for each in yaml.safe_load_all(helm.template(values)) if each]

@@ -1,0 +1,51 @@
+"""Installation, upgrade and uninstallation of the chart against a real API server."""
+
+from __future__ import annotations
+
+from tests.integration.chart.conftest import CHART, Helm
+from tests.integration.controlplane import ControlPlane
+from tests.support.kubectl import Kubectl
+
+CRD = "distributedtrainingjobs.dtj.dev"
+
+
+def test_release_comes_and_goes_and_leaves_the_crd(helm: Helm, plane: ControlPlane, kubectl: Kubectl):
+    namespace = f"--namespace={kubectl.namespace}"
+    flags = (namespace, f"--kubeconfig={plane.kubectl.kubeconfig}")
+    selector = "app.kubernetes.io/instance=release-test"
+    kubectl.apply(
+        {
+            "apiVersion": "dtj.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "before"},
+            "spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
+        }
+    )
+
+    # The tests' CRD was applied by kubectl; a new cluster would not need to hand it over.
+    helm("install", "release-test", str(CHART), *flags, "--take-ownership")
+    assert kubectl.get("deployment", "release-test-operator")
+    assert len(kubectl.list("clusterrole", selector)) == 3
+
+    helm("upgrade", "release-test", str(CHART), *flags, "--reuse-values", given={"replicas": 1})
+    deployment = kubectl.get("deployment", "release-test-operator")
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 1
+    assert not kubectl.list("poddisruptionbudget", selector)
+
+    helm("uninstall", "release-test", *flags)
+    for kind in (
+        "deployment",
+        "service",
+        "clusterrole",
+        "clusterrolebinding",
+        "role",
+        "rolebinding",
+        "serviceaccount",
+    ):
+        assert not kubectl.list(kind, selector), kind
+    assert kubectl.get("crd", CRD)
+    assert kubectl.get("dtj", "before")
+
+    helm("install", "release-test", str(CHART), *flags)
+    helm("uninstall", "release-test", *flags)

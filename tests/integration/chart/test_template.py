@@ -1,0 +1,158 @@
+"""What the chart renders: valid for Kubernetes, the same as it was, no more rights than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+from syrupy.assertion import SnapshotAssertion
+
+from tests.integration.chart.conftest import CHART, Helm
+from tests.integration.controlplane import ControlPlane
+
+Json = dict[str, Any]
+Render = Callable[[Json], list[Json]]
+CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
+
+CASES: dict[str, Json] = {
+    "defaults": {},
+    "one replica needs no disruption budget": {"replicas": 1},
+    "one namespace gets a Role instead of a ClusterRole": {"watchNamespace": "team-a"},
+    "a digest wins over the tag": {"image": {"tag": "x", "digest": f"sha256:{'a' * 64}"}},
+    "roles and account of somebody else": {
+        "rbac": {"create": False, "aggregateToDefaultRoles": False},
+        "serviceAccount": {"create": False, "name": "theirs"},
+    },
+    "everything set": {
+        "image": {"repository": "registry.example/dtj", "tag": "1.2.3", "pullPolicy": "Always"},
+        "imagePullSecrets": ["pull"],
+        "replicas": 3,
+        "api": {"requestsPerSecond": 12.5},
+        "logging": {"level": "debug", "format": "text"},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "metrics": {"port": 9000, "service": {"annotations": {"prometheus.io/scrape": "true"}}},
+        "health": {"port": 9001},
+        "resources": {"limits": {"cpu": "1"}},
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "podLabels": {"team": "a"},
+        "podAnnotations": {"a": "b"},
+    },
+    "as little as possible": {
+        "crds": {"install": False},
+        "podDisruptionBudget": {"enabled": False},
+        "metrics": {"service": {"enabled": False}},
+    },
+}
+case = pytest.mark.parametrize("values", [pytest.param(values, id=name) for name, values in CASES.items()])
+
+
+def kinds(manifests: list[Json], kind: str) -> list[Json]:
+    """Return the manifests of a kind."""
+    return [each for each in manifests if each["kind"] == kind]
+
+
+def test_chart_has_nothing_for_lint_to_say(helm: Helm):
+    printed = helm("lint", "--strict", str(CHART))
+    assert "[WARNING]" not in printed
+    assert "[ERROR]" not in printed
+
+
+@case
+def test_manifests_are_valid(render: Render, values: Json):
+    manifests = render(values)
+    assert kinds(manifests, "Deployment")
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, "1.35", strict=True)
+
+
+@case
+def test_manifests_are_as_they_were(render: Render, values: Json, snapshot: SnapshotAssertion):
+    manifests = [each for each in render(values) if each["kind"] != "CustomResourceDefinition"]
+    assert yaml.safe_dump_all(manifests, sort_keys=False) == snapshot
+
+
+def test_crd_is_shipped_byte_for_byte(helm: Helm):
+    assert CRD.read_text() in helm.template({"crds": {"keep": False}})
+
+
+def test_crd_is_kept_when_the_release_goes(render: Render):
+    (crd,) = kinds(render({}), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == yaml.safe_load(CRD.read_text())
+
+
+def test_notes_say_what_to_do_next(helm: Helm, plane: ControlPlane):
+    # Only a real installation prints them; a dry run asks the API server and changes nothing there.
+    kubeconfig = f"--kubeconfig={plane.kubectl.kubeconfig}"
+    notes = helm("install", "dtj", str(CHART), kubeconfig, "--dry-run=server", "--take-ownership").partition(
+        "NOTES:"
+    )[2]
+    assert "kubectl apply -f examples/digits-ddp.yaml" in notes
+
+
+@case
+def test_operator_can_do_nothing_that_it_does_not_need(render: Render, values: Json):
+    operators = [
+        rule
+        for role in kinds(render(values), "ClusterRole") + kinds(render(values), "Role")
+        for rule in role["rules"]
+        if not role["metadata"]["name"].endswith(("-edit", "-view"))
+    ]
+    resources = {resource for rule in operators for resource in rule["resources"]}
+    verbs = {verb for rule in operators for verb in rule["verbs"]}
+    assert not {"*"} & (resources | verbs | {group for rule in operators for group in rule["apiGroups"]})
+    assert not {"secrets", "pods/exec", "nodes", "roles", "clusterroles", "configmaps"} & resources
+    assert not {"escalate", "bind", "impersonate", "deletecollection"} & verbs
+
+
+@case
+def test_pods_pass_the_restricted_standard(render: Render, values: Json, plane: ControlPlane, namespace: str):
+    plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    kubectl = replace(plane.kubectl, namespace=namespace)
+    (deployment,) = kinds(render(values), "Deployment")
+    spec = {**deployment["spec"]["template"]["spec"], "priorityClassName": ""}
+    kubectl("create", "serviceaccount", spec["serviceAccountName"])
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
+    kubectl.apply(pod)
+    container = spec["containers"][0]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["resources"]["requests"]["memory"]
+
+
+REFUSED = [
+    ("a misspelt key", {"replica": 2}, "additional properties 'replica' not allowed"),
+    ("a misspelt key, deeper", {"image": {"tags": "x"}}, "additional properties 'tags' not allowed"),
+    ("no replica", {"replicas": 0}, "at '/replicas': minimum: got 0, want 1"),
+    ("replicas as text", {"replicas": "2"}, "got string, want integer"),
+    (
+        "a digest that is none",
+        {"image": {"digest": "latest"}},
+        "'/image/digest': 'latest' does not match pattern",
+    ),
+    ("a pull policy that does not exist", {"image": {"pullPolicy": "Sometimes"}}, "must be one of 'Always'"),
+    ("no requests at all", {"api": {"requestsPerSecond": 0}}, "exclusiveMinimum: got 0, want 0"),
+    ("a log level that does not exist", {"logging": {"level": "verbose"}}, "must be one of 'debug'"),
+    ("a log format that does not exist", {"logging": {"format": "xml"}}, "must be one of 'json'"),
+    (
+        "a namespace that cannot be",
+        {"watchNamespace": "Team A"},
+        "'/watchNamespace': 'Team A' does not match",
+    ),
+    ("several namespaces", {"watchNamespace": ["a", "b"]}, "got array, want string"),
+    ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
+    ("labels that are no text", {"podLabels": {"a": 1}}, "got number, want string"),
+    ("a pull secret as an object", {"imagePullSecrets": [{"name": "a"}]}, "got object, want string"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED])
+def test_values_that_are_refused(helm: Helm, values: Json, words: str):
+    assert words in helm("template", "dtj", str(CHART), given=values, fails=True)

@@ -1,0 +1,158 @@
+"""Every rule about one manifest: what the API server lets pass, and with which words it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.controlplane import ControlPlane
+from tests.integration.crd.jobs import ABSENT, ACCEPTED, checkpoint, codes, env, job, pod, recovery, rule
+from tests.support.kubectl import Json, Kubectl
+
+RESERVED = (
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "PET_NNODES", "DTJ_JOB"),
+)
+NFS = {"nfs": {"server": "a", "path": "/"}}
+
+TABLE: list[tuple[str, Json, str]] = [
+    ("the smallest job", {}, ACCEPTED),
+    ("no template", {"template": ABSENT}, "spec.template: Required value"),
+    ("a field that does not exist", {"replica": 2}, 'unknown field "spec.replica"'),
+    ("a deep field that does not exist", recovery(maxRestart=2), 'unknown field "spec.recovery.maxRestart"'),
+    # names
+    ("a name of letters, digits and dashes", {"name": "a-1"}, ACCEPTED),
+    ("a name that starts with a digit", {"name": "1a"}, "start with a letter"),
+    ("a name with a dot", {"name": "a.b"}, "metadata.name must consist of lower case letters, digits"),
+    ("a name of 61 characters for one pod", {"name": "n" * 61}, ACCEPTED),
+    ("a name of 62 characters", {"name": "n" * 62}, "metadata.name: Too long"),
+    ("a name of 61 characters for 11 pods", {"name": "n" * 61, "replicas": 11}, "metadata.name is too long"),
+    ("a name of 60 characters for 11 pods", {"name": "n" * 60, "replicas": 11}, ACCEPTED),
+    # size
+    ("one replica", {"replicas": 1}, ACCEPTED),
+    ("no replica", {"replicas": 0}, "spec.replicas in body should be greater than or equal to 1"),
+    ("a negative number of replicas", {"replicas": -3}, "greater than or equal to 1"),
+    ("a million replicas by mistake", {"replicas": 1000000}, "less than or equal to 10000"),
+    ("replicas as text", {"replicas": "2"}, 'spec.replicas: Invalid value: "string"'),
+    ("processes as a number", {"processesPerReplica": 8}, ACCEPTED),
+    ("processes left to the accelerators", {"processesPerReplica": "auto"}, ACCEPTED),
+    ("no process", {"processesPerReplica": 0}, "processesPerReplica must be a whole number from 1 to 1024"),
+    ("processes as text", {"processesPerReplica": "8"}, "without quotes, or auto"),
+    ("another port", {"masterPort": 23456}, ACCEPTED),
+    ("the port of the agent", {"masterPort": 29400}, "masterPort must not be 29400"),
+    ("a privileged port", {"masterPort": 80}, "greater than or equal to 1024"),
+    # template
+    ("no container", pod(containers=[]), "template.spec.containers in body should have at least 1 items"),
+    ("containers left out", pod(containers=ABSENT), "spec.template.spec.containers: Required value"),
+    ("a container without a name", pod(containers=[{"image": "a"}]), "containers[0].name: Required value"),
+    ("two containers", pod(containers=[{"name": "trainer"}, {"name": "logs"}]), ACCEPTED),
+    ("two containers of one name", pod(containers=[{"name": "a"}, {"name": "a"}]), "Duplicate value"),
+    ("restartPolicy Never", pod(restartPolicy="Never"), ACCEPTED),
+    ("restartPolicy Always", pod(restartPolicy="Always"), "restartPolicy must be Never or absent"),
+    ("restartPolicy OnFailure", pod(restartPolicy="OnFailure"), "say in spec.recovery how often"),
+    ("a hostname", pod(hostname="a"), "hostname, subdomain and hostnameOverride are set by the operator"),
+    ("a subdomain", pod(subdomain="a"), "remove them from the template"),
+    ("a hostnameOverride", pod(hostnameOverride="a"), "remove them from the template"),
+    ("variables of the user", env("LR", "RANKS", "MY_DTJ_X"), ACCEPTED),
+    ("a variable twice", env("LR", "LR"), "env[1]: Duplicate value"),
+    *(
+        (f"the variable {name}", env("LR", name), f'env[1].name: Invalid value: "{name}"')
+        for name in RESERVED
+    ),
+    ("a label of the user", {"template.metadata.labels": {"team": "a"}}, ACCEPTED),
+    (
+        "a label of ours",
+        {"template.metadata.labels": {"dtj.dev/job-name": "a"}},
+        "start with dtj.dev/ are set",
+    ),
+    ("a volume of the user", pod(volumes=[{"name": "data", "emptyDir": {}}]), ACCEPTED),
+    ("a volume named like ours", pod(volumes=[{"name": "dtj-shm", "emptyDir": {}}]), "choose another name"),
+    ("a pod field newer than the schema", pod(notYetInvented={"a": 1}), ACCEPTED),
+    # recovery
+    ("no restart", recovery(maxRestarts=0), ACCEPTED),
+    ("a negative number of restarts", recovery(maxRestarts=-1), "greater than or equal to 0"),
+    ("negative without progress", recovery(maxRestartsWithoutProgress=-1), "greater than or equal to 0"),
+    ("a pause of an hour", recovery(backoffSeconds=3600), "less than or equal to 300"),
+    ("a rule on a condition", rule(onPodConditions=[{"type": "A"}]), ACCEPTED),
+    ("a rule on nothing", rule(), "exactly one of onExitCodes and onPodConditions"),
+    (
+        "a rule on both",
+        rule(onExitCodes={"operator": "In", "values": [7]}, onPodConditions=[{"type": "A"}]),
+        "exactly one of onExitCodes and onPodConditions",
+    ),
+    (
+        "a rule without an action",
+        recovery(rules=[{"onPodConditions": []}]),
+        "rules[0].action: Required value",
+    ),
+    ("an action that does not exist", rule("Retry"), '"FailJob", "RestartUncounted", "Restart"'),
+    ("a rule on exit codes", codes(7, 42), ACCEPTED),
+    ("a rule on code 0", codes(0), "onExitCodes.values[0] in body should be greater than or equal to 1"),
+    ("a rule on code 256", codes(256), "less than or equal to 255"),
+    ("a rule on no code", codes(), "at least 1 items"),
+    ("an operator that does not exist", codes(1, operator="="), '"In", "NotIn"'),
+    # checkpoint
+    ("a checkpoint volume", checkpoint({"persistentVolumeClaim": {"claimName": "a"}}), ACCEPTED),
+    ("a checkpoint without a volume", {"checkpoint": {}}, "spec.checkpoint.volume: Required value"),
+    ("a volume without a source", checkpoint({}), "at least 1 properties"),
+    ("a volume with two sources", checkpoint({**NFS, "csi": {}}), "must have at most 1 item"),
+    ("a relative path", checkpoint(NFS, mountPath="runs"), "mountPath must be an absolute path"),
+    ("resume from a job", checkpoint(NFS, resumeFrom="monday-1"), ACCEPTED),
+    ("resume from a path", checkpoint(NFS, resumeFrom="default/monday-1/1a2b"), ACCEPTED),
+    ("resume from outside", checkpoint(NFS, resumeFrom="a/../../b"), "resumeFrom must be the name"),
+    ("resume from an absolute path", checkpoint(NFS, resumeFrom="/a"), "does not begin with one"),
+    ("resume from what is no name", checkpoint(NFS, resumeFrom="Monday"), "resumeFrom must be the name"),
+    # the rest
+    ("a deadline of no time", {"activeDeadlineSeconds": 0}, "greater than or equal to 1"),
+    ("a TTL of no time", {"ttlSecondsAfterFinished": 0}, ACCEPTED),
+    ("a negative TTL", {"ttlSecondsAfterFinished": -1}, "greater than or equal to 0"),
+    ("a clean-up that does not exist", {"cleanPodPolicy": "Some"}, '"Running", "All", "None"'),
+    ("a success that does not exist", {"successPolicy": "Any"}, '"All", "Rank0"'),
+    ("a network that does not exist", {"network": {"policy": "Open"}}, '"Isolated", "None"'),
+    ("another manager", {"managedBy": "kueue.x-k8s.io/multikueue"}, ACCEPTED),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), [pytest.param(*row[1:], id=row[0]) for row in TABLE])
+def test_creation(plane: ControlPlane, changes: Json, words: str):
+    manifest = json.dumps(job(**changes))
+    command = ("create", "--dry-run=server", "--validate=strict", "-f", "-")
+    if words == ACCEPTED:
+        assert "created" in plane.kubectl(*command, given=manifest)
+    else:
+        assert words in plane.kubectl.refusal(*command, given=manifest)
+
+
+def test_absent_fields_get_their_defaults(kubectl: Kubectl):
+    kubectl.apply(job(checkpoint={"volume": NFS}))
+    stored = kubectl.get("dtj", "digits")
+    assert stored is not None
+    assert stored["spec"] == {
+        **job()["spec"],
+        "replicas": 1,
+        "processesPerReplica": "auto",
+        "masterPort": 29500,
+        "suspend": False,
+        "managedBy": "dtj.dev/operator",
+        "cleanPodPolicy": "Running",
+        "successPolicy": "All",
+        "recovery": {"maxRestarts": 10, "maxRestartsWithoutProgress": 3, "backoffSeconds": 1},
+        "checkpoint": {"mountPath": "/checkpoints", "volume": NFS},
+        "network": {"policy": "Isolated"},
+    }
+
+
+def test_template_is_stored_as_it_was_written(kubectl: Kubectl):
+    variable = {"name": "A", "valueFrom": {"newerSource": {}}}
+    spec = {
+        "containers": [{"name": "trainer", "image": "a", "env": [variable], "newer": [1, {"a": "b"}]}],
+        "volumes": [{"name": "a", "newerSource": {"x": 1}}],
+        "topologySpreadConstraints": [{"maxSkew": 1}],
+        "newer": {"deep": {"deeper": [1, 2]}},
+    }
+    changes: Json = {"template.spec": spec}
+    kubectl.apply(job(**changes))
+    stored = kubectl.get("dtj", "digits")
+    assert stored is not None
+    assert stored["spec"]["template"]["spec"] == spec

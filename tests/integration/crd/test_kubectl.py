@@ -1,0 +1,103 @@
+"""What a user sees of the API through kubectl: columns, help, and that every example is accepted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.kubectl import Json, Kubectl
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+JOB: Json = {
+    "apiVersion": "dtj.dev/v1alpha1",
+    "kind": "DistributedTrainingJob",
+    "metadata": {"name": "digits"},
+    "spec": {"replicas": 2, "template": {"spec": {"containers": [{"name": "trainer"}]}}},
+}
+STATUS: Json = {
+    "phase": "Running",
+    "ready": "2/2",
+    "step": "1200/5000",
+    "worldSize": 4,
+    "restarts": {"total": 3},
+    "message": "every replica runs",
+}
+
+
+def columns(text: str) -> Json:
+    """Return the one line of a table as heading -> cell; cells are separated by three spaces."""
+    head, line = text.splitlines()
+    starts = [head.index(word) for word in head.split()]
+    ends = [*starts[1:], None]
+    return {head[a:b].strip(): line[a:b].strip() for a, b in zip(starts, ends, strict=True)}
+
+
+@pytest.fixture
+def running(kubectl: Kubectl) -> Kubectl:
+    """Return kubectl in a namespace that has a job with the status above."""
+    kubectl.apply(JOB)
+    kubectl(
+        "patch", "dtj", "digits", "--subresource=status", "--type=merge", "-p", json.dumps({"status": STATUS})
+    )
+    return kubectl
+
+
+def test_table_shows_state_at_a_glance(running: Kubectl):
+    line = columns(running("get", "dtj"))
+    assert line.pop("AGE")
+    assert line == {
+        "NAME": "digits",
+        "PHASE": "Running",
+        "READY": "2/2",
+        "STEP": "1200/5000",
+        "RESTARTS": "3",
+    }
+
+
+def test_wide_table_adds_world_and_message(running: Kubectl):
+    line = columns(running("get", "dtj", "-o", "wide"))
+    assert line["WORLD"] == "4"
+    assert line["MESSAGE"] == "every replica runs"
+
+
+def test_status_is_written_apart_from_the_specification(running: Kubectl):
+    before = running.get("dtj", "digits")
+    running.apply({**JOB, "status": {"phase": "Failed"}})
+    after = running.get("dtj", "digits")
+    assert before is not None
+    assert after is not None
+    assert after["status"]["phase"] == "Running"
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("dtj.spec", "processesPerReplica"),
+        ("dtj.spec.recovery.maxRestarts", "0 fails at the first fault"),
+        ("dtj.spec.checkpoint.volume", "Exactly one volume source"),
+        ("dtj.spec.template.spec.hostname", "Set by the operator"),
+        ("dtj.status.failure", "Rank that failed first"),
+    ],
+)
+def test_explain_helps(kubectl: Kubectl, field: str, words: str):
+    assert words in " ".join(kubectl("explain", field).split())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_accepted(kubectl: Kubectl, example: Path):
+    (job,) = (each for each in yaml.safe_load_all(example.read_text()) if each["kind"] == JOB["kind"])
+    kubectl("create", "--validate=strict", "-f", str(example))
+    stored = kubectl.get("dtj", job["metadata"]["name"])
+    assert stored is not None
+    assert stored["spec"]["template"] == job["spec"]["template"], "nothing of it was dropped"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_can_be_applied_twice(kubectl: Kubectl, example: Path):
+    command = ("apply", "--server-side", "--validate=strict", "-f", str(example))
+    kubectl(*command)
+    assert "serverside-applied" in kubectl(*command)

@@ -1,0 +1,182 @@
+"""kubectl as the tests and the demo use it: a user's tool against a real cluster, answers as dicts.
+
+Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right
+and says what it looked like last when it never does.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class KubectlError(AssertionError):
+    """kubectl refused; the message is its own."""
+
+
+class NeverHappenedError(AssertionError):
+    """The deadline passed; the message holds the last state that was seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubectl:
+    """One cluster and one namespace of it.
+
+    binary      path of kubectl
+    kubeconfig  path of the cluster's kubeconfig
+    namespace   where everything happens; None for kubectl's default
+    """
+
+    binary: Path
+    kubeconfig: Path
+    namespace: str | None = None
+
+    def command(self, *words: str) -> list[str]:
+        """Return the argument vector of a call, for those who start it themselves."""
+        namespace = ["--namespace", self.namespace] if self.namespace else []
+        return [str(self.binary), "--kubeconfig", str(self.kubeconfig), *namespace, *words]
+
+    def __call__(self, *words: str, given: str | None = None, check: bool = True) -> str:
+        """Run kubectl and return what it printed; `given` goes to its standard input."""
+        done = subprocess.run(
+            self.command(*words), input=given, capture_output=True, text=True, check=False, timeout=120
+        )
+        if check and done.returncode:
+            raise KubectlError(f"kubectl {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def refusal(self, *words: str, given: str | None = None) -> str:
+        """Run a call that must be refused and return the reason."""
+        done = subprocess.run(
+            self.command(*words), input=given, capture_output=True, text=True, check=False, timeout=120
+        )
+        if not done.returncode:
+            raise KubectlError(f"kubectl {' '.join(words)} was accepted, it must not be: {done.stdout}")
+        return done.stderr
+
+    def apply(self, *manifests: Mapping[str, Any]) -> None:
+        """Apply manifests as `kubectl apply -f -` does."""
+        self("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
+
+    def get(self, kind: str, name: str) -> Json | None:
+        """Return one object, or None where there is none."""
+        text = self("get", kind, name, "-o", "json", "--ignore-not-found")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, kind: str, selector: str = "") -> list[Json]:
+        """Return all objects of a kind, those that a label selector picks."""
+        items: list[Json] = json.loads(self("get", kind, "-l", selector, "-o", "json"))["items"]
+        return items
+
+    def until(
+        self, kind: str, name: str, holds: Callable[[Json], bool], *, within_s: float = 120, hint: str = ""
+    ) -> Json:
+        """Watch one object until `holds` and return it as it was then; it may not exist yet.
+
+        Raises NeverHappenedError with the last state after `within_s` seconds.
+        """
+        deadline = time.monotonic() + within_s
+        last: Json | None = None
+        for seen in self.watch(kind, f"--field-selector=metadata.name={name}", deadline=deadline):
+            if seen["type"] == "DELETED":
+                continue
+            last = seen["object"]
+            if holds(last):
+                return last
+        state = json.dumps((last or {}).get("status"), indent=1)
+        raise NeverHappenedError(
+            f"{kind}/{name} {hint or 'never got there'} within {within_s} s; last: {state}"
+        )
+
+    def until_gone(self, kind: str, *, selector: str = "", within_s: float = 60) -> None:
+        """Wait until no object of the kind is left that the label selector picks."""
+        deadline = time.monotonic() + within_s
+        left = {item["metadata"]["name"] for item in self.list(kind, selector)}
+        while left and time.monotonic() < deadline:
+            name = min(left)
+            self("wait", "--for=delete", f"{kind}/{name}", f"--timeout={within_s}s", check=False)
+            left = {item["metadata"]["name"] for item in self.list(kind, selector)}
+        if left:
+            raise NeverHappenedError(f"{kind} {sorted(left)} still there after {within_s} s")
+
+    def follow(self, pod: str, text: str, *, within_s: float = 120) -> str:
+        """Read a pod's log as it grows until `text` stands in it, and return the log so far."""
+        deadline = time.monotonic() + within_s
+        log = ""
+        while time.monotonic() < deadline:
+            self("wait", f"pod/{pod}", "--for=condition=Ready", f"--timeout={within_s}s", check=False)
+            log = ""
+            for chunk in self.stream("logs", "--follow", pod, deadline=deadline):
+                log += chunk
+                if text in log:
+                    return log
+        raise NeverHappenedError(
+            f"{text!r} never stood in the log of {pod} within {within_s} s; last: {log[-2000:]}"
+        )
+
+    def watch(self, kind: str, *flags: str, deadline: float) -> Iterator[Json]:
+        """Yield watch events, `type` and `object`; a watch that ends is begun again.
+
+        flags       what narrows the watch, say `--selector=a=b`
+        deadline    when to stop, in monotonic seconds
+        """
+        decoder = json.JSONDecoder()
+        while time.monotonic() < deadline:
+            text = ""
+            words = ("get", kind, *flags, "-o", "json", "--watch", "--output-watch-events")
+            for chunk in self.stream(*words, deadline=deadline):
+                text += chunk
+                while text := text.lstrip():
+                    try:
+                        event, end = decoder.raw_decode(text)
+                    except json.JSONDecodeError:
+                        break  # the rest of it has not arrived yet
+                    text = text[end:]
+                    yield event
+
+    def stream(self, *words: str, deadline: float) -> Iterator[str]:
+        """Yield what a long-running call prints, as it comes, until the call ends or the deadline passes."""
+        with (
+            subprocess.Popen(
+                self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as process,
+            selectors.DefaultSelector() as ready,
+        ):
+            assert process.stdout is not None
+            decode = codecs.getincrementaldecoder("utf-8")().decode
+            ready.register(process.stdout, selectors.EVENT_READ)
+            try:
+                while (left_s := deadline - time.monotonic()) > 0 and ready.select(timeout=left_s):
+                    chunk = os.read(process.stdout.fileno(), 1 << 16)
+                    if not chunk:
+                        return
+                    yield decode(chunk)
+            finally:
+                process.kill()
+
+
+def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
+    """Return a predicate: the object has this condition (and reason, where one is given)."""
+
+    def holds(seen: Json) -> bool:
+        return any(
+            each["type"] == kind and each["status"] == status and reason in ("", each["reason"])
+            for each in seen.get("status", {}).get("conditions", ())
+        )
+
+    return holds
+
+
+def phase(*names: str) -> Callable[[Json], bool]:
+    """Return a predicate: status.phase is one of these."""
+    return lambda seen: seen.get("status", {}).get("phase") in names

@@ -1,0 +1,46 @@
+"""The chart's values are told the same way in three places; tests/integration/chart renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[3] / "charts/dtj-operator"
+Json = dict[str, Any]
+GIVEN_WHOLE = {"resources", "nodeSelector", "affinity", "podLabels", "podAnnotations"}
+
+
+def leaves(values: Json, path: str = "") -> Iterator[str]:
+    """Yield the dotted name of every value that a user may set."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value and name not in GIVEN_WHOLE:
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def test_every_value_is_in_the_readme_and_nothing_else_is():
+    values = set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+    table = [
+        line.split("|")[1]
+        for line in (CHART / "README.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    named = {name.strip(" `") for cell in table for name in cell.split(",")}
+    assert named == values
+
+
+def test_every_value_is_in_the_schema_and_nothing_else_is():
+    def names(schema: Json, path: str = "") -> Iterator[str]:
+        for name, child in schema.get("properties", {}).items():
+            if "properties" in child and name not in GIVEN_WHOLE:
+                yield from names(child, f"{path}{name}.")
+            else:
+                yield f"{path}{name}"
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(names(schema)) - {"global"} == set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))

@@ -1,0 +1,38 @@
+"""The Dockerfiles are clean, and the images hold the versions that the tests ran with."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCKERFILES = sorted((ROOT / "images").rglob("Dockerfile*"))
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """Return the version that a lock file names for each package."""
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_dockerfile_is_clean(dockerfile: Path):
+    done = subprocess.run(
+        ["hadolint", "--no-color", str(dockerfile)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_operator_image_holds_the_versions_that_were_tested():
+    image = pins(ROOT / "images/operator/requirements.txt")
+    tested = pins(ROOT / "requirements/dev.txt")
+    assert "kopf" in image
+    assert {name: version for name, version in image.items() if tested.get(name) != version} == {}
+
+
+def test_operator_image_starts_without_a_shell_as_nobody():
+    text = (ROOT / "images/operator/Dockerfile").read_text()
+    assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["python", "-P", "-m", "dtj_operator"\]$', text, re.MULTILINE)
