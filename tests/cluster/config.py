@@ -17,6 +17,8 @@ STOCK_NODE_IMAGE = (
     "docker.io/kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0"
 )
 WORKERS = 2
+POD_NETWORK = "10.244.0.0/16"
+SHARED_FOLDER = "/var/lib/dtj-shared"  # one folder that every node sees: stands in for shared storage
 IMAGES = {
     "operator": "ghcr.io/dtj-dev/operator:0.1.0",
     "trainer": "ghcr.io/dtj-dev/trainer:0.1.0",
