@@ -45,7 +45,7 @@ def report(s: Snapshot, verdict: Verdict | None) -> Json:
         "observedGeneration": s.job.generation,
         "phase": phase,
         "message": _message(s, verdict),
-        "ready": f"{_ready(s)}/{s.job.replicas}" if s.job.error is None else None,
+        "ready": _ready(s, verdict),
         "step": _step(_progress(s)),
         "conditions": conditions(s, verdict, phase),
         "startTime": _start_time(s, phase),
@@ -87,8 +87,12 @@ def _message(s: Snapshot, verdict: Verdict | None) -> str | None:
     return s.memory.raw.get("message") if recovering else None
 
 
-def _ready(s: Snapshot) -> int:
-    return sum(pod.ready or s.succeeded(pod) for pod in s.current.values())
+def _ready(s: Snapshot, verdict: Verdict | None) -> str | None:
+    """Pods that are ready or done / replicas."""
+    if s.job.error is not None:
+        return None
+    counts = _replicas(s, verdict)
+    return f"{counts['ready'] + counts['succeeded']}/{s.job.replicas}"
 
 
 def _step(progress: Json | None) -> str | None:
