@@ -244,9 +244,10 @@ class _Agent:
         """The last line of the log names the cause; a message for people is printed once for all ranks."""
         if any(c.rank == culprit.rank and c.is_for_people() for c in self._children.values()):
             _say(culprit.message)
+        elif culprit.message:
+            _say(f"rank {culprit.rank} failed first: {culprit.message.splitlines()[-1]}")
         else:
-            last_line = report.sentence(culprit, culprit.step).splitlines()[-1]
-            _say(f"rank {culprit.rank} failed first: {last_line} (exit code {culprit.code})")
+            _say(report.sentence(culprit, culprit.step))
 
 
 def _warm(nthreads: int) -> None:

@@ -123,11 +123,14 @@ def _run(program: Program) -> int:
         _report(str(error), reason=reason, is_for_people=True)  # printed by the agent, once for all ranks
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        if is_peer_loss(error):
+            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # where we were waiting tells nothing
+            _report(f"lost a peer: {error}", reason="PeerLost")
+            return contract.EXIT_PEER_LOST
         text = "".join(traceback.format_exception(_without_our_frames(error)))
         print(text, end="", file=sys.stderr)
-        lost = is_peer_loss(error)
-        _report(text, reason="PeerLost" if lost else "Exception")
-        return contract.EXIT_PEER_LOST if lost else 1
+        _report(text, reason="Exception")
+        return 1
     return 0
 
 

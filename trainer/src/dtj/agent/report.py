@@ -98,8 +98,8 @@ def sentence(culprit: Ending, step: int | None) -> str:
     when = f"after step {step}" if step is not None else "before its first step"
     if culprit.signal is None:
         return f"rank {culprit.rank} exited with code {culprit.code} {when}"
-    hint = ", often the kernel's out-of-memory killer" if culprit.signal == signal.SIGKILL else ""
-    return f"rank {culprit.rank} was killed by {signal.Signals(culprit.signal).name}{hint} {when}"
+    hint = " (often it is the kernel, out of memory)" if culprit.signal == signal.SIGKILL else ""
+    return f"rank {culprit.rank} was killed by {signal.Signals(culprit.signal).name} {when}{hint}"
 
 
 def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
