@@ -187,7 +187,7 @@ def settle(cluster: Cluster, *, within_s: float) -> bool:
 
 
 def remove(cluster: Cluster) -> None:
-    """Remove nodes, their volumes and network, the credentials and the shared folder; whatever there is."""
+    """Remove nodes, their network, the credentials and the shared folder; whatever of these there is."""
     assert cluster.engine
     left = node_states(cluster)
     if left:
@@ -199,10 +199,6 @@ def remove(cluster: Cluster) -> None:
             cluster.engine("rm", "--force", *at_once, "--volumes", *left)
     if cluster.engine.works("network", "inspect", cluster.name):
         cluster.engine("network", "rm", cluster.name)
-    # With podman kind makes the nodes' volumes by name, so they do not go with the containers: a gigabyte each.
-    for name in cluster.nodes:
-        if volumes := cluster.engine("volume", "ls", "--quiet", "--filter", f"label={name}").split():
-            cluster.engine("volume", "rm", "--force", *volumes)
     cluster.kubeconfig.unlink(missing_ok=True)
     shutil.rmtree(shared_folder(), ignore_errors=True)
 
