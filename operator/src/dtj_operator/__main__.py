@@ -1,0 +1,17 @@
+"""Flags -> settings -> kopf.run, nothing else."""
+
+import os
+import sys
+
+from dtj_operator import log, settings, shell
+
+
+def main() -> None:
+    """Run the operator; the entry point of the distribution and of `python -m dtj_operator`."""
+    parsed = settings.parse(sys.argv[1:], os.environ)
+    log.configure(parsed.log_level, parsed.log_format)
+    shell.run(parsed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The running operator: its parts wired together, and the tasks that drive them.
+
+Follower and leader differ in one thing: the leader's workers take keys from the queue. Everything else
+(watch, cache, queue) runs in both, so that a follower takes over with warm caches. If any of the tasks
+ends, the process ends: a restart is the one recovery that always works.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from dtj_operator import health, metrics
+from dtj_operator.apply import Applier
+from dtj_operator.engine.worker import work
+from dtj_operator.engine.workqueue import WorkQueue
+from dtj_operator.gather import Children, Gatherer
+from dtj_operator.health import Health
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.lease import Lease
+from dtj_operator.kube.recorder import Recorder
+from dtj_operator.kube.reflector import SILENCE_S, Reflector
+from dtj_operator.names import Key
+from dtj_operator.progress import HttpAsk, Poller
+from dtj_operator.reconcile import Reconciler
+from dtj_operator.settings import Settings
+
+UNLIMITED = 1e9  # requests a second of the watch and the lease: there are few, and they must not wait
+STUCK_S = 300.0  # a key that waits this long for a worker means that no worker works
+
+_log = logging.getLogger(__name__)
+
+
+class Core:
+    def __init__(self, settings: Settings, config: Configuration) -> None:
+        chance = random.Random()
+        self._settings, self._chance = settings, chance
+        self._api = Api(config, Bucket(settings.requests_per_second), chance)
+        self._steady = Api(
+            config, Bucket(UNLIMITED), chance
+        )  # watch and lease: a burst of writes cannot starve them
+        self._ask = HttpAsk()
+        self.queue: WorkQueue[Key] = WorkQueue(chance)
+        self.jobs: set[Key] = set()  # every job that kopf's watch has shown
+        self._cache = PodCache(self.queue.add)
+        self._reflector = Reflector(self._steady, self._cache, settings.namespace, chance)
+        self._recorder = Recorder(self._api, settings.identity, time.time)
+        self._poller = Poller(
+            self._ask, self.queue.add, time.time, every_s=settings.agent_poll_s, tell_s=settings.progress_s
+        )
+        self._lease = Lease(
+            self._steady, settings.operator_namespace, settings.lease_name, settings.identity, time.time
+        )
+        children = Children()
+        gatherer = Gatherer(
+            self._api,
+            self._cache,
+            self._reflector,
+            children,
+            self._poller,
+            operator_namespace=settings.operator_namespace,
+            wall=time.time,
+        )
+        self._reconciler = Reconciler(
+            self._api,
+            self._cache,
+            gatherer,
+            Applier(self._api, self._cache, children),
+            self._recorder,
+            self._poller,
+            progress_s=settings.progress_s,
+            may_act=lambda: self._lease.held or not settings.leader_election,
+        )
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._servers: list[web.AppRunner] = []
+
+    async def start(self) -> None:
+        """Listen, and begin all tasks; returns at once."""
+        probes = Health(live=self._stuck, ready=self._unready)
+        self._servers = await health.serve(
+            probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
+        )
+        self._begin("pod watch", self._reflector.run())
+        self._begin("events", self._recorder.run())
+        self._begin("leadership", self._lead())
+
+    async def stop(self) -> None:
+        """End everything and give the lease back."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.queue.close()
+        await self._poller.close()
+        if self._settings.leader_election:
+            await self._lease.release()
+        for server in self._servers:
+            await server.cleanup()
+        for client in (self._api, self._steady, self._ask):
+            await client.close()
+
+    def seen(self, key: Key, version: str, *, gone: bool) -> None:
+        """Kopf's watch shows a job, or that one is gone."""
+        if gone:
+            self.jobs.discard(key)
+        else:
+            self.jobs.add(key)
+        if gone or not self._reconciler.wrote(key, version):
+            self.queue.add(key)
+
+    async def _lead(self) -> None:
+        await self._reflector.synced.wait()
+        if self._settings.leader_election:
+            await self._lease.acquire()
+            await self._reflector.relist()  # the leader before us may have written after our watch last spoke
+        for number in range(self._settings.workers):
+            self._begin(f"worker {number}", work(self.queue, self._reconciler))
+        self._begin("resync", self._resync())
+        if self._settings.leader_election:
+            await self._lease.keep()
+        else:
+            await asyncio.Event().wait()
+
+    async def _resync(self) -> None:
+        """Look at everything now and then: the bound on the harm of an event that was lost."""
+        while True:
+            metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
+            await asyncio.sleep(self._settings.resync_s)
+            for key in self.jobs.union(self._cache.keys()):
+                self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
+
+    def _begin(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if task in self._tasks and not task.cancelled():
+            _die(task.get_name(), task.exception())
+
+    def _stuck(self) -> str | None:
+        now = asyncio.get_running_loop().time()
+        if self._reflector.synced.is_set() and now - self._reflector.last_news > 4 * SILENCE_S:
+            return f"the pod watch has been silent for {now - self._reflector.last_news:.0f} s"
+        if self._lease.held and self.queue.oldest_s() > STUCK_S:
+            return f"a job has waited for a worker for {self.queue.oldest_s():.0f} s"
+        return None
+
+    def _unready(self) -> str | None:
+        return None if self._reflector.synced.is_set() else "the pod cache is not filled yet"
+
+
+def _die(name: str, error: BaseException | None) -> NoReturn:
+    """End the process now: after a lost lease nothing more may be written, not even while cleaning up."""
+    _log.critical("ending, for a task has ended", extra={"task": name, "error": str(error)}, exc_info=error)
+    sys.stderr.flush()
+    os._exit(1)

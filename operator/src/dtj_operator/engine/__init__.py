@@ -1,0 +1,1 @@
+"""Keys and coroutines: the queue and its workers, which know nothing of jobs."""

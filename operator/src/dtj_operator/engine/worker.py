@@ -1,0 +1,65 @@
+"""Workers: take a key, reconcile it, look again later or back off.
+
+Each failure is logged once, here. A worker never dies of one: a key that fails is tried again, ever more
+rarely.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TypeVar
+
+from dtj_operator import log, metrics
+from dtj_operator.engine.workqueue import WorkQueue
+
+K = TypeVar("K", bound=Hashable)
+
+LONGEST_LOOK_S = (
+    120.0  # a thousand creates under the rate limit fit; a call that hangs does not hold the key for ever
+)
+
+_log = logging.getLogger(__name__)
+
+
+class TryLater(Exception):  # noqa: N818 - nothing went wrong: the world is not ready yet
+    """Raised by a reconcile that was refused or overtaken; the key comes back after a back-off.
+
+    after_s   what the API server asked for, at least
+    """
+
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]]) -> None:
+    """Work for ever. `reconcile` returns the seconds until the next look, or None."""
+    while True:
+        async with queue.take() as (key, waited_s):
+            metrics.QUEUE_WAIT.observe(waited_s)
+            with log.about(str(key)), metrics.RECONCILE.time():
+                await _once(queue, reconcile, key)
+
+
+async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], key: K) -> None:
+    try:
+        async with asyncio.timeout(LONGEST_LOOK_S):
+            again_s = await reconcile(key)
+    except TryLater as later:
+        delay_s = queue.retry(key, later.after_s)
+        metrics.RECONCILES.labels("later").inc()
+        _log.debug("trying later", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
+    except Exception as error:  # noqa: BLE001 - the one place that outlives any failure, and logs it
+        delay_s = queue.retry(key, getattr(error, "after_s", 0.0))
+        metrics.RECONCILES.labels("error").inc()
+        expected = not isinstance(error, TimeoutError) and hasattr(error, "status")
+        _log.warning(
+            "reconcile failed",
+            extra={"error": str(error) or type(error).__name__, "retry_in_s": round(delay_s, 1)},
+            exc_info=None if expected else error,
+        )
+    else:
+        queue.forget(key)
+        metrics.RECONCILES.labels("done").inc()
+        if again_s is not None:
+            queue.add_after(key, again_s)

@@ -1,0 +1,53 @@
+"""/healthz: the engine makes progress. /readyz: the caches are filled. /metrics: Prometheus.
+
+Served by the loop that does the work, so a loop that hangs fails its probe and is restarted.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+Check = Callable[[], str | None]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """What the probes ask; a check returns what is wrong, or None."""
+
+    live: Check
+    ready: Check
+
+
+async def serve(health: Health, *, health_port: int, metrics_port: int) -> list[web.AppRunner]:
+    """Listen on both ports; port 0 takes a free one, which is logged."""
+    probes = web.Application()
+    probes.router.add_get("/healthz", _probe(health.live))
+    probes.router.add_get("/readyz", _probe(health.ready))
+    numbers = web.Application()
+    numbers.router.add_get("/metrics", _metrics)
+    return [await _listen(probes, "health", health_port), await _listen(numbers, "metrics", metrics_port)]
+
+
+async def _listen(app: web.Application, what: str, port: int) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    _log.info("listening", extra={"what": what, "port": runner.addresses[0][1]})
+    return runner
+
+
+def _probe(check: Check) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        wrong = check()
+        return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
+
+    return answer
+
+
+async def _metrics(_: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

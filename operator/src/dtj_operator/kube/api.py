@@ -1,0 +1,166 @@
+"""Dicts in, JSON out, over the official client's transport: its configuration, tokens, TLS and pool.
+
+Never its model classes: they refuse or drop fields that are newer than the client. Every call has a
+timeout, a place in one token bucket, and an error of `kube/errors.py`. Calls that may be repeated are, a
+few times; a create may be, because the names of our objects are fixed and a second one is refused.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from dtj_operator import metrics
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.errors import ApiError, Unavailable, kind_of
+
+Json = dict[str, Any]
+Query = Sequence[tuple[str, str]]
+
+TIMEOUT_S = 10.0
+LIST_TIMEOUT_S = 60.0  # a page of 500 large pods from a busy API server
+TRIES = 4
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0  # a longer Retry-After is left to the work queue, which blocks nobody
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_BODY = "application/json"
+
+
+class Api:
+    """A client of the API server; one for calls, another for watch and lease, so that neither starves."""
+
+    def __init__(self, config: Configuration, bucket: Bucket, random: Random) -> None:
+        self._client = ApiClient(config)
+        self._bucket, self._random = bucket, random
+
+    async def close(self) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, path: str, query: Query = (), timeout_s: float = TIMEOUT_S) -> bytes:
+        return await self._repeated("GET", path, query=query, timeout_s=timeout_s)
+
+    async def create(self, path: str, body: Json) -> bytes:
+        return await self._repeated("POST", path, body)
+
+    async def update(self, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> bytes:
+        """Replace; not repeated, for the resourceVersion in `body` is spent if the first try came through."""
+        return await self._once("PUT", path, body, timeout_s=timeout_s)
+
+    async def patch(self, path: str, body: Json) -> bytes:
+        """Merge patch; repeated, for it carries a resourceVersion or changes nothing the second time."""
+        return await self._repeated("PATCH", path, body, content_type=MERGE_PATCH)
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
+    ) -> bytes:
+        """Delete exactly the object of this uid, and with `version` only if it has not changed since."""
+        conditions = {"uid": uid, "resourceVersion": version}
+        options: Json = {"preconditions": {k: v for k, v in conditions.items() if v}}
+        options["propagationPolicy"] = "Background"
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        return await self._repeated("DELETE", path, options)
+
+    @contextlib.asynccontextmanager
+    async def watch(self, path: str, query: Query, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Stream lines; ends when the server ends it, raises Unavailable after `silence_s` without a byte."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=TIMEOUT_S, sock_read=silence_s)
+        response = await self._send("GET", path, query=query, timeout=timeout)
+        try:
+            yield self._lines(path, response)
+        finally:
+            response.close()
+
+    async def _lines(self, path: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for line in response.content:
+                if not line.endswith(b"\n"):
+                    return  # cut in the middle; the next watch sends it whole
+                yield line
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"WATCH {path}", 0, type(error).__name__, str(error)) from error
+
+    async def _repeated(self, method: str, path: str, body: Json | None = None, **options: Any) -> bytes:
+        for tried in range(1, TRIES + 1):
+            try:
+                return await self._once(method, path, body, **options)
+            except Unavailable as error:
+                pause = max(error.after_s, FIRST_PAUSE_S * 2.0**tried * self._random.uniform(0.8, 1.2))
+                if tried == TRIES or error.after_s > LONGEST_PAUSE_S:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def _once(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        query: Query = (),
+        content_type: str = JSON_BODY,
+        timeout_s: float = TIMEOUT_S,
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        response = await self._send(
+            method, path, body, query=query, content_type=content_type, timeout=timeout
+        )
+        try:
+            return await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{method} {path}", 0, type(error).__name__, str(error)) from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        query: Query = (),
+        content_type: str = JSON_BODY,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the transport's own, for it tells its phases apart
+    ) -> aiohttp.ClientResponse:
+        metrics.API_WAIT.observe(await self._bucket.take())
+        call = f"{method} {path}"
+        headers = {"Accept": JSON_BODY, "Content-Type": content_type}
+        # The body goes past param_serialize, which would walk and copy it.
+        _, url, headers, _, _ = await self._client.param_serialize(
+            method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
+        )
+        try:
+            answer = await self._client.call_api(method, url, headers, body, _request_timeout=timeout)
+            response: aiohttp.ClientResponse = answer.response
+            metrics.API_REQUESTS.labels(method, str(response.status)).inc()
+            if response.status >= 400:
+                raise _error(call, response, await response.read())
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            metrics.API_REQUESTS.labels(method, "none").inc()
+            raise Unavailable(call, 0, type(error).__name__, str(error)) from error
+        return response
+
+
+def decode(raw: bytes) -> Json:
+    """Decode one JSON object."""
+    decoded: Json = json.loads(raw)
+    return decoded
+
+
+def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
+    try:
+        status = decode(raw)
+        reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    except (ValueError, AttributeError):
+        reason, message = str(response.reason or ""), raw[:300].decode(errors="replace")
+    return kind_of(response.status)(call, response.status, reason, message, _retry_after_s(response))
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float:
+    """Kubernetes sends whole seconds; a date is not understood and counts as no wish."""
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else 0.0

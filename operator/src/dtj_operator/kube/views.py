@@ -1,0 +1,224 @@
+"""What the caches keep of a pod: the few fields that a decision needs, decoded straight from the wire.
+
+A full pod is some 30 kB of dicts; a view is less than one. Decoding ignores fields it does not know, so newer
+API servers do no harm. Before this stands the reflector, after it the planner.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from dtj_operator import names
+from dtj_operator.names import Key
+
+MESSAGE_LIMIT = 4096  # what the kubelet keeps of a termination message
+
+
+class _Wire(msgspec.Struct, rename="camel", gc=False):
+    """Base of the shapes below: JSON names are camelCase."""
+
+
+class _Owner(_Wire):
+    uid: str = ""
+    kind: str = ""
+    name: str = ""
+    controller: bool = False
+
+
+class _Meta(_Wire):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    owner_references: list[_Owner] = []
+    deletion_timestamp: str | None = None
+
+
+class _Waiting(_Wire):
+    reason: str = ""
+    message: str = ""
+
+
+class _Terminated(_Wire):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+    finished_at: datetime | None = None
+
+
+class _State(_Wire):
+    waiting: _Waiting | None = None
+    running: dict[str, object] | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(_Wire):
+    name: str = ""
+    state: _State = msgspec.field(default_factory=_State)
+
+
+class _Condition(_Wire):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(_Wire):
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    conditions: list[_Condition] = []
+    container_statuses: list[_ContainerStatus] = []
+    init_container_statuses: list[_ContainerStatus] = []
+    pod_i_p: str = msgspec.field(default="", name="podIP")
+
+
+class _Spec(_Wire):
+    node_name: str = ""
+
+
+class _Pod(_Wire):
+    metadata: _Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One container, init containers included: what it waits for, or how it ended."""
+
+    name: str
+    init: bool = False
+    waiting: str = ""  # reason, such as ImagePullBackOff
+    message: str = ""  # of the waiting, or the termination message
+    exit_code: int | None = None  # None: has not ended
+    reason: str = ""  # of the end, such as OOMKilled
+    finished_at: float | None = None  # seconds since the epoch, by the node's clock
+
+
+class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One pod as the planner sees it."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str = ""  # resourceVersion
+    job: str = ""
+    owner_uid: str = ""  # uid of the controller, where that is a job of ours
+    index: int = -1
+    attempt: int = -1
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    node: str = ""
+    address: str = ""
+    deleting: bool = False
+    conditions: tuple[ConditionView, ...] = ()
+    containers: tuple[ContainerView, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.job)
+
+    def condition(self, kind: str) -> ConditionView | None:
+        return next((c for c in self.conditions if c.type == kind), None)
+
+    @property
+    def ready(self) -> bool:
+        condition = self.condition("Ready")
+        return condition is not None and condition.status == "True"
+
+
+class PodList(_Wire):
+    """A page of a list: items stay raw until they become views."""
+
+    class Meta(_Wire):
+        resource_version: str = ""
+        continue_: str = msgspec.field(default="", name="continue")
+
+    metadata: Meta
+    items: list[_Pod] = []
+
+
+class WatchEvent(_Wire):
+    """One line of a watch; what `object` is depends on `type`."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class Failure(_Wire):
+    """The `object` of an ERROR event."""
+
+    code: int = 0
+    message: str = ""
+
+
+_pod = msgspec.json.Decoder(_Pod)
+decode_list = msgspec.json.Decoder(PodList).decode
+decode_event = msgspec.json.Decoder(WatchEvent).decode
+decode_failure = msgspec.json.Decoder(Failure).decode
+
+
+def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
+    """Decode one pod; raises msgspec.DecodeError where it is none."""
+    return view(_pod.decode(raw))
+
+
+def view(pod: _Pod) -> PodView:
+    """Trim a decoded pod to what decisions need."""
+    meta, status = pod.metadata, pod.status
+    owner = next((o for o in meta.owner_references if o.controller and o.kind == names.KIND), None)
+    containers = [_container(c, init=True) for c in status.init_container_statuses]
+    containers += [_container(c, init=False) for c in status.container_statuses]
+    return PodView(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        job=meta.labels.get(names.JOB_NAME, ""),
+        owner_uid=owner.uid if owner else "",
+        index=_number(meta.labels.get(names.REPLICA_INDEX)),
+        attempt=_number(meta.labels.get(names.ATTEMPT)),
+        phase=status.phase,
+        reason=status.reason,
+        message=status.message,
+        node=pod.spec.node_name,
+        address=status.pod_i_p,
+        deleting=meta.deletion_timestamp is not None,
+        conditions=tuple(
+            ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
+            for c in status.conditions
+        ),
+        containers=tuple(containers),
+    )
+
+
+def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
+    waiting, ended = status.state.waiting, status.state.terminated
+    if ended is not None:
+        return ContainerView(
+            name=status.name,
+            init=init,
+            exit_code=ended.exit_code,
+            reason=ended.reason,
+            message=ended.message[:MESSAGE_LIMIT],
+            finished_at=ended.finished_at.timestamp() if ended.finished_at else None,
+        )
+    if waiting is not None:
+        return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=waiting.message)
+    return ContainerView(name=status.name, init=init)
+
+
+def _number(label: str | None) -> int:
+    """A label that somebody garbled must not stop the cache: -1 is no index and no attempt."""
+    return int(label) if label is not None and label.isdecimal() else -1

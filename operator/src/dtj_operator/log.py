@@ -1,0 +1,67 @@
+"""JSON lines on standard error; the job that a line is about is bound once, where its key is taken."""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+_job: ContextVar[str | None] = ContextVar("job", default=None)
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
+
+
+@contextlib.contextmanager
+def about(job: str) -> Iterator[None]:
+    """Bind a job to every line logged within."""
+    token = _job.set(job)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, logger, message, job, and whatever was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(self.fields(record), default=str)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (job := _job.get()) is not None:
+            line["job"] = job
+        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return line
+
+
+class Text(JsonLines):
+    """The same for people: the message first, fields behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self.fields(record)
+        head = f"{line.pop('time')} {str(line.pop('level')).upper():7} {line.pop('message')}"
+        trace = str(line.pop("exception", ""))
+        line.pop("logger")
+        tail = " ".join(f"{name}={value}" for name, value in line.items())
+        return "\n".join(filter(None, (f"{head}  {tail}".rstrip(), trace)))
+
+
+def configure(level: str, form: str) -> None:
+    """Send everything to standard error; `form` is json or text."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else Text())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for chatty in ("kopf", "asyncio", "aiohttp.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

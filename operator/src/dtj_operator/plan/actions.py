@@ -1,0 +1,152 @@
+"""What the planner may decide (verdicts) and what it may ask for (actions): data, nothing else.
+
+A verdict changes the job's memory and comes alone: it is written to the status first, and the next look acts
+on what was written. So a crash between the two can neither forget a restart nor count it twice.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtj_operator.kube.views import PodView
+from dtj_operator.plan.snapshot import Refusal
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """The first primary cause of an incident: who, where, why."""
+
+    reason: str  # Exception | ExitCode | Signal | OOMKilled | Hang | NodeLost | Evicted | PeerLost
+    replica: int
+    rank: int | None = None
+    node: str = ""
+    exit_code: int | None = None
+    signal: str = ""
+    message: str = ""
+    at: float
+    generation: int | None = None
+    step: int | None = None
+    disruption: bool = False  # somebody took the pod away; it did not fail by itself
+    conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
+
+    @property
+    def secondary(self) -> bool:
+        """A consequence of somebody else's end: blamed only where nobody else can be."""
+        return self.reason == "PeerLost"
+
+    @property
+    def sentence(self) -> str:
+        who = f"replica {self.replica}" if self.rank is None else f"rank {self.rank} (replica {self.replica})"
+        where = f" on node {self.node}" if self.node else ""
+        how = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
+        last = self.message.strip().rpartition("\n")[2][:300]
+        return f"{who}{where} ended{how}: {self.reason}" + (f": {last}" if last else "")
+
+
+@dataclass(frozen=True)
+class Succeed:
+    reason: str  # AllRanksSucceeded | Rank0Succeeded
+
+
+@dataclass(frozen=True)
+class Fail:
+    reason: str  # RecoveryRule | RestartBudgetSpent | NoProgress | DeadlineExceeded | BadSpec
+    message: str
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A new attempt: every pod of this one goes, the next comes when all are gone."""
+
+    fault: Fault
+    counts: bool
+
+
+@dataclass(frozen=True)
+class Suspend:
+    pass
+
+
+@dataclass(frozen=True)
+class Resume:
+    pass
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Only consequences are seen so far: give the cause until then to show itself."""
+
+    until: float
+
+
+Verdict = Succeed | Fail | Restart | Suspend | Resume | Settle
+
+
+@dataclass(frozen=True)
+class CreateService:
+    body: Json
+
+
+@dataclass(frozen=True)
+class CreateNetworkPolicy:
+    body: Json
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    body: Json
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    pod: PodView
+    grace_s: int | None = None  # None: the pod's own
+    unchanged: bool = False  # only if nobody touched it since: its owner reference may have been taken off
+
+
+@dataclass(frozen=True)
+class DeleteService:
+    uid: str | None = None  # None: whichever of that name is ours
+
+
+@dataclass(frozen=True)
+class DeleteNetworkPolicy:
+    uid: str | None = None
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    pass
+
+
+Action = (
+    CreateService
+    | CreateNetworkPolicy
+    | CreatePod
+    | DeletePod
+    | DeleteService
+    | DeleteNetworkPolicy
+    | DeleteJob
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One look at a job: a verdict or actions, and when to look again if nothing happens."""
+
+    verdict: Verdict | None = None
+    actions: tuple[Action, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    look_again_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes Event about the job."""
+
+    type: str  # Normal | Warning
+    reason: str
+    note: str
+    once_per: str = field(default="")  # events of the same reason and of this are one

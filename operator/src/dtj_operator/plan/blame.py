@@ -1,0 +1,171 @@
+"""Termination messages and container states -> the first primary cause of an incident.
+
+When one rank dies the others lose their peer moments later. So causes come before consequences, then the
+earliest wins, then the lowest index. A trainer's JSON report is believed; a plain image is judged by its exit
+code and the tail of its log.
+"""
+
+import json
+import re
+import signal
+from typing import Any
+
+from dtj_operator.kube.views import ContainerView, PodView
+from dtj_operator.plan import times
+from dtj_operator.plan.actions import Fault
+from dtj_operator.plan.snapshot import Snapshot
+
+STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
+MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
+
+_KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
+_PEER_PHRASES = re.compile(
+    r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
+    r"|remote process exited|socket timeout",
+    re.IGNORECASE,
+)
+
+
+def first_fault(s: Snapshot) -> Fault | None:
+    """The fault to blame among the pods of the current attempt, or None where all is well."""
+    found = [fault for pod in s.current.values() if (fault := fault_of(s, pod)) is not None]
+    found += [_vanished(s, index) for index in vanished(s)]
+    return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+
+
+def vanished(s: Snapshot) -> tuple[int, ...]:
+    """Indices whose pod somebody removed: a job is only Running once every pod of the attempt was there."""
+    return s.missing if s.memory.phase == "Running" else ()
+
+
+def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
+    """What went wrong in one pod, or None."""
+    if s.succeeded(pod):
+        return None
+    ended = _ended(s, pod)
+    disruption = pod.condition("DisruptionTarget")
+    disrupted = disruption is not None and disruption.status == "True"
+    if not (s.failed(pod) or pod.deleting):
+        return None
+    report = _report(ended)
+    code = ended.exit_code if ended else None
+    reason, name = _classify(pod, ended, report, taken_away=pod.deleting or disrupted)
+    return Fault(
+        reason=reason,
+        replica=pod.index,
+        rank=_rank(s, pod, report),
+        node=pod.node,
+        exit_code=code,
+        signal=name,
+        message=_message(pod, ended, report, code),
+        at=_moment(s, ended, report),
+        generation=_integer(report.get("generation")),
+        step=_integer(report.get("step")),
+        disruption=pod.deleting or disrupted,
+        conditions=tuple((c.type, c.status) for c in pod.conditions),
+    )
+
+
+def last_step(s: Snapshot) -> int | None:
+    """The last step that replica 0 reported when it ended."""
+    pod = s.current.get(0)
+    ended = s.trainer(pod) if pod else None
+    return _integer(_report(ended).get("step")) if ended else None
+
+
+def _vanished(s: Snapshot, index: int) -> Fault:
+    return Fault(
+        reason="Evicted",
+        replica=index,
+        rank=index if s.job.processes == 1 else None,
+        message="its pod was deleted by somebody else",
+        at=s.now,
+        disruption=True,
+    )
+
+
+def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:
+    """The container to question: the trainer if it failed, else the first that did, init containers first."""
+    trainer = s.trainer(pod)
+    if trainer is not None and trainer.exit_code:
+        return trainer
+    return next((c for c in pod.containers if c.exit_code), None)
+
+
+def _classify(
+    pod: PodView, ended: ContainerView | None, report: dict[str, Any], *, taken_away: bool
+) -> tuple[str, str]:
+    """(reason, name of the signal or nothing)."""
+    code = ended.exit_code if ended else None
+    name = _signal_name(code)
+    if taken_away:
+        disruption = pod.condition("DisruptionTarget")
+        lost = disruption is not None and disruption.reason in _KILLED_BY_NODE
+        return ("NodeLost" if lost else "Evicted"), name
+    if ended is not None and ended.reason == "OOMKilled":
+        return "OOMKilled", name
+    if code is None:
+        return "Evicted", ""
+    if code == PEER_LOST or report.get("reason") == "PeerLost":
+        return "PeerLost", name
+    if report.get("reason") in ("Exception", "BadRecipe"):
+        return "Exception", name
+    if name:
+        return "Signal", name
+    if not report and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
+        return "PeerLost", ""
+    return "ExitCode", ""
+
+
+def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], code: int | None) -> str:
+    text = str(report.get("message") or (ended.message if ended else "") or "").strip()
+    if not text and pod.deleting:
+        text = "its pod was deleted by somebody else"
+    if not text:
+        disruption = pod.condition("DisruptionTarget")
+        text = (disruption.message if disruption else "") or pod.message or pod.reason
+    if not text and code == STOPPED:
+        text = "stopped on request"
+    if ended is not None and ended.init:
+        text = f"init container {ended.name}: {text}"
+    return text[-MESSAGE_TAIL:]
+
+
+def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:
+    reported = _integer(report.get("rank"))
+    if reported is not None:
+        return reported
+    return pod.index if s.job.processes == 1 else None
+
+
+def _report(ended: ContainerView | None) -> dict[str, Any]:
+    """The trainer's JSON object, or nothing where the message is plain text."""
+    if ended is None or not ended.message.startswith("{"):
+        return {}
+    try:
+        report = json.loads(ended.message)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _signal_name(code: int | None) -> str:
+    if code is None or code <= 128:
+        return ""
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return ""
+
+
+def _moment(s: Snapshot, ended: ContainerView | None, report: dict[str, Any]) -> float:
+    """When it happened: the report's word, finer than the kubelet's, unless it lies by more than a day."""
+    reported = times.parse(report.get("at"))
+    if reported is not None and abs(reported - s.now) < 86_400:
+        return reported
+    return ended.finished_at if ended is not None and ended.finished_at is not None else s.now
+
+
+def _integer(value: object) -> int | None:
+    """A count from somebody else's program, if it is one that the API can hold."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

@@ -1,0 +1,25 @@
+"""Metadata that every child has: name, labels, and the job as its controller."""
+
+from typing import Any
+
+from dtj_operator import names
+from dtj_operator.spec import Job
+
+Json = dict[str, Any]
+
+
+def metadata(job: Job, name: str) -> Json:
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": names.child_labels(job.name, job.uid),
+        "ownerReferences": [owner],
+    }

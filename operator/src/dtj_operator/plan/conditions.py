@@ -1,0 +1,130 @@
+"""Conditions by the Kubernetes conventions: PodsReady, Healthy, Suspended, Complete, Failed.
+
+A condition appears once it has something to say. Its time changes with its status only.
+"""
+
+from typing import Any
+
+from dtj_operator.kube.views import PodView
+from dtj_operator.plan import times
+from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
+from dtj_operator.plan.snapshot import FAILED, FINAL, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
+
+Json = dict[str, Any]
+
+MESSAGE_LIMIT = 1000  # characters; the scheduler of a large cluster writes pages
+_UNPULLABLE = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+)
+_UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+Found = tuple[str, bool, str, str]  # type, status, reason, message
+
+_MENDS = {
+    "Unschedulable": "free or add what is missing, or ask for less in the template",
+    "ImagePullFailed": "correct the image, or give imagePullSecrets that may read it",
+}
+
+
+def obstacle(s: Snapshot) -> Refusal | None:
+    """Why pods cannot start, if known: in the API server's words, else the scheduler's or the kubelet's."""
+    if s.refusals:
+        return s.refusals[0]
+    waiting = sorted(s.current.values(), key=lambda pod: pod.index)
+    return next((found for pod in waiting if (found := _obstacle(pod)) is not None), None)
+
+
+def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
+    """All conditions after this look, in a fixed order."""
+    found = [_pods_ready(s, phase), _healthy(s, verdict, phase), _suspended(s, verdict), *_final(s, verdict)]
+    return [_stamped(s, *condition) for condition in found if condition is not None]
+
+
+def _pods_ready(s: Snapshot, phase: str) -> Found:
+    if phase in FINAL:
+        return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
+    if phase == SUSPENDED:
+        return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
+    blocked = obstacle(s)
+    if blocked is not None:
+        return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
+    ready = sum(pod.ready or s.succeeded(pod) for pod in s.current.values())
+    if ready == s.job.replicas:
+        return "PodsReady", True, "AllReady", f"{ready} of {s.job.replicas} pods are ready"
+    return "PodsReady", False, "Starting", f"{ready} of {s.job.replicas} pods are ready{_gates(s)}"
+
+
+def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+    if isinstance(verdict, Restart):
+        return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
+    known = s.memory.condition("Healthy")
+    if phase == RUNNING:
+        return "Healthy", True, "Running", "every replica runs or is done"
+    if phase == SUCCEEDED:
+        return "Healthy", True, "Finished", "the job has succeeded"
+    if known is None:
+        return None
+    return "Healthy", known["status"] == "True" and phase != FAILED, known["reason"], known["message"]
+
+
+def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
+    if isinstance(verdict, Suspend):
+        return "Suspended", True, "Suspended", "spec.suspend is true"
+    if isinstance(verdict, Resume):
+        return "Suspended", False, "Resumed", "spec.suspend is false"
+    known = s.memory.condition("Suspended")
+    return (
+        None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
+    )
+
+
+def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
+    if isinstance(verdict, Succeed):
+        what = "every rank exited 0" if verdict.reason == "AllRanksSucceeded" else "replica 0 exited 0"
+        return [("Complete", True, verdict.reason, what)]
+    if isinstance(verdict, Fail):
+        return [("Failed", True, verdict.reason, verdict.message[:MESSAGE_LIMIT])]
+    return []
+
+
+def _stamped(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
+    known = s.memory.condition(kind)
+    since = known["lastTransitionTime"] if known and known["status"] == str(status) else times.rfc3339(s.now)
+    return {
+        "type": kind,
+        "status": str(status),
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since,
+    }
+
+
+def _obstacle(pod: PodView) -> Refusal | None:
+    if pod.phase != "Pending":
+        return None
+    scheduled = pod.condition("PodScheduled")
+    if scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable":
+        return _blocked("Unschedulable", f"pod {pod.name} fits no node: {scheduled.message}")
+    for container in pod.containers:
+        where = f"container {container.name} of pod {pod.name}"
+        if container.waiting in _UNPULLABLE:
+            return _blocked("ImagePullFailed", f"{where}: {container.waiting}: {container.message}")
+        if container.waiting in _UNSTARTABLE:
+            return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}")
+    return None
+
+
+def _blocked(reason: str, message: str) -> Refusal:
+    mend = _MENDS.get(reason)
+    return Refusal(reason=reason, message=f"{message}; {mend}" if mend else message)
+
+
+def _gates(s: Snapshot) -> str:
+    gated = any(
+        (c := pod.condition("PodScheduled")) and c.reason == "SchedulingGated" for pod in s.current.values()
+    )
+    return "; they wait for their scheduling gates" if gated else ""

@@ -1,0 +1,66 @@
+"""How urgent is the difference between the stored status and the new one?
+
+A phase or a condition is written at once. Counts and messages may wait some seconds, since they change with
+every pod; progress waits a minute, since it always changes. All go along with a write that happens anyway.
+"""
+
+from typing import Any
+
+from dtj_operator.plan import times
+
+Json = dict[str, Any]
+
+COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
+
+
+def write_at(old: Json, new: Json, *, now: float, last_write: float, progress_s: float) -> float | None:
+    """When to write `new`: now, later, or never (None) as things are.
+
+    last_write   seconds since the epoch of the last write by this process, 0 where there is none
+    progress_s   least time between two writes that only bring progress
+    """
+    if _urgent(old) != _urgent(new):
+        return now
+    due: list[float] = []
+    if _patient(old) != _patient(new):
+        due.append(last_write + COUNTS_S)
+    if old.get("progress") != new.get("progress"):
+        observed = times.parse((old.get("progress") or {}).get("observedAt"))
+        due.append(now if observed is None else observed + progress_s)
+    return max(now, min(due)) if due else None
+
+
+def merge_patch(old: Json, new: Json) -> Json:
+    """RFC 7386: what turns `old` into `new`."""
+    patch: Json = dict.fromkeys(old.keys() - new.keys())
+    for name, value in new.items():
+        if name not in old:
+            patch[name] = value
+        elif isinstance(value, dict) and isinstance(old[name], dict):
+            if inner := merge_patch(old[name], value):
+                patch[name] = inner
+        elif old[name] != value:
+            patch[name] = value
+    return patch
+
+
+def soonest(*moments: float | None) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def only_progress(old: Json, new: Json) -> bool:
+    """Whether a write would bring nothing but progress."""
+    return _urgent(old) == _urgent(new) and _patient(old) == _patient(new)
+
+
+def _urgent(status: Json) -> Json:
+    """The restarts' highestStep moves with progress, and so does the end of a row without any."""
+    restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
+    states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
+    calm = ("replicas", "ready", "message", "progress", "step", "restarts", "conditions")
+    return {k: v for k, v in status.items() if k not in calm} | {"restarts": restarts, "conditions": states}
+
+
+def _patient(status: Json) -> Json:
+    messages = [c["message"] for c in status.get("conditions") or ()]
+    return {"replicas": status.get("replicas"), "ready": status.get("ready"), "messages": messages}

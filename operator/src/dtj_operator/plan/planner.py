@@ -1,0 +1,129 @@
+"""plan(snapshot) -> Decision. The list of policies is the table of contents of the operator's behaviour.
+
+Verdicts come before actions: they are written to the status, and the next look acts on what is written there.
+"""
+
+from dtj_operator.plan.actions import (
+    Action,
+    CreateNetworkPolicy,
+    CreatePod,
+    CreateService,
+    Decision,
+    DeleteJob,
+    DeleteNetworkPolicy,
+    DeletePod,
+    DeleteService,
+    Fail,
+    Settle,
+)
+from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.service import service
+from dtj_operator.plan.policies import deadline, ttl
+from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
+from dtj_operator.plan.policies.restart import backoff_until, restart
+from dtj_operator.plan.policies.success import success
+from dtj_operator.plan.policies.suspend import suspend
+from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
+
+FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
+
+
+def bad_spec(s: Snapshot) -> Fail | None:
+    return Fail("BadSpec", str(s.job.error)) if s.job.error else None
+
+
+POLICIES = (bad_spec, success, suspend, deadline.deadline, restart)  # the first verdict wins
+
+
+def plan(s: Snapshot) -> Decision:
+    """Decide what to do about one job now, and when to look again if nothing happens."""
+    if s.job.deleting:
+        return Decision(actions=_delete(s, grace_s=None))
+    if s.memory.finished:
+        return _finished(s)
+    verdict = next((found for policy in POLICIES if (found := policy(s)) is not None), None)
+    if isinstance(verdict, Settle):
+        return Decision(look_again_at=verdict.until)
+    if verdict is not None:
+        return Decision(verdict=verdict)
+    if s.memory.phase == SUSPENDED:
+        return Decision(actions=_delete(s, grace_s=None))
+    return _converge(s)
+
+
+def plan_gone(gone: Gone) -> tuple[Action, ...]:
+    """Children of a job that no longer exists go at once; the garbage collector is the backup.
+
+    Not those that lost their owner on purpose (`kubectl delete --cascade=orphan`): a cache may not know that
+    yet, hence `unchanged`.
+    """
+    actions: list[Action] = [
+        DeletePod(pod, unchanged=True) for pod in gone.pods if pod.owner_uid and not pod.deleting
+    ]
+    if gone.service_uid:
+        actions.append(DeleteService(gone.service_uid))
+    if gone.network_policy_uid:
+        actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
+    return tuple(actions)
+
+
+def _finished(s: Snapshot) -> Decision:
+    due = ttl.due_at(s)
+    if due is not None and s.now >= due:
+        return Decision(actions=(DeleteJob(),))
+    return Decision(actions=cleanup(s), look_again_at=due)
+
+
+def _delete(s: Snapshot, grace_s: int | None) -> tuple[Action, ...]:
+    return tuple(DeletePod(old, grace_s) for old in s.pods if old.owner_uid and not old.deleting)
+
+
+def _converge(s: Snapshot) -> Decision:
+    """Bring the pods of the present attempt about; attempts never overlap."""
+    due = deadline.due_at(s)
+    if s.obsolete:
+        return Decision(actions=_retire(s), look_again_at=due)
+    if not s.missing:
+        return Decision(actions=_networking(s), look_again_at=due)
+    if s.now < backoff_until(s):
+        return Decision(look_again_at=min(t for t in (backoff_until(s), due) if t is not None))
+    foreign = _foreign(s)
+    if foreign:
+        return Decision(refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
+    pods = tuple(CreatePod(pod(s.job, index, s.memory.attempt)) for index in s.missing)
+    return Decision(actions=_networking(s) + pods, look_again_at=due)
+
+
+def _retire(s: Snapshot) -> tuple[Action, ...]:
+    """A failed attempt has nothing left to save; others may commit a checkpoint in their pods' own grace."""
+    disrupted = s.memory.failure.get("reason") in ("Evicted", "NodeLost")
+    grace_s = FAILED_GRACE_S if s.memory.phase == RECOVERING and not disrupted else None
+    return tuple(DeletePod(old, grace_s) for old in s.obsolete if not old.deleting)
+
+
+def _networking(s: Snapshot) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    if s.service in (Child.UNKNOWN, Child.ABSENT):
+        actions.append(CreateService(service(s.job)))
+    if s.job.isolated and s.network_policy in (Child.UNKNOWN, Child.ABSENT):
+        actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
+    return tuple(actions)
+
+
+def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
+    kinds = [
+        kind
+        for kind, child in (("Service", s.service), ("NetworkPolicy", s.network_policy))
+        if child is Child.FOREIGN
+    ]
+    return tuple(name_conflict(kind, s.job.name) for kind in kinds)
+
+
+def name_conflict(kind: str, name: str) -> Refusal:
+    """Something of a name that we need is not ours, and we touch nothing that is not ours."""
+    return Refusal(
+        reason="NameConflict",
+        message=f"{kind} {name} exists and does not belong to this job; "
+        "delete it, or create the job under another name",
+    )

@@ -1,0 +1,99 @@
+"""What does a fault mean for the job?
+
+The first matching rule wins: the user's, then 78 -> FailJob, 75 and disruptions -> RestartUncounted, else
+Restart. Restarts that count have two budgets: in all, and in a row without a new step. Where no step is ever
+reported only the first applies.
+"""
+
+import hashlib
+
+from dtj_operator.plan import blame
+from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
+from dtj_operator.plan.snapshot import RECOVERING, Restarts, Snapshot
+from dtj_operator.spec import Rule
+
+LONGEST_BACKOFF_S = 300.0
+JITTER = 0.2  # of the delay, either way: a thousand jobs hit by one outage must not come back in step
+SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of two nodes report seconds apart
+
+
+def restart(s: Snapshot) -> Restart | Fail | Settle | None:
+    """Decide what the first fault means."""
+    fault = blame.first_fault(s)
+    if fault is None:
+        return None
+    if fault.secondary and _cause_may_follow(s, fault):
+        return Settle(until=fault.at + SETTLE_S)
+    action = _action(s, fault)
+    if action == "FailJob":
+        return Fail("RecoveryRule", f"{fault.sentence}; a recovery rule says not to retry", fault)
+    if action == "RestartUncounted":
+        return Restart(fault, counts=False)
+    return _within_budget(s, fault)
+
+
+def seen(s: Snapshot) -> Restarts:
+    """The counters with the newest step taken into account: growth ends a row without progress."""
+    restarts = s.memory.restarts
+    reported = [s.progress.step if s.progress else None, blame.last_step(s)]
+    reported += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
+    highest = max((step for step in reported if step is not None), default=None)
+    if highest is None or (restarts.highest_step is not None and highest <= restarts.highest_step):
+        return restarts
+    return Restarts(
+        counted=restarts.counted, disruptions=restarts.disruptions, without_progress=0, highest_step=highest
+    )
+
+
+def backoff_until(s: Snapshot) -> float:
+    """When the pods of the present attempt may be created: at once, unless it follows a restart."""
+    if s.memory.phase != RECOVERING or s.memory.changed_at is None:
+        return s.now
+    doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
+    delay = min(LONGEST_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
+    return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}"))
+
+
+def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
+    restarts, recovery = seen(s), s.job.recovery
+    if restarts.counted >= recovery.max_restarts:
+        return Fail("RestartBudgetSpent", f"{fault.sentence}; maxRestarts is {recovery.max_restarts}", fault)
+    stuck = (
+        restarts.highest_step is not None
+        and restarts.without_progress >= recovery.max_restarts_without_progress
+    )
+    if stuck:
+        row = f"{restarts.without_progress} restarts in a row brought no step beyond {restarts.highest_step}"
+        return Fail("NoProgress", f"{fault.sentence}; {row}", fault)
+    return Restart(fault, counts=True)
+
+
+def _action(s: Snapshot, fault: Fault) -> str:
+    for rule in s.job.recovery.rules:
+        if _matches(rule, fault):
+            return rule.action
+    if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
+        return "FailJob"
+    if fault.exit_code == blame.STOPPED or fault.disruption:
+        return "RestartUncounted"
+    return "Restart"
+
+
+def _matches(rule: Rule, fault: Fault) -> bool:
+    if rule.exit_codes is not None and fault.exit_code is None:
+        return False
+    if rule.exit_codes is not None and (fault.exit_code in rule.exit_codes) != rule.codes_listed:
+        return False
+    return not rule.conditions or any(wanted in fault.conditions for wanted in rule.conditions)
+
+
+def _cause_may_follow(s: Snapshot, fault: Fault) -> bool:
+    """Whether a pod is still on its way to an end, and the consequence is fresh by any sane clock."""
+    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.current.values())
+    return undecided and abs(s.now - fault.at) < SETTLE_S
+
+
+def _spread(seed: str) -> float:
+    """From -1 to 1, the same for the same attempt, so that every look gives the same moment."""
+    digest = hashlib.sha256(seed.encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**31 - 1

@@ -1,0 +1,10 @@
+"""Has a finished job outlived its use?"""
+
+from dtj_operator.plan.snapshot import Snapshot
+
+
+def due_at(s: Snapshot) -> float | None:
+    """When the job deletes itself, or None where it stays."""
+    if s.job.ttl_s is None or s.memory.completed_at is None:
+        return None
+    return s.memory.completed_at + s.job.ttl_s

@@ -1,0 +1,157 @@
+"""Polls the agent of replica 0 of running jobs, and keeps each one's last answer.
+
+An agent is optional: no answer means none, and is asked ever more rarely. What a pod answers is somebody
+else's program talking: it is bounded in size, in time and in values. Before this stands reconcile, which
+says whom to ask.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import aiohttp
+import msgspec
+
+from dtj_operator import metrics, names
+from dtj_operator.names import Key
+from dtj_operator.plan.snapshot import Progress
+
+AT_ONCE = 16
+TIMEOUT_S = 3.0
+LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits many times
+RARELY = 6  # times the usual pause, where nobody has answered yet
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class Answer(msgspec.Struct, rename="camel"):
+    """The part of the agent's /status that the operator tells; see docs/contract.md."""
+
+    attempt: int
+    step: _Whole | None = None
+    total_steps: _Whole | None = None
+    epoch: _Whole | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    eta_seconds: float | None = None
+
+
+_decode = msgspec.json.Decoder(Answer).decode
+Ask = Callable[[str], Awaitable[bytes]]
+
+
+@dataclass
+class _Followed:
+    uid: str
+    attempt: int
+    address: str
+    task: asyncio.Task[None]
+
+
+class Poller:
+    """One task per running job; `ask` fetches the answer of an address, and raises OSError for none."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        on_news: Callable[[Key], None],
+        wall: Callable[[], float],
+        *,
+        every_s: float,
+        tell_s: float,
+    ) -> None:
+        self._ask, self._on_news, self._wall = ask, on_news, wall
+        self._every_s, self._tell_s = every_s, tell_s
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._followed: dict[Key, _Followed] = {}
+        self._last: dict[Key, tuple[str, Progress]] = {}
+
+    def follow(self, key: Key, uid: str, attempt: int, address: str) -> None:
+        """Ask this address from now on, until told otherwise."""
+        known = self._followed.get(key)
+        if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
+            return
+        self.leave(key)
+        task = asyncio.create_task(self._follow(key, uid, attempt, address), name=f"poll {key}")
+        self._followed[key] = _Followed(uid, attempt, address, task)
+
+    def leave(self, key: Key) -> None:
+        """Ask no more; the last answer stays."""
+        if (known := self._followed.pop(key, None)) is not None:
+            known.task.cancel()
+
+    def forget(self, key: Key) -> None:
+        self.leave(key)
+        self._last.pop(key, None)
+
+    def last(self, key: Key, uid: str, attempt: int) -> Progress | None:
+        """The last answer of this attempt of this very job."""
+        known_uid, progress = self._last.get(key, ("", None))
+        return progress if known_uid == uid and progress is not None and progress.attempt == attempt else None
+
+    async def close(self) -> None:
+        tasks = [followed.task for followed in self._followed.values()]
+        for key in list(self._followed):
+            self.leave(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, key: Key, uid: str, attempt: int, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        silent, told = 0, float("-inf")
+        while True:
+            progress = await self._poll(address)
+            silent = 0 if progress is not None else silent + 1
+            if progress is not None and progress.attempt == attempt:
+                fresh = self.last(key, uid, attempt)
+                self._last[key] = uid, progress
+                moved = fresh is None or fresh.step != progress.step
+                if moved and loop.time() - told >= self._tell_s - self._every_s / 2:
+                    told = loop.time()
+                    self._on_news(key)
+            await asyncio.sleep(self._every_s * (RARELY if silent > RARELY else 1))
+
+    async def _poll(self, address: str) -> Progress | None:
+        try:
+            async with self._at_once, asyncio.timeout(TIMEOUT_S):
+                answer = _decode(await self._ask(address))
+        except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
+            metrics.POLLS.labels("nothing").inc()
+            return None
+        metrics.POLLS.labels("answer").inc()
+        return Progress(
+            attempt=answer.attempt,
+            observed_at=self._wall(),
+            step=answer.step,
+            total_steps=answer.total_steps,
+            epoch=answer.epoch,
+            loss=answer.loss,
+            samples_per_second=answer.samples_per_second,
+            eta_s=_sane(answer.eta_seconds),
+        )
+
+
+def _sane(seconds: float | None) -> float | None:
+    """An estimate beyond ten years is none, and no date holds it."""
+    return seconds if seconds is not None and 0 <= seconds <= 10 * 365 * 86_400 else None
+
+
+class HttpAsk:
+    """Asks over HTTP: no proxy, no redirect, no more than a bounded answer."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True))
+
+    async def __call__(self, address: str) -> bytes:
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{names.AGENT_PORT}/status"
+        async with self._session.get(url, allow_redirects=False) as response:
+            if response.status != 200:
+                raise OSError(f"agent of {address} answered {response.status}")
+            raw = await response.content.read(LARGEST_ANSWER)
+            while not response.content.at_eof() and len(raw) < LARGEST_ANSWER:
+                raw += await response.content.read(LARGEST_ANSWER - len(raw))
+            return raw
+
+    async def close(self) -> None:
+        await self._session.close()

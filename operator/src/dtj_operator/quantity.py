@@ -1,0 +1,25 @@
+"""Kubernetes quantities ("500m", "2Gi", "1e3") as numbers.
+
+Used by the planner to size /dev/shm, to count accelerators and to choose the number of threads.
+"""
+
+import re
+from decimal import Decimal
+
+_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d+)?")
+_FACTORS = {"m": Decimal("0.001")}
+_FACTORS |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", start=1)}
+_FACTORS |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", start=1)}
+
+
+def parse(text: object) -> Decimal | None:
+    """Return the number, or None where it is no quantity: the API server judges it, we only read it."""
+    match = _FORM.fullmatch(str(text).strip())
+    if match is None or isinstance(text, bool):
+        return None
+    number, suffix = match.groups()
+    if not suffix:
+        return Decimal(number)
+    if suffix in _FACTORS:
+        return Decimal(number) * _FACTORS[suffix]
+    return Decimal(number + suffix)

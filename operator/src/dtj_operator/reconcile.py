@@ -1,0 +1,126 @@
+"""gather -> plan -> apply -> one status patch -> events. The only place that orders I/O."""
+
+import logging
+from collections.abc import Callable
+
+from dtj_operator import metrics, names
+from dtj_operator.apply import Applier
+from dtj_operator.engine.worker import TryLater
+from dtj_operator.gather import Gatherer
+from dtj_operator.kube.api import Api, Json, decode
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.errors import Conflict, NotFound
+from dtj_operator.kube.recorder import Recorder
+from dtj_operator.names import Key
+from dtj_operator.plan import pace
+from dtj_operator.plan.actions import DeleteJob, Fail, Restart, Succeed, Verdict
+from dtj_operator.plan.planner import plan, plan_gone
+from dtj_operator.plan.snapshot import RUNNING, Gone, Snapshot
+from dtj_operator.plan.status import events, report
+from dtj_operator.progress import Poller
+
+PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
+
+_log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Brings one job closer to its spec; called by the workers, one call per job at a time."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: PodCache,
+        gatherer: Gatherer,
+        applier: Applier,
+        recorder: Recorder,
+        poller: Poller,
+        *,
+        progress_s: float,
+        may_act: Callable[[], bool],
+    ) -> None:
+        self._api, self._cache, self._gatherer, self._applier = api, cache, gatherer, applier
+        self._recorder, self._poller, self._progress_s, self._may_act = recorder, poller, progress_s, may_act
+        self._progress_writes = Bucket(PROGRESS_WRITES_PER_S)
+        self._written: dict[
+            Key, tuple[float, str]
+        ] = {}  # when this process last wrote, and which version came of it
+
+    def wrote(self, key: Key, version: str) -> bool:
+        """Whether this version of the job is news to nobody: it came of our own last write."""
+        return self._written.get(key, (0.0, ""))[1] == version
+
+    async def __call__(self, key: Key) -> float | None:
+        """Return the seconds until the next look, or None where only news can change anything."""
+        if not self._may_act():
+            raise TryLater("the lease is not certain")
+        found = await self._gatherer.gather(key)
+        if found is None:
+            return None
+        if isinstance(found, Gone):
+            self._written.pop(key, None)
+            await self._applier.apply(key, "", plan_gone(found))
+            return None
+        return await self._bring_closer(key, *found)
+
+    async def _bring_closer(self, key: Key, s: Snapshot, version: str) -> float | None:
+        decision = plan(s)
+        outcome = await self._applier.apply(key, s.job.uid, decision.actions)
+        if s.job.deleting or DeleteJob() in decision.actions:
+            self._poller.forget(key)
+            return None
+        after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
+        status = report(after, decision.verdict)
+        self._ask_agent(key, after, status)
+        write_at = await self._write(key, after, decision.verdict, status, version)
+        if outcome.refusals or outcome.blocked:
+            raise TryLater(outcome.refusals[0].message if outcome.refusals else "old pods are still there")
+        if decision.verdict is not None:
+            return 0.0  # it is written down now: act on it
+        again_at = pace.soonest(decision.look_again_at, write_at)
+        return None if again_at is None else max(0.0, again_at - s.now)
+
+    async def _write(
+        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str
+    ) -> float | None:
+        """Write the status if it is due; return when it will be, if it is not yet."""
+        stored = s.memory.raw
+        last_write, _ = self._written.get(key, (0.0, ""))
+        due = pace.write_at(stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s)
+        if due is None or due > s.now:
+            return due
+        if pace.only_progress(stored, status) and not self._progress_writes.try_take():
+            return s.now + 1.0
+        patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
+        try:
+            answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
+        except Conflict as error:
+            raise TryLater("the job changed meanwhile") from error
+        except NotFound:
+            return s.now
+        self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
+        self._tell(key, s, verdict, status)
+        return None
+
+    def _tell(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
+        """Events, metrics and one log line, once it is written down."""
+        regarding = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": s.job.uid} | key._asdict()
+        for event in events(s, verdict, status):
+            self._recorder.record(
+                regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
+            )
+        if isinstance(verdict, Restart):
+            metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
+        if isinstance(verdict, Succeed | Fail):
+            metrics.FINISHED.labels(status["phase"]).inc()
+        if status["phase"] != s.memory.phase:
+            told = {"from": s.memory.phase, "to": status["phase"], "attempt": status.get("attempt", 0)}
+            _log.info("phase changed", extra={**told, "why": status.get("message", "")})
+
+    def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
+        pod = s.current.get(0)
+        if status["phase"] == RUNNING and pod is not None and pod.address and pod.phase == "Running":
+            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address)
+        else:
+            self._poller.leave(key)

@@ -1,0 +1,261 @@
+"""The CR as a frozen `Job`: read once at the edge, defaults filled, nonsense refused with the mend.
+
+The schema and its CEL rules refuse almost all of this before it is stored. What stands here is for objects
+that an older or newer schema let in, so that they end in a condition and never in a crash loop. The defaults
+are those of the schema (a test compares them).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dtj_operator import names, quantity
+
+Json = dict[str, Any]
+
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
+RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+RESERVED_ENV_PREFIXES = ("DTJ_", "PET_")
+ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.intel.com/i915")
+
+
+class SpecError(Exception):
+    """A field that makes no sense: which one, what it holds, what to write instead."""
+
+    def __init__(self, field: str, value: object, mend: str) -> None:
+        super().__init__(f"{field}: {value!r} cannot be used; {mend}")
+        self.field = field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One line of recovery.rules; it matches where each given part matches."""
+
+    action: str  # FailJob | Restart | RestartUncounted
+    exit_codes: frozenset[int] | None = None
+    codes_listed: bool = True  # In; False is NotIn
+    conditions: tuple[tuple[str, str], ...] = ()  # (type, status); any of them suffices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    max_restarts: int = 10
+    max_restarts_without_progress: int = 3
+    backoff_s: int = 1
+    rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    mount_path: str
+    volume: Json
+    resume_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that the planner knows of one job's identity and wishes."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int = 1
+    deleting: bool = False
+    replicas: int = 1
+    processes: int = 1
+    template: Json
+    master_port: int = 29500
+    suspend: bool = False
+    deadline_s: int | None = None
+    ttl_s: int | None = None
+    clean_pods: str = "Running"  # | All | None
+    success: str = "All"  # | Rank0
+    recovery: Recovery = Recovery()
+    checkpoint: Checkpoint | None = None
+    isolated: bool = True
+    error: SpecError | None = None  # set: only the identity and the fields without a fault are to be trusted
+
+    @property
+    def world_size(self) -> int:
+        return self.replicas * self.processes
+
+    @cached_property
+    def trainer(self) -> str:
+        """Name of the container that runs the ranks."""
+        containers = self.template["spec"]["containers"]
+        listed = [container["name"] for container in containers]
+        return names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in listed else str(listed[0])
+
+
+def managed_by_us(raw: Json) -> bool:
+    """Whether this operator may touch the job at all."""
+    return bool((raw.get("spec") or {}).get("managedBy") in (None, names.MANAGER))
+
+
+def parse(raw: Json) -> Job:
+    """Read a CR as the API server gives it; a bad spec becomes `Job.error`, never an exception."""
+    meta = raw["metadata"]
+    identity: Json = {
+        "namespace": meta["namespace"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "generation": meta.get("generation", 1),
+        "deleting": "deletionTimestamp" in meta,
+    }
+    try:
+        return Job(**identity, **_wishes(meta["name"], _Fields("spec", raw.get("spec"))))
+    except SpecError as error:
+        return Job(
+            **identity, template={"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}, error=error
+        )
+
+
+class _Fields:
+    """A mapping that knows its path, so that every complaint names the field."""
+
+    def __init__(self, path: str, raw: object) -> None:
+        if not isinstance(raw, Mapping):
+            raise SpecError(path, raw, "write a mapping")
+        self.path, self.raw = path, raw
+
+    def child(self, name: str) -> "_Fields | None":
+        value = self.raw.get(name)
+        return None if value is None else _Fields(f"{self.path}.{name}", value)
+
+    def fail(self, name: str, mend: str) -> SpecError:
+        return SpecError(f"{self.path}.{name}", self.raw.get(name), mend)
+
+    def integer(self, name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
+        value = self.raw.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+            raise self.fail(name, f"write a whole number from {lowest} to {highest}")
+        return value
+
+    def optional_integer(self, name: str, lowest: int) -> int | None:
+        return None if self.raw.get(name) is None else self.integer(name, lowest, lowest)
+
+    def choice(self, name: str, *choices: str) -> str:
+        value = self.raw.get(name, choices[0])
+        if value not in choices:
+            raise self.fail(name, f"write one of {', '.join(choices)}")
+        return str(value)
+
+    def items(self, name: str) -> "list[_Fields]":
+        value = self.raw.get(name) or []
+        if not isinstance(value, list):
+            raise self.fail(name, "write a list")
+        return [_Fields(f"{self.path}.{name}[{i}]", item) for i, item in enumerate(value)]
+
+
+def _wishes(name: str, spec: _Fields) -> Json:
+    replicas = spec.integer("replicas", 1, 1)
+    if len(names.pod_name(name, replicas - 1)) > names.HOST_NAME_LIMIT:
+        longest = names.HOST_NAME_LIMIT - len(str(replicas - 1)) - 1
+        raise SpecError("metadata.name", name, f"with {replicas} replicas it may have {longest} characters")
+    port = spec.integer("masterPort", 29500, 1, 65535)
+    if port == names.AGENT_PORT:
+        raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's; write another port")
+    template = _template(spec)
+    recovery = spec.child("recovery")
+    network = spec.child("network")
+    checkpoint = spec.child("checkpoint")
+    return {
+        "replicas": replicas,
+        "processes": _processes(spec, template),
+        "template": template,
+        "master_port": port,
+        "suspend": bool(spec.raw.get("suspend", False)),
+        "deadline_s": spec.optional_integer("activeDeadlineSeconds", 1),
+        "ttl_s": spec.optional_integer("ttlSecondsAfterFinished", 0),
+        "clean_pods": spec.choice("cleanPodPolicy", "Running", "All", "None"),
+        "success": spec.choice("successPolicy", "All", "Rank0"),
+        "recovery": _recovery(recovery) if recovery else Recovery(),
+        "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
+        "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
+    }
+
+
+def _template(spec: _Fields) -> Json:
+    template = spec.child("template")
+    pod = template.child("spec") if template else None
+    if template is None or pod is None or not pod.items("containers"):
+        raise SpecError("spec.template.spec.containers", None, "write at least one container")
+    if pod.raw.get("restartPolicy") not in (None, "Never"):
+        raise pod.fail("restartPolicy", "leave it out: the operator restarts, not the kubelet")
+    for owned in ("hostname", "subdomain"):
+        if pod.raw.get(owned):
+            raise pod.fail(owned, "leave it out: ranks find each other by names that the operator sets")
+    for volume in pod.items("volumes"):
+        if volume.raw.get("name") in (names.SHM_VOLUME, names.CHECKPOINT_VOLUME):
+            raise volume.fail("name", "choose another name: this one is the operator's")
+    for container in pod.items("containers"):
+        if not container.raw.get("name"):
+            raise container.fail("name", "name the container")
+        for variable in container.items("env"):
+            name = str(variable.raw.get("name"))
+            if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+                raise variable.fail("name", "leave it out: the operator sets it")
+    return dict(template.raw)
+
+
+def _processes(spec: _Fields, template: Json) -> int:
+    if spec.raw.get("processesPerReplica", "auto") != "auto":
+        return spec.integer("processesPerReplica", 1, 1)
+    containers = template["spec"]["containers"]
+    trainer = next((c for c in containers if c["name"] == names.TRAINER_CONTAINER), containers[0])
+    resources = trainer.get("resources") or {}
+    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    accelerators = sum(
+        int(quantity.parse(amount) or 0)
+        for name, amount in asked.items()
+        if name.endswith("/gpu") or name in ACCELERATORS
+    )
+    return max(1, accelerators)
+
+
+def _recovery(fields: _Fields) -> Recovery:
+    return Recovery(
+        max_restarts=fields.integer("maxRestarts", 10, 0),
+        max_restarts_without_progress=fields.integer("maxRestartsWithoutProgress", 3, 0),
+        backoff_s=fields.integer("backoffSeconds", 1, 0),
+        rules=tuple(_rule(rule) for rule in fields.items("rules")),
+    )
+
+
+def _rule(fields: _Fields) -> Rule:
+    codes = fields.child("onExitCodes")
+    conditions = fields.items("onPodConditions")
+    if "action" not in fields.raw:
+        raise fields.fail("action", "write FailJob, Restart or RestartUncounted")
+    if codes is None and not conditions:
+        raise fields.fail("onExitCodes", "say when the rule applies: onExitCodes or onPodConditions")
+    return Rule(
+        action=fields.choice("action", "FailJob", "Restart", "RestartUncounted"),
+        exit_codes=frozenset(codes.raw.get("values") or ()) if codes else None,
+        codes_listed=codes is None or codes.choice("operator", "In", "NotIn") == "In",
+        conditions=tuple((str(c.raw.get("type")), str(c.raw.get("status", "True"))) for c in conditions),
+    )
+
+
+def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
+    mount_path = fields.raw.get("mountPath", "/checkpoints")
+    if not isinstance(mount_path, str) or not mount_path.startswith("/"):
+        raise fields.fail("mountPath", "write an absolute path, such as /checkpoints")
+    for container in template["spec"]["containers"]:
+        if any(mount.get("mountPath") == mount_path for mount in container.get("volumeMounts") or ()):
+            raise fields.fail(
+                "mountPath",
+                f"container {container['name']} already mounts a volume there; choose another path",
+            )
+    volume = fields.child("volume")
+    if volume is None or not volume.raw:
+        raise fields.fail("volume", "name a volume source, such as persistentVolumeClaim: {claimName: runs}")
+    resume = fields.raw.get("resumeFrom")
+    if resume is not None and (not isinstance(resume, str) or not resume or ".." in resume.split("/")):
+        raise fields.fail(
+            "resumeFrom", "write a job of this namespace, or a path below the mount without '..'"
+        )
+    return Checkpoint(
+        mount_path=mount_path, volume={k: v for k, v in volume.raw.items() if k != "name"}, resume_from=resume
+    )

@@ -1,0 +1,197 @@
+"""Jobs and pods in some state, for tests. Every verb returns a copy, so rows of a table can share a base.
+
+The defaults are the dull case: a job of one replica with one process, just created, nothing known of it.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import msgspec
+
+from dtj_operator.kube.views import ConditionView, ContainerView, PodView
+from dtj_operator.plan import times
+from dtj_operator.plan.snapshot import Child, Memory, Progress, Refusal, Snapshot
+from dtj_operator.spec import Job, parse
+
+Json = dict[str, Any]
+
+NOW = 1_800_000_000.0  # a whole second, so that timestamps survive the way through RFC 3339
+UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+NAMESPACE = "team-a"
+NAME = "digits"
+
+
+def at(offset_s: float) -> str:
+    """RFC 3339 of a moment relative to NOW."""
+    return times.rfc3339(NOW + offset_s)
+
+
+@dataclass(frozen=True)
+class PodBuilder:
+    """One pod of the builder's job."""
+
+    pod: PodView
+
+    def _with(self, **changes: Any) -> Self:
+        return replace(self, pod=msgspec.structs.replace(self.pod, **changes))
+
+    def running(self) -> Self:
+        ready = ConditionView(type="Ready", status="True")
+        return self._with(phase="Running", conditions=(ready,), containers=(ContainerView(name="trainer"),))
+
+    def succeeded(self, message: str = "") -> Self:
+        end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed", message=message)
+        return self._with(phase="Succeeded", conditions=(), containers=(end,))
+
+    def crashed(self, code: int = 1, *, at: float = NOW, message: str = "", reason: str = "Error") -> Self:
+        end = ContainerView(name="trainer", exit_code=code, finished_at=at, reason=reason, message=message)
+        return self._with(phase="Failed", conditions=(), containers=(end,))
+
+    def reported(self, code: int = 1, *, at: float = NOW, **fields: Any) -> Self:
+        """Crashed with the JSON object that a trainer writes when it ends."""
+        report = {"exitCode": code, "generation": 0, "at": times.rfc3339(at), **fields}
+        return self.crashed(code, at=at, message=json.dumps(report))
+
+    def waiting(self, reason: str, message: str = "") -> Self:
+        return self._with(containers=(ContainerView(name="trainer", waiting=reason, message=message),))
+
+    def unschedulable(self, message: str) -> Self:
+        condition = ConditionView(
+            type="PodScheduled", status="False", reason="Unschedulable", message=message
+        )
+        return self._with(conditions=(condition,))
+
+    def disrupted(self, reason: str = "EvictionByEvictionAPI") -> Self:
+        condition = ConditionView(type="DisruptionTarget", status="True", reason=reason, message="evicted")
+        return self._with(conditions=(*self.pod.conditions, condition))
+
+    def deleting(self) -> Self:
+        return self._with(deleting=True)
+
+    def on(self, node: str) -> Self:
+        return self._with(node=node)
+
+    def attempt(self, number: int) -> Self:
+        return self._with(attempt=number, uid=f"{self.pod.uid}-{number}")
+
+    def owned_by(self, uid: str) -> Self:
+        return self._with(owner_uid=uid)
+
+
+def pod(index: int = 0, *, attempt: int = 0, job: str = NAME) -> PodBuilder:
+    view = PodView(
+        namespace=NAMESPACE,
+        name=f"{job}-{index}",
+        uid=f"uid-{job}-{index}-{attempt}",
+        job=job,
+        owner_uid=UID,
+        index=index,
+        attempt=attempt,
+    )
+    return PodBuilder(view)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobBuilder:
+    """A job in some state; `raw()` is its CR, `snapshot()` what the planner sees of it."""
+
+    spec: Json = field(default_factory=lambda: {"template": template()})
+    status: Json = field(default_factory=dict)
+    pods: tuple[PodView, ...] = ()
+    known: Json = field(default_factory=dict)
+    meta: Json = field(default_factory=dict)
+
+    def wants(self, **fields: Any) -> Self:
+        """Set fields of the spec, by their names in the CR."""
+        return replace(self, spec={**self.spec, **fields})
+
+    def named(self, name: str) -> Self:
+        return replace(self, meta={**self.meta, "name": name})
+
+    def deleted(self, *finalizers: str) -> Self:
+        return replace(self, meta={**self.meta, "deletionTimestamp": at(0), "finalizers": list(finalizers)})
+
+    def recovery(self, **fields: Any) -> Self:
+        return self.wants(recovery={**self.spec.get("recovery", {}), **fields})
+
+    def replicas(self, count: int) -> Self:
+        return self.wants(replicas=count)
+
+    def container(self, **fields: Any) -> Self:
+        """Set fields of the training container."""
+        inner = self.spec["template"]["spec"]
+        first = {**inner["containers"][0], **fields}
+        return self.pod_spec(containers=[first, *inner["containers"][1:]])
+
+    def pod_spec(self, **fields: Any) -> Self:
+        inner = self.spec["template"]
+        return self.wants(template={**inner, "spec": {**inner["spec"], **fields}})
+
+    def was(self, phase: str, **fields: Any) -> Self:
+        """Set the stored status: the phase, since a minute, and whatever else."""
+        base = {"phase": phase, "attempt": 0, "startTime": at(-60), "lastTransitionTime": at(-60)}
+        return replace(self, status={**base, **self.status, "phase": phase, **fields})
+
+    def stored(self, status: Json) -> Self:
+        """Set the whole stored status, such as one that a report returned."""
+        return replace(self, status=status)
+
+    def having(self, *pods: PodBuilder) -> Self:
+        return replace(self, pods=tuple(builder.pod for builder in pods))
+
+    def running(self) -> Self:
+        """All pods up, and the status says so."""
+        up = (
+            pod(i, attempt=self.status.get("attempt", 0)).running()
+            for i in range(self.spec.get("replicas", 1))
+        )
+        return self.was("Running").having(*up)
+
+    def but(self, *changed: PodBuilder) -> Self:
+        """The same, these pods in place of those of the same index."""
+        new = {builder.pod.index: builder.pod for builder in changed}
+        kept = tuple(view for view in self.pods if view.index not in new)
+        return replace(self, pods=(*kept, *new.values()))
+
+    def without(self, *indices: int) -> Self:
+        return replace(self, pods=tuple(view for view in self.pods if view.index not in indices))
+
+    def seeing(self, **fields: Any) -> Self:
+        """Set what gather found besides job and pods: service, network_policy, refusals, progress, now."""
+        return replace(self, known={**self.known, **fields})
+
+    def settled(self) -> Self:
+        return self.seeing(service=Child.PRESENT, network_policy=Child.PRESENT)
+
+    def refused(self, reason: str, message: str = "no") -> Self:
+        return self.seeing(refusals=(Refusal(reason=reason, message=message),))
+
+    def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:
+        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, step=step, total_steps=total))
+
+    def raw(self) -> Json:
+        meta = {
+            "namespace": NAMESPACE,
+            "name": NAME,
+            "uid": UID,
+            "generation": 1,
+            "resourceVersion": "7",
+            **self.meta,
+        }
+        return {"metadata": meta, "spec": self.spec, "status": self.status}
+
+    def job(self) -> Job:
+        return parse(self.raw())
+
+    def snapshot(self) -> Snapshot:
+        fields = {"now": NOW, **self.known}
+        return Snapshot(job=self.job(), memory=Memory(self.status), pods=self.pods, **fields)
+
+
+def template(**container: Any) -> Json:
+    return {"spec": {"containers": [{"name": "trainer", "image": "example.org/train:1", **container}]}}
+
+
+def job() -> JobBuilder:
+    return JobBuilder()

@@ -1,0 +1,157 @@
+"""Who is to blame: causes before consequences, then the earliest, then the lowest index."""
+
+import pytest
+
+from dtj_operator.plan import blame
+from dtj_operator.plan.actions import Fault
+from tests.support.builders import NOW, job, pod
+
+param = pytest.param
+
+FOUR = job().replicas(4).running()
+
+
+def fault(built) -> Fault:
+    found = blame.first_fault(built.snapshot())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(FOUR, id="all run"),
+        param(FOUR.but(pod(2).succeeded()), id="one is done"),
+        param(
+            FOUR.but(pod(1, attempt=7).crashed()).but(pod(1).running()), id="a pod of another attempt failed"
+        ),
+        param(
+            FOUR.but(pod(2).crashed().owned_by("another")).but(pod(2).running()),
+            id="somebody else's pod failed",
+        ),
+        param(job().replicas(2).was("Starting").having(pod(0).running()), id="a pod is not there yet"),
+    ],
+)
+def test_nobody_is_blamed_while(given) -> None:
+    assert blame.first_fault(given.snapshot()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "replica", "reason"),
+    [
+        param(FOUR.but(pod(2).crashed(1)), 2, "ExitCode", id="a plain exit code"),
+        param(FOUR.but(pod(2).crashed(139)), 2, "Signal", id="a segmentation fault"),
+        param(FOUR.but(pod(2).crashed(137, reason="OOMKilled")), 2, "OOMKilled", id="out of memory"),
+        param(
+            FOUR.but(pod(2).reported(1, reason="Exception", message="boom")), 2, "Exception", id="a traceback"
+        ),
+        param(
+            FOUR.but(pod(2).reported(78, reason="BadRecipe", message="?")), 2, "Exception", id="a bad recipe"
+        ),
+        param(FOUR.but(pod(2).crashed(76)), 2, "PeerLost", id="a lost peer and nobody else"),
+        param(FOUR.but(pod(2).crashed(143).disrupted()), 2, "Evicted", id="an eviction"),
+        param(
+            FOUR.but(pod(2).running().disrupted("DeletionByTaintManager").deleting()),
+            2,
+            "NodeLost",
+            id="a lost node",
+        ),
+        param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a pod that somebody deletes"),
+        param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
+        param(
+            FOUR.but(pod(2)._with(phase="Failed", reason="OutOfcpu")),
+            2,
+            "Evicted",
+            id="a kubelet that refused",
+        ),
+    ],
+)
+def test_the_class_of_a_fault(given, replica, reason) -> None:
+    found = fault(given)
+
+    assert (found.replica, found.reason) == (replica, reason)
+
+
+@pytest.mark.parametrize(
+    ("given", "replica"),
+    [
+        param(FOUR.but(pod(3).crashed(at=NOW - 2), pod(1).crashed(at=NOW - 1)), 3, id="the earliest"),
+        param(
+            FOUR.but(pod(3).crashed(at=NOW), pod(1).crashed(at=NOW)),
+            1,
+            id="the lowest index of the same second",
+        ),
+        param(
+            FOUR.but(pod(0).crashed(76, at=NOW - 9), pod(3).crashed(1)), 3, id="a cause, not the peer it cost"
+        ),
+        param(
+            FOUR.but(pod(0).crashed(1, at=NOW - 9, message="Connection reset by peer"), pod(3).crashed(137)),
+            3,
+            id="a plain image whose log ends with a lost connection is no cause",
+        ),
+        param(
+            FOUR.but(pod(0).reported(1, at=NOW - 5, reason="Exception"), pod(3).crashed(1, at=NOW - 4)),
+            0,
+            id="the time that the trainer reports",
+        ),
+    ],
+)
+def test_of_several_faults_the_blame_goes_to(given, replica) -> None:
+    assert fault(given).replica == replica
+
+
+def test_a_report_gives_rank_step_message_and_generation() -> None:
+    crashed = (
+        pod(1)
+        .on("worker-2")
+        .reported(1, reason="Exception", rank=3, step=41, message="Traceback\nValueError: x")
+    )
+    found = fault(job().replicas(2).wants(processesPerReplica=2).running().but(crashed))
+
+    assert (found.rank, found.step, found.generation, found.node) == (3, 41, 0, "worker-2")
+    assert (
+        found.sentence
+        == "rank 3 (replica 1) on node worker-2 ended with exit code 1: Exception: ValueError: x"
+    )
+
+
+def test_a_rank_is_not_guessed_where_a_pod_has_several() -> None:
+    found = fault(job().replicas(2).wants(processesPerReplica=2).running().but(pod(1).crashed(-1 % 256)))
+
+    assert found.rank is None
+    assert found.sentence.startswith("replica 1 ended with exit code 255")
+
+
+def test_the_name_of_the_signal_is_told() -> None:
+    assert fault(FOUR.but(pod(0).crashed(139))).signal == "SIGSEGV"
+
+
+def test_an_init_container_that_fails_is_named() -> None:
+    from dtj_operator.kube.views import ContainerView
+
+    fetch = ContainerView(name="fetch", init=True, exit_code=2, message="no such bucket", finished_at=NOW)
+    found = fault(FOUR.but(pod(1)._with(phase="Failed", containers=(fetch,))))
+
+    assert (found.exit_code, found.message) == (2, "init container fetch: no such bucket")
+
+
+def test_a_helper_container_that_never_ends_does_not_hide_the_end_of_the_trainer() -> None:
+    from dtj_operator.kube.views import ContainerView
+
+    helper = ContainerView(name="helper")
+    ended = pod(1).crashed(3)
+    built = FOUR.but(ended._with(phase="Running", containers=(helper, *ended.pod.containers)))
+
+    assert fault(built).exit_code == 3
+
+
+def test_text_that_is_no_report_is_taken_as_text() -> None:
+    assert fault(FOUR.but(pod(0).crashed(message='{"torn": '))).message == '{"torn":'
+    assert fault(FOUR.but(pod(0).crashed(message="[1]"))).message == "[1]"
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    found = fault(FOUR.but(pod(0).crashed(message="x" * 4000 + "the end")))
+
+    assert len(found.message) == blame.MESSAGE_TAIL
+    assert found.message.endswith("the end")

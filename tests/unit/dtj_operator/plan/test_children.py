@@ -1,0 +1,313 @@
+"""The objects of a job: the written contract, the user's template untouched, safe where it is silent."""
+
+from importlib import metadata
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+
+from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.service import service
+from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
+
+param = pytest.param
+
+PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
+CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
+
+
+def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
+    return pod(builder.job(), index, attempt)
+
+
+def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
+    return built(builder, index, attempt)["spec"]["containers"][0]
+
+
+def environment(builder: JobBuilder, index: int = 0, attempt: int = 0) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in trainer(builder, index, attempt)["env"]}
+
+
+def test_the_environment_of_the_contract() -> None:
+    env = environment(job().replicas(3).wants(masterPort=30000), index=2, attempt=4)
+
+    assert env == {
+        "MASTER_ADDR": "digits-0.digits.team-a.svc",
+        "MASTER_PORT": "30000",
+        "WORLD_SIZE": "3",
+        "NODE_RANK": "2",
+        "NNODES": "3",
+        "NPROC_PER_NODE": "1",
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "PET_NNODES": "3",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "digits-0.digits.team-a.svc",
+        "PET_MASTER_PORT": "30000",
+        "PET_MAX_RESTARTS": "0",
+        "DTJ_JOB": NAME,
+        "DTJ_NAMESPACE": NAMESPACE,
+        "DTJ_JOB_UID": UID,
+        "DTJ_ATTEMPT": "4",
+        "DTJ_REPLICA_INDEX": "2",
+        "DTJ_REPLICAS": "3",
+        "DTJ_PROCESSES": "1",
+        "DTJ_AGENT_PORT": "29400",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_with_several_processes_a_replica_no_single_rank_is_claimed() -> None:
+    env = environment(job().replicas(2).wants(processesPerReplica=4), index=1)
+
+    assert {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}.isdisjoint(env)
+    assert (env["WORLD_SIZE"], env["PET_NPROC_PER_NODE"], env["DTJ_PROCESSES"]) == ("8", "4", "4")
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "folder"),
+    [
+        param("monday", "/ckpt/team-a/monday", id="a job of the same namespace"),
+        param("archive/best", "/ckpt/archive/best", id="a path below the mount"),
+        param("/archive", "/ckpt/archive", id="a path that looks absolute stays below the mount"),
+    ],
+)
+def test_folders_of_a_checkpointed_job(resume_from: str, folder: str) -> None:
+    builder = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC, "resumeFrom": resume_from})
+    env = environment(builder)
+
+    assert env["DTJ_CHECKPOINT_DIR"] == f"/ckpt/team-a/digits/{UID[:8]}"
+    assert env["DTJ_RESUME_DIR"] == folder
+
+
+def test_without_checkpoint_no_folder_is_named() -> None:
+    assert {"DTJ_CHECKPOINT_DIR", "DTJ_RESUME_DIR"}.isdisjoint(environment(job()))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "processes", "threads"),
+    [
+        param("4", 1, "4", id="whole cores"),
+        param("4", 2, "2", id="shared by two processes"),
+        param("500m", 1, "1", id="at least one"),
+        param(None, 1, None, id="no limit: left to the program"),
+    ],
+)
+def test_threads_follow_the_cpu_limit(cpu: str | None, processes: int, threads: str | None) -> None:
+    limits = {"cpu": cpu} if cpu else {}
+    builder = job().container(resources={"limits": limits}).wants(processesPerReplica=processes)
+
+    assert environment(builder).get("OMP_NUM_THREADS") == threads
+
+
+def test_the_users_variables_come_last_so_that_they_may_refer_to_ours_and_defaults_yield() -> None:
+    own = [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "SEED", "value": "$(RANK)"}]
+    env = trainer(job().container(env=own, resources={"limits": {"cpu": "8"}}))["env"]
+
+    assert env[-2:] == own
+    assert [entry["name"] for entry in env].count("OMP_NUM_THREADS") == 1
+
+
+def test_identity_of_a_pod() -> None:
+    made = built(job().replicas(2), index=1, attempt=3)
+
+    assert made["metadata"]["name"] == made["spec"]["hostname"] == "digits-1"
+    assert made["spec"]["subdomain"] == "digits"
+    assert made["spec"]["restartPolicy"] == "Never"
+    assert made["metadata"]["labels"] == {
+        "dtj.dev/job-name": NAME,
+        "dtj.dev/job-uid": UID,
+        "dtj.dev/replica-index": "1",
+        "dtj.dev/attempt": "3",
+    }
+    assert made["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "dtj.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "name": NAME,
+            "uid": UID,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def test_what_the_template_says_passes_through_and_is_not_changed() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", "dtj.dev/attempt": "99"}, "annotations": {"note": "x"}},
+        "spec": {
+            "nodeSelector": {"gpu": "yes"},
+            "fieldFromTheFuture": 1,
+            "containers": [{"name": "trainer"}],
+        },
+    }
+    builder = job().wants(template=template)
+    made = built(builder)
+
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["labels"]["dtj.dev/attempt"] == "0", (
+        "the operator's own labels are not the user's to set"
+    )
+    assert made["metadata"]["annotations"] == {"note": "x"}
+    assert (made["spec"]["nodeSelector"], made["spec"]["fieldFromTheFuture"]) == ({"gpu": "yes"}, 1)
+    assert template["spec"] == builder.spec["template"]["spec"]
+    assert "env" not in template["spec"]["containers"][0]  # type: ignore[index]
+
+
+def test_safe_defaults_where_the_template_is_silent_in_every_container() -> None:
+    made = built(
+        job().pod_spec(initContainers=[{"name": "fetch"}], containers=[{"name": "a"}, {"name": "b"}])
+    )["spec"]
+
+    assert (made["automountServiceAccountToken"], made["enableServiceLinks"]) == (False, False)
+    assert made["securityContext"] == {
+        "runAsNonRoot": True,
+        "fsGroup": 65532,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    for container in (*made["initContainers"], *made["containers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+def security(**fields: object):
+    return {"securityContext": fields}
+
+
+@pytest.mark.parametrize(
+    ("builder", "path", "value"),
+    [
+        param(
+            job().pod_spec(automountServiceAccountToken=True),
+            "automountServiceAccountToken",
+            True,
+            id="token wanted",
+        ),
+        param(
+            job().pod_spec(serviceAccountName="s3"),
+            "automountServiceAccountToken",
+            None,
+            id="an account is named",
+        ),
+        param(job().pod_spec(enableServiceLinks=True), "enableServiceLinks", True, id="links wanted"),
+        param(job().pod_spec(**security(fsGroup=7)), "securityContext.fsGroup", 7, id="a group is given"),
+        param(
+            job().pod_spec(**security(runAsNonRoot=False)),
+            "securityContext.runAsNonRoot",
+            False,
+            id="root allowed",
+        ),
+        param(
+            job().pod_spec(**security(runAsUser=0)), "securityContext.runAsNonRoot", None, id="root asked for"
+        ),
+        param(
+            job().container(**security(runAsUser=0)),
+            "securityContext.runAsNonRoot",
+            None,
+            id="root in a container",
+        ),
+        param(
+            job().container(**security(privileged=True)),
+            "containers.0.securityContext.allowPrivilegeEscalation",
+            None,
+            id="a privileged container would be refused with it",
+        ),
+        param(
+            job().container(**security(capabilities={"add": ["IPC_LOCK"]})),
+            "containers.0.securityContext.capabilities",
+            {"add": ["IPC_LOCK"], "drop": ["ALL"]},
+            id="a capability that is added stays",
+        ),
+        param(
+            job().container(terminationMessagePolicy="File"),
+            "containers.0.terminationMessagePolicy",
+            "File",
+            id="policy",
+        ),
+    ],
+)
+def test_whatever_is_written_down_is_meant(builder: JobBuilder, path: str, value: object) -> None:
+    found = built(builder)["spec"]
+    for part in path.split("."):
+        found = found[int(part)] if part.isdecimal() else found.get(part)
+
+    assert found == value
+
+
+def shm(builder: JobBuilder):
+    return next((v for v in built(builder)["spec"]["volumes"] if v["name"] == "dtj-shm"), None)
+
+
+@pytest.mark.parametrize(
+    ("builder", "size"),
+    [
+        param(job(), 2 * 1024**3, id="no limit: 2 GiB a process"),
+        param(job().wants(processesPerReplica=3), 6 * 1024**3, id="three processes"),
+        param(
+            job().container(resources={"limits": {"memory": "4Gi"}}), 2 * 1024**3, id="half the memory limit"
+        ),
+    ],
+)
+def test_shared_memory_is_mounted_with_a_size(builder: JobBuilder, size: int) -> None:
+    assert shm(builder)["emptyDir"] == {"medium": "Memory", "sizeLimit": str(size)}
+    assert {"name": "dtj-shm", "mountPath": "/dev/shm"} in trainer(builder)["volumeMounts"]
+
+
+def test_shared_memory_of_the_users_own_is_left_alone() -> None:
+    own = [{"name": "mine", "mountPath": "/dev/shm"}]
+    builder = job().container(volumeMounts=own).pod_spec(volumes=[{"name": "mine", "emptyDir": {}}])
+
+    assert shm(builder) is None
+    assert trainer(builder)["volumeMounts"] == own
+
+
+def test_the_checkpoint_volume_is_mounted_in_the_training_container() -> None:
+    made = built(CHECKPOINTED)["spec"]
+
+    assert {"name": "dtj-checkpoints", **PVC} in made["volumes"]
+    assert {"name": "dtj-checkpoints", "mountPath": "/ckpt"} in made["containers"][0]["volumeMounts"]
+
+
+def test_the_service_is_headless_and_publishes_starting_pods() -> None:
+    spec = service(job().wants(masterPort=30000).job())["spec"]
+
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    assert {port["name"]: port["port"] for port in spec["ports"]} == {"master": 30000, "agent": 29400}
+    assert spec["selector"].items() <= built(job())["metadata"]["labels"].items()
+
+
+def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
+    spec = network_policy(job().job(), "ops")["spec"]
+
+    assert spec["podSelector"]["matchLabels"].items() <= built(job())["metadata"]["labels"].items()
+    assert spec["policyTypes"] == ["Ingress"], "egress stays open: DNS, storage, data sets"
+    peers, operator = spec["ingress"]
+    assert peers == {"from": [{"podSelector": spec["podSelector"]}]}
+    assert operator["ports"] == [{"port": 29400, "protocol": "TCP"}]
+    assert operator["from"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}}
+    ]
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.34", kubernetes_validate.latest_version()])
+def test_every_child_is_valid_kubernetes(version: str) -> None:
+    limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 2}
+    builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
+    children = [built(builder), service(builder.job()), network_policy(builder.job(), "ops")]
+
+    for child in children:
+        kubernetes_validate.validate(child, version, strict=True)
+
+
+def test_the_validator_is_not_blind() -> None:
+    broken = built(job())
+    broken["spec"]["hostnme"] = "typo"
+
+    assert metadata.version("kubernetes-validate")
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostnme"):
+        kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)

@@ -1,0 +1,225 @@
+"""plan(): what is done, in which order, and what is left alone."""
+
+import pytest
+
+from dtj_operator.plan.actions import (
+    CreateNetworkPolicy,
+    CreatePod,
+    CreateService,
+    Decision,
+    DeleteJob,
+    DeleteNetworkPolicy,
+    DeletePod,
+    DeleteService,
+    Fail,
+    Restart,
+    Suspend,
+)
+from dtj_operator.plan.planner import plan, plan_gone
+from dtj_operator.plan.snapshot import Child, Gone
+from tests.support.builders import NOW, JobBuilder, at, job, pod
+
+param = pytest.param
+TWO = job().replicas(2).settled()
+
+
+def decided(builder: JobBuilder) -> Decision:
+    return plan(builder.snapshot())
+
+
+def sketch(decision: Decision) -> list[str]:
+    """Actions as words."""
+    words: list[str] = []
+    for action in decision.actions:
+        match action:
+            case CreatePod(body):
+                words.append(f"+{body['metadata']['name']}@{body['metadata']['labels']['dtj.dev/attempt']}")
+            case DeletePod(old, grace_s):
+                words.append(f"-{old.name}@{old.attempt}" + ("" if grace_s is None else f" in {grace_s} s"))
+            case _:
+                words.append(type(action).__name__)
+    return words
+
+
+def test_a_new_job_gets_its_network_before_its_pods() -> None:
+    assert sketch(decided(job().replicas(2))) == [
+        "CreateService",
+        "CreateNetworkPolicy",
+        "+digits-0@0",
+        "+digits-1@0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(TWO.running(), [], id="a running job is left alone"),
+        param(TWO.was("Starting").having(pod(1)), ["+digits-0@0"], id="only what is missing is made"),
+        param(
+            TWO.running().seeing(service=Child.ABSENT),
+            ["CreateService"],
+            id="a Service that was deleted comes back",
+        ),
+        param(
+            job().wants(network={"policy": "None"}),
+            ["CreateService", "+digits-0@0"],
+            id="no NetworkPolicy if not wanted",
+        ),
+        param(
+            TWO.was("Recovering", attempt=1).having(pod(0).running(), pod(1).crashed()),
+            ["-digits-0@0 in 5 s", "-digits-1@0 in 5 s"],
+            id="pods of the failed attempt go first, with little grace",
+        ),
+        param(
+            TWO.was("Recovering", attempt=1, failure={"reason": "Evicted"}).having(pod(0).running()),
+            ["-digits-0@0"],
+            id="after an eviction the others have their own grace to save",
+        ),
+        param(
+            TWO.was("Recovering", attempt=1).having(pod(0).running().deleting(), pod(1, attempt=1)),
+            [],
+            id="attempts do not overlap: nothing is made while an old pod lives",
+        ),
+        param(
+            TWO.was("Recovering", attempt=1),
+            ["+digits-0@1", "+digits-1@1"],
+            id="the next attempt when all are gone",
+        ),
+        param(
+            TWO.was("Recovering", attempt=1, lastTransitionTime=at(0)).recovery(backoffSeconds=10),
+            [],
+            id="not before the back-off is over",
+        ),
+        param(
+            TWO.having(pod(0).running().owned_by("dead job")),
+            ["-digits-0@0"],
+            id="pods of a dead job of the same name go first",
+        ),
+        param(
+            TWO.having(pod(0).owned_by("")),
+            ["+digits-0@0", "+digits-1@0"],
+            id="a pod that no job owns is not touched",
+        ),
+        param(
+            TWO.wants(suspend=True).was("Suspended").having(pod(0).running()),
+            ["-digits-0@0"],
+            id="suspended: own grace",
+        ),
+        param(
+            TWO.wants(suspend=True).was("Suspended").having(pod(0).deleting()), [], id="suspended: not twice"
+        ),
+        param(TWO.running().deleted(), ["-digits-0@0", "-digits-1@0"], id="a job that is being deleted"),
+        param(TWO.deleted(), [], id="a job that is being deleted gets no new pods"),
+        param(
+            TWO.was("Succeeded").having(pod(0).running()),
+            ["-digits-0@0 in 5 s", "DeleteService", "DeleteNetworkPolicy"],
+            id="finished",
+        ),
+    ],
+)
+def test_actions(given: JobBuilder, expected: list[str]) -> None:
+    assert sketch(decided(given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(TWO.running().but(pod(0).crashed(), pod(1).succeeded()), Restart, id="a crash"),
+        param(
+            TWO.running().wants(suspend=True).but(pod(0).crashed()),
+            Suspend,
+            id="suspension comes before restarts",
+        ),
+        param(
+            TWO.running().wants(activeDeadlineSeconds=1).but(pod(0).crashed()),
+            Fail,
+            id="the deadline comes before restarts",
+        ),
+        param(TWO.running().wants(replicas=0), Fail, id="a spec that makes no sense"),
+    ],
+)
+def test_a_verdict_comes_alone_to_be_written_first(given: JobBuilder, verdict: type) -> None:
+    decision = decided(given)
+
+    assert isinstance(decision.verdict, verdict)
+    assert decision.actions == ()
+
+
+def test_success_comes_before_the_deadline() -> None:
+    late = TWO.running().wants(activeDeadlineSeconds=1).but(pod(0).succeeded(), pod(1).succeeded())
+
+    assert type(decided(late).verdict).__name__ == "Succeed"
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_the_end_is_final_whatever_happens_to_children_or_spec(phase: str) -> None:
+    over = TWO.was(phase).having(pod(0).crashed(), pod(1).succeeded()).wants(suspend=True, replicas=2)
+    decision = decided(over.seeing(service=Child.ABSENT, network_policy=Child.ABSENT))
+
+    assert (decision.verdict, decision.actions) == (None, ())
+
+
+def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
+    decision = decided(job().was("Pending").seeing(service=Child.FOREIGN, network_policy=Child.ABSENT))
+
+    assert decision.actions == ()
+    assert decision.refusals[0].reason == "NameConflict"
+    assert decision.refusals[0].message.startswith(
+        "Service digits exists and does not belong to this job; delete it"
+    )
+    assert decision.look_again_at == NOW + 30
+
+
+@pytest.mark.parametrize(
+    ("given", "moment"),
+    [
+        param(TWO.running(), None, id="nothing to wait for"),
+        param(TWO.running().wants(activeDeadlineSeconds=100), NOW + 40, id="the deadline"),
+        param(
+            TWO.was("Succeeded", completionTime=at(-10)).wants(ttlSecondsAfterFinished=30),
+            NOW + 20,
+            id="the TTL",
+        ),
+        param(TWO.running().but(pod(0).crashed(76)), NOW + 5, id="a lost peer's cause"),
+        param(
+            TWO.was("Recovering", lastTransitionTime=at(0))
+            .recovery(backoffSeconds=100)
+            .wants(activeDeadlineSeconds=70),
+            NOW + 10,
+            id="the deadline, when it comes before the end of the back-off",
+        ),
+    ],
+)
+def test_when_to_look_again(given: JobBuilder, moment: float | None) -> None:
+    assert decided(given).look_again_at == moment
+
+
+def test_ttl_over_deletes_the_job_and_leaves_the_children_to_that() -> None:
+    over = TWO.was("Succeeded", completionTime=at(-30)).wants(ttlSecondsAfterFinished=30)
+
+    assert decided(over).actions == (DeleteJob(),)
+
+
+def test_children_of_a_job_that_is_gone_go_unless_somebody_freed_them() -> None:
+    kept, leaving, free = pod(0).running(), pod(1).deleting(), pod(2).owned_by("")
+    gone = Gone(
+        namespace="team-a",
+        name="digits",
+        pods=(kept.pod, leaving.pod, free.pod),
+        service_uid="s",
+        network_policy_uid="n",
+    )
+
+    assert plan_gone(gone) == (
+        DeletePod(kept.pod, None, unchanged=True),
+        DeleteService("s"),
+        DeleteNetworkPolicy("n"),
+    )
+
+
+def test_network_objects_are_made_once() -> None:
+    made = [type(action) for action in decided(TWO).actions]
+
+    assert CreateService not in made
+    assert CreateNetworkPolicy not in made
+    assert DeleteService not in made

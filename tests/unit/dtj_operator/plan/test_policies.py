@@ -1,0 +1,309 @@
+"""The policies, one table each; every row differs from its neighbour in one thing."""
+
+from unittest.mock import ANY
+
+import pytest
+
+from dtj_operator.plan.actions import (
+    DeleteNetworkPolicy,
+    DeletePod,
+    DeleteService,
+    Fail,
+    Restart,
+    Resume,
+    Settle,
+    Succeed,
+    Suspend,
+)
+from dtj_operator.plan.policies import deadline as deadline_policy
+from dtj_operator.plan.policies import restart as restart_policy
+from dtj_operator.plan.policies import ttl
+from dtj_operator.plan.policies.cleanup import cleanup
+from dtj_operator.plan.policies.deadline import deadline
+from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.policies.success import success
+from dtj_operator.plan.policies.suspend import suspend
+from tests.support.builders import NOW, at, job, pod
+
+param = pytest.param
+
+TWO = job().replicas(2).running()
+DONE = TWO.but(pod(0).succeeded(), pod(1).succeeded())
+RANK0 = TWO.wants(successPolicy="Rank0")
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(TWO, None, id="running ranks are not done"),
+        param(TWO.but(pod(0).succeeded()), None, id="one of two is not all"),
+        param(DONE, Succeed("AllRanksSucceeded"), id="all are done"),
+        param(DONE.without(1), None, id="a pod that vanished proves nothing"),
+        param(RANK0.but(pod(0).succeeded()), Succeed("Rank0Succeeded"), id="Rank0: replica 0 decides"),
+        param(RANK0.but(pod(1).succeeded()), None, id="Rank0: another replica does not"),
+        param(
+            RANK0.but(pod(0).succeeded(), pod(1).crashed()),
+            Succeed("Rank0Succeeded"),
+            id="Rank0: others may crash",
+        ),
+    ],
+)
+def test_success(given, verdict) -> None:
+    assert success(given.snapshot()) == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(TWO, None, id="nobody asked"),
+        param(TWO.wants(suspend=True), Suspend(), id="asked while running"),
+        param(TWO.wants(suspend=True).was("Suspended"), None, id="already suspended"),
+        param(TWO.was("Suspended"), Resume(), id="asked to go on"),
+        param(job().wants(suspend=True), Suspend(), id="born suspended"),
+    ],
+)
+def test_suspend(given, verdict) -> None:
+    assert suspend(given.snapshot()) == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "late"),
+    [
+        param(TWO, False, id="no deadline"),
+        param(TWO.wants(activeDeadlineSeconds=61), False, id="a second left"),
+        param(TWO.wants(activeDeadlineSeconds=60), True, id="reached"),
+        param(
+            TWO.wants(activeDeadlineSeconds=60).was("Suspended"), False, id="suspended time does not count"
+        ),
+        param(job().wants(activeDeadlineSeconds=1), False, id="not started"),
+    ],
+)
+def test_deadline(given, late) -> None:
+    verdict = deadline(given.snapshot())
+
+    assert verdict == (Fail("DeadlineExceeded", ANY) if late else None)
+
+
+def test_the_deadline_counts_from_the_stored_start() -> None:
+    assert deadline_policy.due_at(TWO.wants(activeDeadlineSeconds=100).snapshot()) == NOW + 40
+
+
+def restarts(**counters: int) -> dict[str, dict[str, int]]:
+    return {"restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters}}
+
+
+CRASHED = TWO.but(pod(1).crashed(1))
+COUNTED, UNCOUNTED = Restart(ANY, counts=True), Restart(ANY, counts=False)
+FAIL_3 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
+FREE_1 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [1]}}
+RETRY_78 = {"action": "Restart", "onExitCodes": {"operator": "In", "values": [78]}}
+FAIL_UNLISTED = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1]}}
+FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(TWO, None, id="healthy replicas are left alone"),
+        param(CRASHED, COUNTED, id="one crash restarts the job"),
+        param(
+            TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
+        ),
+        param(TWO.but(pod(1).crashed(75)), UNCOUNTED, id="a stop on request is free"),
+        param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is free"),
+        param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a pod that somebody deletes is free"),
+        param(TWO.without(1), UNCOUNTED, id="a pod that vanished is free"),
+        param(CRASHED.recovery(rules=[FREE_1]), UNCOUNTED, id="the user's rule comes first"),
+        param(CRASHED.recovery(rules=[FAIL_3]), COUNTED, id="a rule about another code does not match"),
+        param(
+            TWO.but(pod(1).crashed(3)).recovery(rules=[FAIL_3]), Fail("RecoveryRule", ANY, ANY), id="FailJob"
+        ),
+        param(TWO.but(pod(1).crashed(78)).recovery(rules=[RETRY_78]), COUNTED, id="even 78 may be retried"),
+        param(
+            TWO.but(pod(1).crashed(4)).recovery(rules=[FAIL_UNLISTED]),
+            Fail("RecoveryRule", ANY, ANY),
+            id="NotIn",
+        ),
+        param(CRASHED.recovery(rules=[FAIL_UNLISTED]), COUNTED, id="NotIn spares what it lists"),
+        param(CRASHED.recovery(rules=[FREE_1, FAIL_UNLISTED]), UNCOUNTED, id="the first matching rule wins"),
+        param(
+            TWO.but(pod(1).crashed(137).disrupted()).recovery(rules=[FAIL_EVICTED]),
+            Fail("RecoveryRule", ANY, ANY),
+            id="a rule about a pod condition",
+        ),
+        param(
+            TWO.without(1).recovery(rules=[FAIL_UNLISTED]),
+            UNCOUNTED,
+            id="without an exit code no code rule matches",
+        ),
+        param(CRASHED.recovery(maxRestarts=0), Fail("RestartBudgetSpent", ANY, ANY), id="no budget"),
+        param(CRASHED.was("Running", **restarts(counted=9)), COUNTED, id="the last of ten"),
+        param(
+            CRASHED.was("Running", **restarts(counted=10)),
+            Fail("RestartBudgetSpent", ANY, ANY),
+            id="the eleventh",
+        ),
+        param(
+            TWO.without(1).was("Running", **restarts(counted=10)),
+            UNCOUNTED,
+            id="a disruption costs no budget",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)),
+            Fail("NoProgress", ANY, ANY),
+            id="three in a row without a step",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3)),
+            COUNTED,
+            id="where no step is ever reported only the whole budget applies",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(41),
+            COUNTED,
+            id="a new step ends the row",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(40),
+            Fail("NoProgress", ANY, ANY),
+            id="a step done again is no progress",
+        ),
+        param(
+            TWO.but(pod(1).reported(1, reason="Exception", step=50)).was(
+                "Running", **restarts(counted=3, withoutProgress=3, highestStep=40)
+            ),
+            COUNTED,
+            id="the report of the pod that died counts as progress too",
+        ),
+        param(
+            TWO.but(pod(1).crashed(76, at=NOW - 1)),
+            Settle(until=NOW + 4),
+            id="a lost peer waits for its cause",
+        ),
+        param(TWO.but(pod(1).crashed(76, at=NOW - 5)), COUNTED, id="a lost peer whose cause does not come"),
+        param(
+            TWO.but(pod(1).crashed(76, at=NOW + 900)),
+            COUNTED,
+            id="a node whose clock is wrong holds nothing up",
+        ),
+        param(
+            TWO.but(pod(0).crashed(76), pod(1).crashed(76)),
+            COUNTED,
+            id="all lost their peers: no cause will come",
+        ),
+        param(TWO.but(pod(0).crashed(76), pod(1).crashed(1)), COUNTED, id="the cause is there already"),
+    ],
+)
+def test_restart(given, verdict) -> None:
+    assert restart(given.snapshot()) == verdict
+
+
+def test_the_budget_verdict_names_the_rank_and_its_last_words() -> None:
+    verdict = restart(
+        TWO.but(pod(1).crashed(1, message="Traceback\nValueError: nan")).recovery(maxRestarts=0).snapshot()
+    )
+
+    assert isinstance(verdict, Fail)
+    assert verdict.message == (
+        "rank 1 (replica 1) ended with exit code 1: ExitCode: ValueError: nan; maxRestarts is 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("without_progress", "delay"),
+    [
+        param(0, 2.0, id="a disruption"),
+        param(1, 2.0, id="the first"),
+        param(2, 4.0, id="the second"),
+        param(30, 300.0, id="never more than five minutes"),
+    ],
+)
+def test_back_off_doubles_per_restart_without_progress(without_progress, delay) -> None:
+    waiting = job().was("Recovering", lastTransitionTime=at(0), **restarts(withoutProgress=without_progress))
+    waits = restart_policy.backoff_until(waiting.recovery(backoffSeconds=2).snapshot()) - NOW
+
+    assert 0.8 * delay <= waits <= 1.2 * delay
+
+
+def test_back_off_is_the_same_at_every_look_and_another_for_every_attempt() -> None:
+    def until(attempt: int) -> float:
+        return restart_policy.backoff_until(job().was("Recovering", attempt=attempt).snapshot())
+
+    assert until(1) == until(1)
+    assert until(1) != until(2)
+
+
+def test_nothing_is_held_back_unless_it_follows_a_restart() -> None:
+    assert restart_policy.backoff_until(job().was("Pending").snapshot()) == NOW
+
+
+ENDED = (
+    job()
+    .replicas(2)
+    .was("Succeeded", conditions=[{"type": "Complete", "status": "True", "reason": "AllRanksSucceeded"}])
+)
+CRASHED_ENDED = ENDED.was(
+    "Failed", conditions=[{"type": "Failed", "status": "True", "reason": "RestartBudgetSpent"}]
+)
+LATE = ENDED.was("Failed", conditions=[{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}])
+MIXED = (pod(0).succeeded(), pod(1).running())
+
+
+def deleted(given) -> list[tuple[str, int | None]]:
+    return [(a.pod.name, a.grace_s) for a in cleanup(given.snapshot()) if isinstance(a, DeletePod)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(
+            CRASHED_ENDED.having(*MIXED), [("digits-1", 5)], id="Running deletes what runs, with little grace"
+        ),
+        param(
+            LATE.having(*MIXED),
+            [("digits-1", None)],
+            id="after the deadline healthy ranks have their own grace",
+        ),
+        param(
+            ENDED.having(pod(0).crashed(), pod(1)),
+            [("digits-1", None)],
+            id="Running deletes pending pods too",
+        ),
+        param(
+            ENDED.wants(cleanPodPolicy="All").having(*MIXED),
+            [("digits-0", None), ("digits-1", None)],
+            id="All",
+        ),
+        param(ENDED.wants(cleanPodPolicy="None").having(*MIXED), [], id="None deletes nothing"),
+        param(ENDED.having(pod(0).running().deleting()), [], id="what goes already is not deleted again"),
+        param(ENDED.having(pod(0).running().owned_by("another")), [], id="what is not ours stays"),
+    ],
+)
+def test_cleanup_of_pods(given, expected) -> None:
+    assert deleted(given) == expected
+
+
+def test_network_objects_go_at_the_end_once() -> None:
+    assert cleanup(ENDED.settled().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
+    assert cleanup(ENDED.snapshot()) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "due"),
+    [
+        param(ENDED.was("Succeeded", completionTime=at(-9)), None, id="no TTL: it stays"),
+        param(
+            ENDED.wants(ttlSecondsAfterFinished=10).was("Succeeded", completionTime=at(-9)),
+            NOW + 1,
+            id="a second left",
+        ),
+        param(
+            ENDED.wants(ttlSecondsAfterFinished=0).was("Succeeded", completionTime=at(-9)),
+            NOW - 9,
+            id="at once",
+        ),
+        param(TWO.wants(ttlSecondsAfterFinished=10), None, id="not finished"),
+    ],
+)
+def test_ttl(given, due) -> None:
+    assert ttl.due_at(given.snapshot()) == due

@@ -1,0 +1,306 @@
+"""The status that people and programs read, and when it is written."""
+
+import pytest
+
+from dtj_operator.plan import pace
+from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
+from dtj_operator.plan.snapshot import Progress
+from dtj_operator.plan.status import events, report
+from tests.support.builders import NOW, JobBuilder, at, job, pod
+
+param = pytest.param
+TWO = job().replicas(2)
+FAULT = Fault(
+    reason="Exception",
+    replica=1,
+    rank=1,
+    node="w2",
+    exit_code=1,
+    message="ValueError: x",
+    at=NOW,
+    generation=0,
+)
+
+
+def told(builder: JobBuilder, verdict: Verdict | None = None):
+    return report(builder.snapshot(), verdict)
+
+
+def condition(builder: JobBuilder, kind: str, verdict: Verdict | None = None) -> tuple[str, str]:
+    found = next(c for c in told(builder, verdict)["conditions"] if c["type"] == kind)
+    return found["status"], found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "phase"),
+    [
+        param(TWO, None, "Pending", id="no pod yet"),
+        param(TWO.having(pod(0), pod(1)), None, "Starting", id="all pods exist"),
+        param(TWO.having(pod(0).running(), pod(1)), None, "Starting", id="one is up"),
+        param(TWO.having(pod(0).running(), pod(1).running()), None, "Running", id="all are up"),
+        param(
+            TWO.having(pod(0).running(), pod(1).succeeded()), None, "Running", id="one is up, one was quick"
+        ),
+        param(TWO.having(pod(0), pod(1).unschedulable("no cpu")), None, "Pending", id="one fits no node"),
+        param(
+            TWO.having(pod(0), pod(1).waiting("ImagePullBackOff")),
+            None,
+            "Pending",
+            id="an image cannot be pulled",
+        ),
+        param(TWO.having(pod(0)).refused("QuotaExceeded"), None, "Pending", id="a quota"),
+        param(TWO.was("Recovering").having(pod(0), pod(1)), None, "Recovering", id="the new attempt starts"),
+        param(
+            TWO.was("Recovering").having(pod(0).running(), pod(1).running()), None, "Running", id="recovered"
+        ),
+        param(TWO.running(), Restart(FAULT, counts=True), "Recovering", id="restart"),
+        param(TWO.running(), Suspend(), "Suspended", id="suspend"),
+        param(TWO.was("Suspended"), None, "Suspended", id="still suspended"),
+        param(TWO.was("Suspended"), Resume(), "Pending", id="resume"),
+        param(TWO.running(), Succeed("AllRanksSucceeded"), "Succeeded", id="success"),
+        param(TWO.running(), Fail("NoProgress", "x", FAULT), "Failed", id="failure"),
+    ],
+)
+def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
+    assert told(given, verdict)["phase"] == phase
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(TWO.having(pod(0), pod(1)), ("False", "Starting"), id="starting"),
+        param(TWO.having(pod(0).running(), pod(1).running()), ("True", "AllReady"), id="ready"),
+        param(
+            TWO.having(pod(0), pod(1).unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu")),
+            ("False", "Unschedulable"),
+            id="no room",
+        ),
+        param(TWO.having(pod(0).waiting("ErrImagePull"), pod(1)), ("False", "ImagePullFailed"), id="image"),
+        param(
+            TWO.having(pod(0).waiting("CreateContainerConfigError"), pod(1)),
+            ("False", "PodRejected"),
+            id="kubelet refuses",
+        ),
+        param(TWO.refused("NameConflict"), ("False", "NameConflict"), id="a name that is taken"),
+        param(TWO.was("Suspended"), ("False", "Suspended"), id="suspended"),
+    ],
+)
+def test_pods_ready(given: JobBuilder, expected: tuple[str, str]) -> None:
+    assert condition(given, "PodsReady") == expected
+
+
+def test_an_unschedulable_pod_is_told_in_the_schedulers_words_with_the_mend() -> None:
+    given = TWO.having(
+        pod(0), pod(1).unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    )
+    message = told(given)["conditions"][0]["message"]
+
+    assert message.startswith(
+        "pod digits-1 fits no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    )
+    assert "ask for less" in message
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind", "reason"),
+    [
+        param(Succeed("Rank0Succeeded"), "Complete", "Rank0Succeeded", id="success"),
+        param(Fail("DeadlineExceeded", "late"), "Failed", "DeadlineExceeded", id="failure"),
+        param(Suspend(), "Suspended", "Suspended", id="suspension"),
+    ],
+)
+def test_verdicts_become_true_conditions(verdict: Verdict, kind: str, reason: str) -> None:
+    assert condition(TWO.running(), kind, verdict) == ("True", reason)
+
+
+def test_healthy_is_false_from_the_fault_until_all_run_again() -> None:
+    fallen = told(TWO.running(), Restart(FAULT, counts=True))
+    rising = TWO.stored(fallen).having(pod(0, attempt=1), pod(1, attempt=1))
+    risen = rising.having(pod(0, attempt=1).running(), pod(1, attempt=1).running())
+
+    assert condition(TWO.running(), "Healthy", Restart(FAULT, counts=True)) == ("False", "Recovering")
+    assert condition(rising, "Healthy") == ("False", "Recovering")
+    assert condition(risen, "Healthy") == ("True", "Running")
+
+
+def test_a_restart_is_counted_and_its_cause_stays_after_recovery() -> None:
+    before = {"restarts": {"counted": 2, "disruptions": 1, "withoutProgress": 1}}
+    after = told(TWO.running().was("Running", **before), Restart(FAULT, counts=True))
+
+    assert after["attempt"] == 1
+    assert after["restarts"] == {"total": 4, "counted": 3, "disruptions": 1, "withoutProgress": 2}
+    assert after["failure"] == {
+        "rank": 1,
+        "replica": 1,
+        "node": "w2",
+        "reason": "Exception",
+        "exitCode": 1,
+        "message": "ValueError: x",
+        "at": at(0),
+        "generation": 0,
+    }
+    recovered = TWO.stored(after).having(pod(0, attempt=1).running(), pod(1, attempt=1).running())
+    assert told(recovered)["failure"] == after["failure"]
+
+
+def test_a_disruption_is_told_apart_from_a_failure() -> None:
+    after = told(TWO.running(), Restart(FAULT, counts=False))
+
+    assert after["restarts"] == {"total": 1, "counted": 0, "disruptions": 1, "withoutProgress": 0}
+
+
+def test_a_suspension_ends_the_attempt_and_the_active_time() -> None:
+    suspended = told(TWO.running(), Suspend())
+    resumed = told(TWO.stored(suspended), Resume())
+
+    assert suspended["attempt"] == resumed["attempt"] == 1
+    assert "startTime" not in suspended
+    assert resumed["startTime"] == at(0)
+
+
+def test_a_job_born_suspended_has_used_no_attempt() -> None:
+    assert told(TWO.wants(suspend=True), Suspend())["attempt"] == 0
+
+
+def test_counts() -> None:
+    four = job().replicas(4).having(pod(0).running(), pod(1), pod(2).succeeded(), pod(3).crashed())
+
+    assert told(four)["replicas"] == {"ready": 1, "active": 2, "succeeded": 1, "failed": 1}
+    assert told(four)["worldSize"] == 4
+
+
+def test_what_is_finished_is_frozen_but_says_which_spec_it_saw() -> None:
+    over = TWO.was("Succeeded", replicas={"succeeded": 2}, observedGeneration=1)
+
+    assert told(over.having(pod(0).crashed())) == {**over.status, "observedGeneration": 1}
+
+
+def test_the_second_report_of_the_same_moment_is_the_same() -> None:
+    given = TWO.having(pod(0).running(), pod(1)).at_step(5)
+    first = told(given)
+
+    assert told(given.stored(first).seeing(now=NOW + 99)) == first
+
+
+def test_progress_is_told_in_strings_where_floats_would_not_survive() -> None:
+    progress = Progress(
+        attempt=0,
+        observed_at=NOW,
+        step=3,
+        total_steps=9,
+        epoch=1,
+        loss=0.21344,
+        samples_per_second=812.04,
+        eta_s=60,
+    )
+    given = TWO.running().seeing(progress=progress)
+
+    assert told(given)["progress"] == {
+        "step": 3,
+        "totalSteps": 9,
+        "epoch": 1,
+        "loss": "0.2134",
+        "samplesPerSecond": "812",
+        "eta": at(60),
+        "observedAt": at(0),
+    }
+
+
+def test_an_answer_of_an_earlier_attempt_is_no_progress() -> None:
+    assert "progress" not in told(TWO.was("Running", attempt=1).at_step(5, attempt=0))
+
+
+def test_the_last_report_of_replica_0_completes_the_progress() -> None:
+    given = TWO.running().was("Running", progress={"step": 540, "totalSteps": 560, "observedAt": at(-9)})
+    done = given.but(pod(0).succeeded('{"step": 560, "reason": "Done"}'), pod(1).succeeded())
+
+    assert told(done, Succeed("AllRanksSucceeded"))["progress"]["step"] == 560
+
+
+def test_new_steps_end_a_row_of_restarts_without_progress() -> None:
+    row = {"restarts": {"counted": 2, "disruptions": 0, "withoutProgress": 2, "highestStep": 10}}
+
+    assert told(TWO.running().was("Running", **row).at_step(10))["restarts"]["withoutProgress"] == 2
+    assert told(TWO.running().was("Running", **row).at_step(11))["restarts"] == {
+        "total": 2,
+        "counted": 2,
+        "disruptions": 0,
+        "withoutProgress": 0,
+        "highestStep": 11,
+    }
+
+
+STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, "observedAt": at(-20)}}
+
+
+@pytest.mark.parametrize(
+    ("change", "moment"),
+    [
+        param({}, None, id="nothing new"),
+        param({"phase": "Recovering"}, NOW, id="a phase at once"),
+        param({"replicas": {"ready": 2}}, NOW + 7, id="counts ten seconds after the last write"),
+        param(
+            {"progress": {"step": 2, "observedAt": at(0)}}, NOW + 40, id="progress a minute after the last"
+        ),
+        param(
+            {"progress": {"step": 2}, "replicas": {"ready": 2}}, NOW + 7, id="progress goes along with counts"
+        ),
+        param({"restarts": {"counted": 1}}, NOW, id="a restart at once"),
+        param({"restarts": {"highestStep": 9}}, None, id="the highest step goes along with the progress"),
+    ],
+)
+def test_when_a_change_is_written(change: dict[str, object], moment: float | None) -> None:
+    due = pace.write_at(STORED, {**STORED, **change}, now=NOW, last_write=NOW - 3, progress_s=60)
+
+    assert due == moment
+
+
+def test_the_first_progress_is_written_at_once() -> None:
+    assert pace.write_at({}, {"progress": {"step": 1}}, now=NOW, last_write=NOW, progress_s=60) == NOW
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "patch"),
+    [
+        param({"a": 1}, {"a": 1}, {}, id="nothing"),
+        param({"a": 1}, {"a": 2}, {"a": 2}, id="changed"),
+        param({"a": 1}, {}, {"a": None}, id="removed"),
+        param({}, {"a": 1}, {"a": 1}, id="added"),
+        param({"a": {"b": 1, "c": 1}}, {"a": {"b": 1}}, {"a": {"c": None}}, id="removed inside"),
+        param({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}, id="lists whole"),
+    ],
+)
+def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict[str, object]) -> None:
+    assert pace.merge_patch(old, new) == patch
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "reasons"),
+    [
+        param(TWO.running(), None, [], id="nothing happened"),
+        param(TWO.running(), Restart(FAULT, counts=True), ["Restarting"], id="a restart"),
+        param(TWO.running(), Fail("NoProgress", "x", FAULT), ["NoProgress"], id="a failure by its reason"),
+        param(TWO.running(), Succeed("AllRanksSucceeded"), ["Completed"], id="success"),
+        param(TWO.refused("QuotaExceeded"), None, ["QuotaExceeded"], id="an obstacle"),
+        param(
+            TWO.was(
+                "Pending",
+                conditions=[
+                    {
+                        "type": "PodsReady",
+                        "status": "False",
+                        "reason": "QuotaExceeded",
+                        "lastTransitionTime": at(0),
+                    }
+                ],
+            ).refused("QuotaExceeded"),
+            None,
+            [],
+            id="an obstacle that is known",
+        ),
+    ],
+)
+def test_events(given: JobBuilder, verdict: Verdict | None, reasons: list[str]) -> None:
+    snapshot = given.snapshot()
+
+    assert [event.reason for event in events(snapshot, verdict, report(snapshot, verdict))] == reasons

@@ -1,0 +1,188 @@
+"""The CR as a Job: defaults, derived sizes, and a sentence for every field that makes no sense."""
+
+import pytest
+
+from dtj_operator import quantity, spec
+from dtj_operator.spec import Checkpoint, Recovery, Rule
+from tests.support.builders import job, template
+
+param = pytest.param
+
+
+def test_what_a_manifest_leaves_out_has_the_defaults_of_the_schema() -> None:
+    made = job().job()
+
+    assert made.error is None
+    assert (made.replicas, made.processes, made.world_size, made.master_port) == (1, 1, 1, 29500)
+    assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
+    assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", "All", True, None)
+    assert made.recovery == Recovery(max_restarts=10, max_restarts_without_progress=3, backoff_s=1, rules=())
+
+
+@pytest.mark.parametrize(
+    ("resources", "processes"),
+    [
+        param({}, 1, id="no accelerator: one process"),
+        param({"limits": {"nvidia.com/gpu": 4}}, 4, id="four GPUs: four processes"),
+        param(
+            {"limits": {"nvidia.com/gpu": "2"}, "requests": {"nvidia.com/gpu": "2"}},
+            2,
+            id="not counted twice",
+        ),
+        param({"requests": {"google.com/tpu": 8}}, 8, id="accelerators that are only requested count"),
+        param(
+            {"limits": {"cpu": 8, "memory": "1Gi", "vendor.example/nic": 2}},
+            1,
+            id="other resources do not count",
+        ),
+    ],
+)
+def test_auto_means_the_accelerators_of_the_training_container(resources, processes) -> None:
+    assert job().container(resources=resources).job().processes == processes
+
+
+def test_the_container_named_trainer_runs_the_ranks_wherever_it_stands() -> None:
+    made = job().pod_spec(containers=[{"name": "logs"}, {"name": "trainer"}])
+    other = job().pod_spec(containers=[{"name": "main"}, {"name": "logs"}])
+
+    assert made.job().trainer == "trainer"
+    assert other.job().trainer == "main"
+
+
+def test_rules_and_checkpoint_are_read_whole() -> None:
+    rules = [
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
+        {
+            "action": "Restart",
+            "onPodConditions": [{"type": "Odd"}, {"type": "DisruptionTarget", "status": "False"}],
+        },
+    ]
+    volume = {"persistentVolumeClaim": {"claimName": "runs"}}
+    checkpoint = {"mountPath": "/ckpt", "volume": volume, "resumeFrom": "monday"}
+    made = job().recovery(rules=rules, maxRestarts=2).wants(checkpoint=checkpoint).job()
+
+    assert made.recovery.rules == (
+        Rule(action="FailJob", exit_codes=frozenset({1, 2}), codes_listed=False),
+        Rule(action="Restart", conditions=(("Odd", "True"), ("DisruptionTarget", "False"))),
+    )
+    assert made.recovery.max_restarts == 2
+    assert made.checkpoint == Checkpoint(mount_path="/ckpt", volume=volume, resume_from="monday")
+
+
+PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        param(job().wants(replicas=0), "spec.replicas", id="no replica at all"),
+        param(job().wants(replicas=True), "spec.replicas", id="a truth value is no number"),
+        param(job().wants(replicas="2"), "spec.replicas", id="a string is no number"),
+        param(job().named("a" * 62), "metadata.name", id="a name that leaves no room for the index"),
+        param(
+            job().wants(processesPerReplica="many"), "spec.processesPerReplica", id="an unknown word for auto"
+        ),
+        param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
+        param(job().wants(masterPort=70000), "spec.masterPort", id="no port"),
+        param(job().wants(template={}), "spec.template.spec.containers", id="an empty template"),
+        param(job().pod_spec(containers=[]), "spec.template.spec.containers", id="no container"),
+        param(
+            job().pod_spec(containers=[{"image": "x"}]), "spec.template.spec.containers[0].name", id="no name"
+        ),
+        param(
+            job().pod_spec(restartPolicy="Always"),
+            "spec.template.spec.restartPolicy",
+            id="restartPolicy Always",
+        ),
+        param(job().pod_spec(hostname="x"), "spec.template.spec.hostname", id="a host name of the user's"),
+        param(job().pod_spec(subdomain="x"), "spec.template.spec.subdomain", id="a subdomain of the user's"),
+        param(
+            job().pod_spec(volumes=[{"name": "dtj-shm", "emptyDir": {}}]),
+            "spec.template.spec.volumes[0].name",
+            id="a volume name of the operator's",
+        ),
+        param(
+            job().container(env=[{"name": "OK"}, {"name": "RANK", "value": "1"}]),
+            "spec.template.spec.containers[0].env[1].name",
+            id="a reserved environment name",
+        ),
+        param(
+            job().container(env=[{"name": "DTJ_JOB"}]),
+            "spec.template.spec.containers[0].env[0].name",
+            id="a reserved environment prefix",
+        ),
+        param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown clean-up"),
+        param(job().wants(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds", id="a deadline at once"),
+        param(job().recovery(maxRestarts=-1), "spec.recovery.maxRestarts", id="a negative budget"),
+        param(
+            job().recovery(rules=[{"action": "FailJob"}]),
+            "spec.recovery.rules[0].onExitCodes",
+            id="a rule about nothing",
+        ),
+        param(
+            job().recovery(rules=[{"onExitCodes": {"operator": "In", "values": [1]}}]),
+            "spec.recovery.rules[0].action",
+            id="a rule without an action",
+        ),
+        param(
+            job().wants(checkpoint={"mountPath": "c", "volume": PVC}),
+            "spec.checkpoint.mountPath",
+            id="relative mount",
+        ),
+        param(job().wants(checkpoint={"mountPath": "/c"}), "spec.checkpoint.volume", id="no volume"),
+        param(
+            job().wants(checkpoint={"mountPath": "/c", "volume": PVC, "resumeFrom": "../other"}),
+            "spec.checkpoint.resumeFrom",
+            id="a way out of the mount",
+        ),
+        param(
+            job()
+            .container(volumeMounts=[{"name": "v", "mountPath": "/c"}])
+            .wants(checkpoint={"mountPath": "/c", "volume": PVC}),
+            "spec.checkpoint.mountPath",
+            id="a mount path that is taken",
+        ),
+        param(job().wants(network="None"), "spec.network", id="a word where a mapping belongs"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named_with_its_value_and_the_mend(bad, field) -> None:
+    error = bad.job().error
+
+    assert error is not None
+    assert error.field == field
+    assert "cannot be used; " in str(error)
+
+
+def test_a_bad_spec_keeps_the_identity_so_that_the_job_can_be_told() -> None:
+    made = job().wants(replicas=-3).job()
+
+    assert (made.namespace, made.name, made.trainer) == ("team-a", "digits", "trainer")
+
+
+@pytest.mark.parametrize(
+    ("manager", "ours"),
+    [
+        param(None, True, id="nobody named"),
+        param("dtj.dev/operator", True, id="this operator"),
+        param("kueue.x-k8s.io/multikueue", False, id="another controller"),
+    ],
+)
+def test_a_job_that_another_controller_manages_is_not_ours(manager, ours) -> None:
+    assert spec.managed_by_us(job().wants(managedBy=manager, template=template()).raw()) is ours
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("500m", 0.5),
+        ("2", 2),
+        (3, 3),
+        ("2Gi", 2 * 1024**3),
+        ("1e3", 1000),
+        ("1.5k", 1500),
+        ("much", None),
+        (True, None),
+    ],
+)
+def test_quantities(text, number) -> None:
+    assert quantity.parse(text) == number
