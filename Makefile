@@ -31,5 +31,14 @@ unit: ## tests that need nothing but Python (<= 60 s)
 integration: ## tests against a real kube-apiserver and etcd
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
+images: ## build the operator's and the trainer's image where they are out of date
+	$(RUN) tests.cluster images
+
+cluster: ## make or reuse the three-node cluster
+	$(RUN) tests.cluster create
+
+cluster-delete: ## remove the cluster and all that came with it
+	$(RUN) tests.cluster delete
+
 lock: ## lock the dependencies again, with hashes and without download addresses
 	tests/support/lock.sh $(VENV)/bin/uv

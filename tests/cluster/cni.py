@@ -1,8 +1,8 @@
 """The pod network of our own node image: the standard ptp plugin, and one route per peer node.
 
-That is what kind's network plugin sets up, done once from outside instead of watched from inside: the cluster's
-nodes do not change. It enforces no NetworkPolicy. Idempotent; a node that was restarted needs it again, since its
-routes and rules are gone and its address may be another one.
+That is what kind's network plugin sets up, done once from outside instead of watched from inside: the
+cluster's nodes do not change. It enforces no NetworkPolicy. Idempotent; a node that was restarted needs
+it again, since its routes and rules are gone and its address may be another one.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.cluster import config
 from tests.cluster.engine import Engine
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Json, Kubectl
 
 CONFIG_FILE = "/etc/cni/net.d/10-pods.conflist"
 
@@ -31,8 +31,10 @@ def configure(engine: Engine, kubectl: Kubectl) -> None:
         engine("exec", "--interactive", node.name, "sh", "-c", script(node, nodes), stdin=plugins(node))
 
 
-def parse(node: dict) -> Node:
-    addresses = {each["type"]: each["address"] for each in reversed(node["status"]["addresses"])}  # first one wins
+def parse(node: Json) -> Node:
+    addresses = {
+        each["type"]: each["address"] for each in reversed(node["status"]["addresses"])
+    }  # first one wins
     return Node(name=node["metadata"]["name"], pods=node["spec"]["podCIDR"], address=addresses["InternalIP"])
 
 
@@ -57,7 +59,7 @@ def plugins(node: Node) -> str:
 
 
 def script(node: Node, nodes: list[Node]) -> str:
-    """What the node runs, the plugin configuration on its stdin: routes to its peers' pods, a way out for its own."""
+    """What the node runs, its plugin configuration on stdin: routes to its peers, a way out for its pods."""
     # Written beside and renamed: containerd watches the folder and must never read half a file.
     write = f"cat > {CONFIG_FILE}.new && mv {CONFIG_FILE}.new {CONFIG_FILE}"
     routes = [f"ip route replace {peer.pods} via {peer.address}" for peer in nodes if peer != node]

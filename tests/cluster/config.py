@@ -73,6 +73,7 @@ def key(*parts: str | bytes | Path) -> str:
     for part in parts:
         if isinstance(part, Path):
             files = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+            files = [file for file in files if "__pycache__" not in file.parts]
             for file in files:
                 add(str(file.relative_to(part)).encode() if file != part else b"")
                 add(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Debian packages and the mirror they come from. Only root on Debian gets here; others are told what to install."""
+"""Debian packages and the mirror they come from; who may not install them is told their names."""
 
 import os
 import shutil
@@ -42,12 +42,14 @@ def mirror() -> str:
     )
     found = pick_mirror(lines.splitlines())
     if found is None:
-        raise ClusterError("apt on this machine has no index of Debian's main archive", fix="sudo apt-get update")
+        raise ClusterError(
+            "apt on this machine has no index of Debian's main archive", fix="sudo apt-get update"
+        )
     return found
 
 
 def pick_mirror(lines: list[str]) -> str | None:
-    """Of lines "origin codename uri", the first of Debian's releases: not an update suite, not a third party."""
+    """Of lines "origin codename uri", the first of a release of Debian: no update suite, no third party."""
     for line in lines:
         origin, _, rest = line.partition(" ")
         codename, _, uri = rest.partition(" ")

@@ -1,7 +1,8 @@
 """The container engine: which one works here, and how to call it.
 
-A `docker` on PATH proves nothing: only a daemon that answers does. Podman is installed where neither works and
-we may. What the machine's own settings of podman lack is given in a file of ours, through CONTAINERS_CONF.
+A `docker` on PATH proves nothing: only a daemon that answers does. Podman is installed where neither
+works and we may. What the machine's own settings of podman lack is given in a file of ours, through
+CONTAINERS_CONF.
 """
 
 import os
@@ -93,7 +94,9 @@ def podman_settings() -> dict[str, str]:
     return {"CONTAINERS_CONF": str(path)}
 
 
-def containers_conf(*, root: bool, unified_cgroups: bool, may_raise_limits: bool, open_files: int) -> str | None:
+def containers_conf(
+    *, root: bool, unified_cgroups: bool, may_raise_limits: bool, open_files: int
+) -> str | None:
     """What podman must be told on machines that are themselves containers or run cgroup v1.
 
     open_files  our hard limit of open files: what the nodes get where we may not raise it
@@ -102,7 +105,10 @@ def containers_conf(*, root: bool, unified_cgroups: bool, may_raise_limits: bool
         return None
     lines = []
     if not may_raise_limits:  # podman asks for 1048576 of each and fails
-        lines += ["[containers]", f'default_ulimits = ["nofile={open_files}:{open_files}", "nproc=32768:32768"]']
+        lines += [
+            "[containers]",
+            f'default_ulimits = ["nofile={open_files}:{open_files}", "nproc=32768:32768"]',
+        ]
     if not unified_cgroups:  # crun refuses a hybrid hierarchy
         lines += ["[engine]", 'runtime = "runc"']
     return "\n".join(lines) + "\n"

@@ -27,7 +27,7 @@ def with_operator() -> Kubectl:
         helm(
             "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
             f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
-            "--set=progress.everySeconds=5", "--wait", "--timeout=180s",
+            "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=180s",
         )  # fmt: skip
     return Kubectl(binary=tools.ensure("kubectl")["kubectl"], kubeconfig=cluster.kubeconfig)
 

@@ -1,4 +1,4 @@
-"""The three-node cluster: made, recognised while it is good, repaired or made anew when it is not, removed."""
+"""The three-node cluster: made, recognised while it is good, mended or made anew when it is not, removed."""
 
 import json
 import shutil
@@ -131,7 +131,7 @@ def node_states(cluster: Cluster) -> dict[str, str]:
 
 
 def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
-    """Names of the ready nodes, and what the cluster was made of; nothing where the API server does not answer."""
+    """Names of the ready nodes and what the cluster was made of; nothing without an API server."""
     if not cluster.kubeconfig.exists():  # `make clean` removes the checkout's build folder
         kind(cluster, "export", "kubeconfig", "--name", cluster.name, "--kubeconfig", cluster.kubeconfig)
     if not answers(cluster.kubectl):
@@ -166,19 +166,23 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
             )  # fmt: skip
             if not settle(cluster, within_s=READY_WITHIN_S):
                 state = cluster.kubectl("get", "nodes,pods", "--all-namespaces", check=False)
-                raise ClusterError(f"cluster {cluster.name} is not ready after {READY_WITHIN_S:.0f} s:\n{state}")
+                raise ClusterError(
+                    f"cluster {cluster.name} is not ready after {READY_WITHIN_S:.0f} s:\n{state}"
+                )
         except BaseException:
             remove(cluster)
             raise
 
 
 def settle(cluster: Cluster, *, within_s: float) -> bool:
-    """Lay the pod network where that is our part, then wait for nodes and cluster DNS; whether they came up."""
-    if cluster.pod_network:
+    """Lay the pod network where that is our part, then wait for nodes and DNS; whether they came up."""
+    if cluster.engine and cluster.pod_network:
         cni.configure(cluster.engine, cluster.kubectl)
     patience = f"--timeout={within_s:.0f}s"
     nodes = cluster.kubectl.command("wait", "node", "--all", "--for=condition=Ready", patience)
-    dns = cluster.kubectl.command("--namespace=kube-system", "rollout", "status", "deployment/coredns", patience)
+    dns = cluster.kubectl.command(
+        "--namespace=kube-system", "rollout", "status", "deployment/coredns", patience
+    )
     return all(proc.works(*command, within_s=within_s + 10) for command in (nodes, dns))
 
 
@@ -200,7 +204,7 @@ def remove(cluster: Cluster) -> None:
 
 
 def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
-    """Run kind with the engine we chose and a network of the cluster's own, which goes when the cluster goes."""
+    """Run kind with our engine and a network of the cluster's own, which goes when the cluster goes."""
     assert cluster.engine
     network = {f"KIND_EXPERIMENTAL_{name}_NETWORK": cluster.name for name in ("DOCKER", "PODMAN")}
     return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.engine.env, **network})
@@ -212,7 +216,11 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
     node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
     roles = ["control-plane"] + ["worker"] * config.WORKERS
     # Without it a kubelet of 1.35 refuses to start on cgroup v1.
-    kubelet = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failCgroupV1": False}
+    kubelet = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "failCgroupV1": False,
+    }
     return json.dumps(
         {
             "apiVersion": "kind.x-k8s.io/v1alpha4",

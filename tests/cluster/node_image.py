@@ -1,7 +1,8 @@
 """The image that the cluster's nodes run: kind's own where a registry has it, else one of our making.
 
-Ours is put together like kind's: Debian packages for the system (`rootfs`), kind's unit files and scripts out of its
-Go module, Kubernetes as `tools` builds it, and the control plane's images already in containerd's store.
+Ours is put together like kind's: Debian packages for the system (`rootfs`), kind's unit files and scripts
+out of its Go module, Kubernetes as `tools` builds it, and the control plane's images already in
+containerd's store.
 """
 
 import shutil
@@ -15,9 +16,19 @@ from tests.cluster.engine import Engine
 
 HERE = Path(__file__).parent
 NODE = rootfs.Rootfs(folder=HERE / "node", suite="bookworm", seconds=40, gib=1)
-KUBE_PROXY = rootfs.Rootfs(folder=HERE / "kube-proxy", suite="bookworm", variant="essential", seconds=20, gib=0.5)
+KUBE_PROXY = rootfs.Rootfs(
+    folder=HERE / "kube-proxy", suite="bookworm", variant="essential", seconds=20, gib=0.5
+)
 ON_THE_NODE = ("kubeadm", "kubectl", "kubelet")
-IN_PODS = ("coredns", "etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "pause")
+IN_PODS = (
+    "coredns",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "pause",
+)
 GIB = 4  # the image, the archive of the control plane's images, and both once more while committing
 
 
@@ -47,7 +58,11 @@ def key() -> str:
     """Changes with everything that our node image is made of."""
     modules = sorted({tools.PROGRAMS[name].module for name in (*ON_THE_NODE, *IN_PODS, "kind")})
     return config.key(
-        NODE.image, KUBE_PROXY.image, HERE / "node", Path(__file__), *(go.module_key(module) for module in modules)
+        NODE.image,
+        KUBE_PROXY.image,
+        HERE / "node",
+        Path(__file__),
+        *(go.module_key(module) for module in modules),
     )
 
 
@@ -57,7 +72,10 @@ def build(engine: Engine, image: str) -> None:
     programs = tools.build(*ON_THE_NODE, *IN_PODS)
     bases = {rootfs_.folder.name: rootfs.ensure(engine, rootfs_) for rootfs_ in (NODE, KUBE_PROXY)}
     names = control_plane_images(programs["kubeadm"])
-    with proc.timed("node image (about 60 s, once)"), tempfile.TemporaryDirectory(prefix="dtj-node-") as scratch:
+    with (
+        proc.timed("node image (about 60 s, once)"),
+        tempfile.TemporaryDirectory(prefix="dtj-node-") as scratch,
+    ):
         bare = f"{image}-bare"
         build_node(engine, bare, bases["node"], programs, names["pause"], Path(scratch))
         archive = Path(scratch, "images.tar")
@@ -102,7 +120,9 @@ def build_program_image(engine: Engine, image: str, program: Path, base: str) ->
 
 def control_plane_images(kubeadm: Path) -> dict[str, str]:
     """Program name -> the image name that this kubeadm's manifests use for it."""
-    listed = proc.run(kubeadm, "config", "images", "list", "--kubernetes-version", config.kubernetes_version())
+    listed = proc.run(
+        kubeadm, "config", "images", "list", "--kubernetes-version", config.kubernetes_version()
+    )
     return {name.rpartition("/")[2].partition(":")[0]: name for name in listed.split()}
 
 

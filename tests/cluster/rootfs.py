@@ -1,8 +1,9 @@
 """Root file systems made of Debian packages, for machines that reach no image registry.
 
-A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out, files/
-(optional) what is added. mmdebstrap resolves and unpacks with the machine's own apt and its mirror; the result
-goes straight into the engine's storage, under a name that changes with the description.
+A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out,
+files/ (optional) what is added. mmdebstrap resolves and unpacks with the machine's own apt and its
+mirror; the result goes straight into the engine's storage, under a name that changes with the
+description.
 """
 
 import os
@@ -54,7 +55,7 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
     name = rootfs.folder.name
     if os.geteuid() != 0:
         raise ClusterError(
-            f"no image registry can be reached, and without root the image {name} cannot be made from packages",
+            f"no image registry can be reached, and making the image {name} from packages takes root",
             fix="let the container engine reach an image registry, or run as root on Debian",
         )
     debian.install("mmdebstrap", why="images made from Debian packages")
@@ -63,7 +64,16 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
     with proc.timed(step):
         proc.pipe(
             mmdebstrap(rootfs, debian.mirror()),
-            [engine.name, "import", "--change", f"ENV PATH={PATH}", "--change", "ENV LANG=C.UTF-8", "-", rootfs.image],
+            [
+                engine.name,
+                "import",
+                "--change",
+                f"ENV PATH={PATH}",
+                "--change",
+                "ENV LANG=C.UTF-8",
+                "-",
+                rootfs.image,
+            ],
             env=engine.env,
         )
 

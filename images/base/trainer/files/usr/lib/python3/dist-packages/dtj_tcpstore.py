@@ -1,8 +1,8 @@
 """Lets unchanged programs open a TCPStore on a torch that was built without libuv.
 
-torch asks for its libuv server unless told otherwise, Debian's torch does not have it, and not every caller of
-torch's own (torchrun among them) can be told otherwise. A store that fails for that reason is opened once more
-with the server that every torch has. Where libuv is built in, nothing ever happens here.
+torch asks for its libuv server unless told otherwise, Debian's torch does not have it, and not every
+caller of torch's own (torchrun among them) can be told otherwise. A store that fails for that reason is
+opened once more with the server that every torch has. Where libuv is built in, nothing ever happens here.
 
 Loaded at start-up by dtj-tcpstore.pth, so it must cost nothing: torch is not imported, only awaited.
 """
@@ -36,7 +36,7 @@ def adapt(store):
     """Make a TCPStore fall back to the server without libuv."""
     plain = store.__init__
 
-    def __init__(self, *args, **kwargs):
+    def open_store(self, *args, **kwargs):
         try:
             plain(self, *args, **kwargs)
         except RuntimeError as error:
@@ -44,7 +44,7 @@ def adapt(store):
                 raise
             plain(self, *args, **{**kwargs, "use_libuv": False})
 
-    store.__init__ = __init__
+    store.__init__ = open_store
 
 
 sys.meta_path.insert(0, AwaitDistributed())
