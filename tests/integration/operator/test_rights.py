@@ -99,16 +99,34 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.api.until_gone(f"{SERVICES.format('jobs')}/crashing")
 
 
+async def fits_nowhere(cluster: Cluster, kubelet: Kubelet) -> None:
+    """Have the scheduler say so."""
+    await kubelet.until(lambda pods: "waiting-1" in pods)
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
+    await kubelet.set_status("waiting-1", {"conditions": [refused]})
+    await cluster.until(condition("PodsReady", "False", "Unschedulable"), "waiting")
+
+
 async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane, set[Right]]):
     plane, granted = own_plane
     async with rest.connect(plane) as api, kubelets.playing(api, "jobs") as kubelet:
+        cluster = Cluster(api, "jobs")
         async with process.running(plane) as operator:
-            await live(Cluster(api, "jobs"), kubelet)
+            await live(cluster, kubelet)
+            kubelet.starts = False
+            await cluster.submit("waiting")
+            await fits_nowhere(cluster, kubelet)
+            await kubelet.set_status(
+                "waiting-1", {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+            )
+            await cluster.until(condition("PodsReady", "False", "Starting"), "waiting")
             await operator.stop()
-        # A second one finds what it has told already, and counts that on.
-        async with process.running(plane) as operator:
-            series = await api.until_any(EVENTS.format("jobs"), lambda event: "series" in event)
-            assert series["series"]["count"] == 2
+        async with process.running(
+            plane
+        ) as operator:  # finds the Event that was told before, and counts it on
+            await fits_nowhere(cluster, kubelet)
+            event = await api.until_any(EVENTS.format("jobs"), lambda event: event.get("series") is not None)
+            assert event["series"]["count"] == 2
             await operator.stop()
 
     assert used(plane) | BY_ADMISSION == granted
