@@ -34,9 +34,9 @@ async def serve(health: Health, *, health_port: int, metrics_port: int) -> list[
 
 
 async def _listen(app: web.Application, what: str, port: int) -> web.AppRunner:
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
-    await web.TCPSite(runner, port=port, shutdown_timeout=1).start()
+    await web.TCPSite(runner, port=port).start()
     _log.info("listening", extra={"what": what, "port": runner.addresses[0][1]})
     return runner
 

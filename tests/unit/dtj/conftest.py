@@ -15,12 +15,24 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 _DEADLINE_S = 60.0
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 _OWN = ("DTJ_", "OMP_", "PET_")
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +82,9 @@ Start = Callable[..., Command]
 def warm() -> ForkServerContext:
     """The process with torch in it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli"])
+    context.set_forkserver_preload(
+        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli"]
+    )
     return context
 
 
@@ -98,7 +112,11 @@ def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def finish(start: Start) -> Callable[..., Finished]:
     """Like start, but waits for the end."""
-    return lambda *argv, **env: start(*argv, **env).wait()
+
+    def to_the_end(*argv: object, **env: object) -> Finished:
+        return start(*argv, **env).wait()
+
+    return to_the_end
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -109,11 +127,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def is_alive(pid: int) -> bool:
-    """A process of this id exists and is not a zombie."""
-    with contextlib.suppress(FileNotFoundError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
+def is_dead(pid: int) -> bool:
+    """No process has this id, or only a zombie."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
 
 
 def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path: list[str]) -> None:

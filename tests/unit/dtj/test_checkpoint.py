@@ -36,8 +36,12 @@ def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, lis
     ("names", "removed"),
     [
         pytest.param(["step-1", "step-2"], [], id="two are kept"),
-        pytest.param(["step-9", "step-10", "step-100"], ["step-9"], id="older means a smaller number, not text"),
-        pytest.param(["step-1", "step-2.tmp", "step-3-old.tmp"], ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"),
+        pytest.param(
+            ["step-9", "step-10", "step-100"], ["step-9"], id="older means a smaller number, not text"
+        ),
+        pytest.param(
+            ["step-1", "step-2.tmp", "step-3-old.tmp"], ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
+        ),
         pytest.param(["step-01", "notes", "step-x", "stepping"], [], id="what is not ours stays"),
     ],
 )
@@ -59,7 +63,7 @@ def quick_disk(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_writer_killed_at_any_moment_leaves_a_whole_checkpoint(warm: ForkServerContext, quick_disk: Path) -> None:
+def test_killed_writer_leaves_a_whole_checkpoint(warm: ForkServerContext, quick_disk: Path) -> None:
     """20 processes that save as fast as they can are killed after a random while."""
     run, chance, last = quick_disk / "run", random.Random(4), 0
     commit(run, 0)
@@ -88,7 +92,9 @@ def _save_for_ever(run: Path, step: int) -> None:
         step += 1
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped bit", "missing", "other content", "pickle of code"])
+@pytest.mark.parametrize(
+    "damage", ["empty", "cut", "flipped bit", "missing", "other content", "pickle of code"]
+)
 def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
     commit(tmp_path, 1, 2)
     file = tmp_path / "step-2" / layout.STATE_FILE
@@ -100,7 +106,9 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     elif damage == "pickle of code":
         torch.save({"step": 2, "parts": Path("/")}, file)
     else:
-        file.write_bytes({"empty": b"", "cut": data[:-50], "flipped bit": flipped, "other content": b"hello" * 99}[damage])
+        file.write_bytes(
+            {"empty": b"", "cut": data[:-50], "flipped bit": flipped, "other content": b"hello" * 99}[damage]
+        )
     name, warnings = found(tmp_path)
     assert name == "step-1"
     assert len(warnings) == 1
@@ -139,7 +147,11 @@ def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
     ("value", "where"),
     [
         pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a number of numpy"),
-        pytest.param({"a": [1, {"b": Path("/")}]}, r"state\['a'\]\[1\]\['b'\] is a PosixPath", id="an object, deep inside"),
+        pytest.param(
+            {"a": [1, {"b": Path("/")}]},
+            r"state\['a'\]\[1\]\['b'\] is a PosixPath",
+            id="an object, deep inside",
+        ),
     ],
 )
 def test_state_that_could_not_be_loaded_is_refused_when_saved(value: Any, where: str) -> None:

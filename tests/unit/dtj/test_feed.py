@@ -17,7 +17,9 @@ from dtj.world import World
 CPU = torch.device("cpu")
 
 
-def feed(n: int = 10, *, rank: int = 0, size: int = 1, batch: int = 4, micro: int | None = None, data: Any = None) -> Feed:
+def feed(
+    n: int = 10, *, rank: int = 0, size: int = 1, batch: int = 4, micro: int | None = None, data: Any = None
+) -> Feed:
     return Feed(
         range(n) if data is None else data,
         global_batch=batch,
@@ -57,7 +59,12 @@ def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
     assert now.ends_epoch
 
 
-@given(n=st.integers(1, 60), batch=st.integers(1, 60), size=st.integers(1, 7), micro=st.none() | st.integers(1, 9))
+@given(
+    n=st.integers(1, 60),
+    batch=st.integers(1, 60),
+    size=st.integers(1, 7),
+    micro=st.none() | st.integers(1, 9),
+)
 def test_weights_of_all_ranks_add_up_to_one(n: int, batch: int, size: int, micro: int | None) -> None:
     batches = [feed(n, rank=r, size=size, batch=batch, micro=micro).batch() for r in range(size)]
     assert sum(part.weight for b in batches for part in b.parts) == pytest.approx(1)
@@ -76,7 +83,12 @@ def test_last_batch_of_an_epoch_is_smaller_and_says_so() -> None:
     for _ in range(4):
         batches.append(f.batch())
         f.advance(batches[-1])
-    assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [(4, 0, False), (4, 0, False), (2, 0, True), (4, 1, False)]
+    assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [
+        (4, 0, False),
+        (4, 0, False),
+        (2, 0, True),
+        (4, 1, False),
+    ]
     assert f.steps_per_epoch == 3
 
 
@@ -91,7 +103,9 @@ class Named(NamedTuple):
         pytest.param(TensorDataset(torch.arange(3), torch.arange(3) * 2), Pair, id="two tensors are a pair"),
         pytest.param([(torch.tensor(i), 2 * i) for i in range(3)], Pair, id="items of two are a pair"),
         pytest.param([(i, i, i) for i in range(3)], tuple, id="items of three are a tuple"),
-        pytest.param([Named(torch.tensor(i), i) for i in range(3)], Named, id="named tuples keep their names"),
+        pytest.param(
+            [Named(torch.tensor(i), i) for i in range(3)], Named, id="named tuples keep their names"
+        ),
         pytest.param([{"x": i} for i in range(3)], dict, id="dicts stay dicts"),
         pytest.param(TensorDataset(torch.arange(3)), tuple, id="one tensor is a tuple of one"),
     ],

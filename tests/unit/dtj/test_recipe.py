@@ -30,7 +30,9 @@ def example(
         pytest.param(["name=x", "limit=none"], {"name": "x", "limit": None}, id="none, where it is allowed"),
         pytest.param(["name=x", "limit=5"], {"name": "x", "limit": 5}, id="or a number"),
         pytest.param(["name=a=b"], {"name": "a=b"}, id="text with an equals sign"),
-        pytest.param(["name=x", "tag=9"], {"name": "x", "tag": "9"}, id="type of the default where none is annotated"),
+        pytest.param(
+            ["name=x", "tag=9"], {"name": "x", "tag": "9"}, id="type of the default where none is annotated"
+        ),
     ],
 )
 def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> None:
@@ -41,12 +43,26 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
     ("words", "message"),
     [
         pytest.param([], "lacks name\n  fix: name=<str>", id="a missing argument"),
-        pytest.param(["name=x", "epoch=3"], "no argument 'epoch'\n  fix: did you mean 'epochs'", id="a mistyped one"),
-        pytest.param(["name=x", "zzz=3"], "no argument 'zzz'\n  fix: known: augment, epochs", id="an unknown one"),
-        pytest.param(["name=x", "epochs=3.5"], "epochs is '3.5', expected a whole number", id="the wrong number"),
-        pytest.param(["name=x", "augment=yes"], "augment is 'yes', expected true or false", id="the wrong truth"),
-        pytest.param(["name=x", "limit=a"], "limit is 'a', expected none or a whole number", id="none of two types"),
-        pytest.param(["name=x", "epochs"], "'epochs' is not an argument of a recipe\n  fix: write key=value", id="no value"),
+        pytest.param(
+            ["name=x", "epoch=3"], "no argument 'epoch'\n  fix: did you mean 'epochs'", id="a mistyped one"
+        ),
+        pytest.param(
+            ["name=x", "zzz=3"], "no argument 'zzz'\n  fix: known: augment, epochs", id="an unknown one"
+        ),
+        pytest.param(
+            ["name=x", "epochs=3.5"], "epochs is '3.5', expected a whole number", id="the wrong number"
+        ),
+        pytest.param(
+            ["name=x", "augment=yes"], "augment is 'yes', expected true or false", id="the wrong truth"
+        ),
+        pytest.param(
+            ["name=x", "limit=a"], "limit is 'a', expected none or a whole number", id="none of two types"
+        ),
+        pytest.param(
+            ["name=x", "epochs"],
+            "'epochs' is not an argument of a recipe\n  fix: write key=value",
+            id="no value",
+        ),
     ],
 )
 def test_bad_words_are_explained(words: list[str], message: str) -> None:
@@ -60,9 +76,15 @@ def test_bad_words_are_explained(words: list[str], message: str) -> None:
     ("target", "message"),
     [
         pytest.param("dtj.recipes.digits", "does not name a recipe", id="no function"),
-        pytest.param("dtj.recipes.digit:recipe", "there is no module 'dtj.recipes.digit'", id="no such module"),
+        pytest.param(
+            "dtj.recipes.digit:recipe", "there is no module 'dtj.recipes.digit'", id="no such module"
+        ),
         pytest.param("nowhere:recipe", "there is no module 'nowhere'", id="no such package"),
-        pytest.param("dtj.recipes.digits:recip", "has no function 'recip'\n  fix: did you mean 'recipe'", id="no such function"),
+        pytest.param(
+            "dtj.recipes.digits:recip",
+            "has no function 'recip'\n  fix: did you mean 'recipe'",
+            id="no such function",
+        ),
         pytest.param("./nowhere.py:recipe", "there is no file nowhere.py", id="no such file"),
     ],
 )
@@ -83,6 +105,8 @@ def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) ->
 
 def test_help_is_made_of_docstring_and_signature() -> None:
     text = recipe.describe("my.py:example", example)
-    assert text.startswith("Usage: dtj train my.py:example [key=value ...]\n\n  Train something.\n\n  In some way.\n")
+    assert text.startswith(
+        "Usage: dtj train my.py:example [key=value ...]\n\n  Train something.\n\n  In some way.\n"
+    )
     assert "  name     str         required\n  epochs   int         default 20\n" in text
     assert "  limit    int | None  default None\n" in text

@@ -66,7 +66,14 @@ def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
     port = free_port()
     nodes = [
         start(
-            *("run", "--checkpoint", tmp_path / "saved", "--termination-log", tmp_path / f"log-{node}", SMALL),
+            *(
+                "run",
+                "--checkpoint",
+                tmp_path / "saved",
+                "--termination-log",
+                tmp_path / f"log-{node}",
+                SMALL,
+            ),
             OUT=tmp_path,
             STEPS=100_000,
             PLAIN=1,
@@ -109,7 +116,9 @@ def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -
     monday, tuesday = tmp_path / "runs" / "0123abcd", tmp_path / "tuesday"
     assert finish("run", "--checkpoint", monday, SMALL, OUT=tmp_path, STEPS=4).code == 0
     before = sorted(tmp_path.glob("runs/**/*"))
-    ended = finish("run", "--checkpoint", tuesday, "--resume", tmp_path / "runs", SMALL, OUT=tmp_path, STEPS=6)
+    ended = finish(
+        "run", "--checkpoint", tuesday, "--resume", tmp_path / "runs", SMALL, OUT=tmp_path, STEPS=6
+    )
     assert ended.code == 0
     assert f"resuming from {monday / 'step-4'}" in ended.err
     assert sorted(tmp_path.glob("runs/**/*")) == before

@@ -1,6 +1,7 @@
 """W ranks with b samples each train the same model as one rank with W x b."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def trained(finish: Finish, out: Path, *flags: object, **env: object) -> dict[st
 
 def seen(out: Path, step: int) -> list[int]:
     """Samples of one step over all ranks."""
-    lines = [line.split() for file in sorted(out.glob("seen-*.txt")) for line in file.read_text().splitlines()]
+    lines = [
+        line.split() for file in sorted(out.glob("seen-*.txt")) for line in file.read_text().splitlines()
+    ]
     return sorted(int(i) for line in lines if int(line[0]) == step for i in line[1:])
 
 
@@ -46,6 +49,6 @@ def test_same_weights_as_one_rank(finish: Finish, tmp_path: Path, flags: tuple[o
 def test_an_epoch_is_every_sample_once_in_a_new_order(finish: Finish, tmp_path: Path) -> None:
     trained(finish, tmp_path / "out", "--nproc", 2)
     steps = [seen(tmp_path / "out", s) for s in range(18)]
-    assert sorted(sum(steps[:9], [])) == list(range(98))
-    assert sorted(sum(steps[9:], [])) == list(range(98))
+    assert sorted(chain(*steps[:9])) == list(range(98))
+    assert sorted(chain(*steps[9:])) == list(range(98))
     assert steps[:9] != steps[9:]

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import dtj
+from dtj.parallel import ddp
 
 OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
@@ -75,7 +76,8 @@ def main() -> None:
 
     def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         seen.extend(mb["i"].tolist())
-        return (model(mb["x"]) - mb["y"]).square().mean()
+        loss: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean()
+        return loss
 
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
@@ -92,8 +94,9 @@ def main() -> None:
                 if run.step == READY_AT and run.rank == 0:
                     (OUT / "ready").touch()
     if run.rank == 0:
-        plain = model.module if hasattr(model, "module") else model
-        torch.save({"model": plain.state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt")
+        torch.save(
+            {"model": ddp.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"
+        )
 
 
 if __name__ == "__main__":

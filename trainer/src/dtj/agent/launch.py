@@ -29,7 +29,7 @@ from dtj.agent.status import Status
 
 # After the first failure: time for the rank that is the cause to say so, if others noticed before it did.
 _GRACE_S = 5.0
-_PUBLISH_S = 0.2
+_PUBLISH_S = 0.25
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -79,7 +79,7 @@ class _Agent:
         self._screen: Screen = choose(as_json=options.as_json)
         self._asked_to_stop = 0
         self._kill_at: float | None = None
-        self._publish_at = 0.0
+        self._publish_at: float | None = None
         self._server: Server | None = None
 
     def run(self) -> int:
@@ -89,6 +89,7 @@ class _Agent:
         self._start_server()
         for rank in self._placement.ranks:
             self._start(rank, nthreads)
+        self._publish()
         try:
             while self._living():
                 self._turn()
@@ -133,11 +134,12 @@ class _Agent:
     # What the loop reacts to.
 
     def _turn(self) -> None:
-        patience = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        until = [t for t in (self._kill_at, self._publish_at) if t is not None]
+        patience = max(0.0, min(until) - time.monotonic()) if until else None
         for key, _ in self._selector.select(patience):
             if key.fd in self._selector.get_map():  # an earlier one of this round may have buried it
                 key.data()
-        if time.monotonic() >= self._publish_at:
+        if self._publish_at is not None and time.monotonic() >= self._publish_at:
             self._publish()
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_all()
@@ -217,11 +219,12 @@ class _Agent:
             self._screen.write(child.streams[fd][0], text)
 
     def _publish(self) -> None:
-        self._publish_at = time.monotonic() + _PUBLISH_S
         document = self._status.document(datetime.now(UTC))
         self._screen.progress(document)
         if self._server:
             self._server.publish(document)
+        if self._server or self._screen.is_live:
+            self._publish_at = time.monotonic() + _PUBLISH_S
 
     def _finish(self) -> int:
         endings = [c.ending for c in self._children.values() if c.ending]

@@ -46,6 +46,8 @@ def become(
         _settle(env, stdout=stdout, stderr=stderr, reports=reports)
         _prepare_torch(threads)
         code = _run(program)
+        if channel.last_step() is not None:
+            channel.send({"step": channel.last_step()}, wait_s=1.0)  # those before may have been held back
         _finish()
     except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
         traceback.print_exc()
@@ -58,8 +60,6 @@ def become(
 def is_peer_loss(error: BaseException) -> bool:
     """A collective failed because another rank or its machine is gone: secondary, not the cause."""
     text = str(error)
-    if isinstance(error, ConnectionError):
-        return True
     return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))
 
 

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 
 class Screen(Protocol):
-    """What the agent writes to."""
+    """What the agent writes to; a live one wants to be told of progress now and then."""
+
+    is_live: bool
 
     def write(self, fd: int, data: bytes) -> None: ...
     def progress(self, document: dict[str, Any]) -> None: ...
@@ -15,6 +17,8 @@ class Screen(Protocol):
 
 class Plain:
     """Bytes to the agent's own stdout and stderr."""
+
+    is_live = False
 
     def write(self, fd: int, data: bytes) -> None:
         while data:
@@ -29,6 +33,8 @@ class Plain:
 
 class Terminal:
     """Lines above, one bar below; drawn only when something changed, without a thread."""
+
+    is_live = True
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it

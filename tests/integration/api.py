@@ -1,0 +1,165 @@
+"""The API server as the tests use it from coroutines: dicts in, dicts out, and watches; as admin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+
+from tests.integration.controlplane import ControlPlane, token
+
+Json = dict[str, Any]
+WITHIN_S = 60.0  # generous: it only decides how long a broken test takes
+
+JOBS = "/apis/dtj.dev/v1alpha1/namespaces/{}/distributedtrainingjobs"
+PODS = "/api/v1/namespaces/{}/pods"
+SERVICES = "/api/v1/namespaces/{}/services"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/{}/events"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+
+
+class NeverHappenedError(AssertionError):
+    """The deadline passed; the message holds the last state that was seen."""
+
+
+class Api:
+    """A client of one control plane."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def get(self, path: str, **query: str) -> Json:
+        """Return an object, or a list of them."""
+        return await self.call("GET", path, query=query)
+
+    async def items(self, path: str, **query: str) -> list[Json]:
+        """Return the objects of a list."""
+        items: list[Json] = (await self.get(path, **query))["items"]
+        return items
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Create an object and return it as stored."""
+        return await self.call("POST", path, body)
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Merge a patch and return what became of the object."""
+        return await self.call("PATCH", path, body, content="application/merge-patch+json")
+
+    async def delete(self, path: str, **options: Any) -> Json:
+        """Delete an object."""
+        return await self.call("DELETE", path, options)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content: str = "application/json",
+    ) -> Json:
+        """Send any request; raise ApiError where the answer is no."""
+        data = None if body is None else json.dumps(body)
+        request = self._session.request(
+            method, path, params=query, data=data, headers={"Content-Type": content}
+        )
+        async with request as answer:
+            if answer.status >= 400:
+                raise ApiError(answer.status, f"{method} {path}: {await answer.text()}")
+            found: Json = await answer.json()
+            return found
+
+    async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, Json]]:
+        """List, then watch: yield (type, object) without end, first everything that is there as ADDED."""
+        listed = await self.get(path, **query)
+        for item in listed["items"]:
+            yield "ADDED", item
+        async for event in self._follow(path, listed["metadata"]["resourceVersion"], query):
+            yield event
+
+    async def _follow(
+        self, path: str, version: str, query: Mapping[str, str]
+    ) -> AsyncIterator[tuple[str, Json]]:
+        params = {**query, "watch": "true", "resourceVersion": version}
+        async with self._session.get(path, params=params) as answer:
+            async for line in answer.content:
+                event = json.loads(line)
+                yield event["type"], event["object"]
+
+    async def until(self, path: str, holds: Callable[[Json], bool], *, within_s: float = WITHIN_S) -> Json:
+        """Watch one object until `holds`, and return it as it was then; it may not exist yet."""
+        folder, _, name = path.rpartition("/")
+        last: Json | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                async for kind, seen in self.watch(folder, fieldSelector=f"metadata.name={name}"):
+                    last = seen
+                    if kind != "DELETED" and holds(seen):
+                        return seen
+        state = json.dumps((last or {}).get("status"), indent=1)
+        raise NeverHappenedError(f"{path} never got there within {within_s} s; last: {state}")
+
+    async def until_any(self, path: str, holds: Callable[[Json], bool]) -> Json:
+        """Watch a collection until some object in it `holds`, and return that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITHIN_S):
+                async for kind, seen in self.watch(path):
+                    if kind != "DELETED" and holds(seen):
+                        return seen
+        raise NeverHappenedError(f"no object of {path} got there within {WITHIN_S} s")
+
+    async def until_gone(self, path: str, *, within_s: float = WITHIN_S) -> None:
+        """Wait until there is no such object."""
+        folder, _, name = path.rpartition("/")
+        only = {"fieldSelector": f"metadata.name={name}"}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                listed = await self.get(folder, **only)
+                if not listed["items"]:
+                    return
+                async for kind, _seen in self._follow(folder, listed["metadata"]["resourceVersion"], only):
+                    if kind == "DELETED":
+                        return
+        raise NeverHappenedError(f"{path} is still there after {within_s} s")
+
+
+class ApiError(Exception):
+    """The API server refused."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@contextlib.asynccontextmanager
+async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api]:
+    """Open a client for a user of the control plane."""
+    connector = aiohttp.TCPConnector(ssl=plane.tls(), limit=0)
+    headers = {"Authorization": f"Bearer {token(user)}"}
+    timeout = aiohttp.ClientTimeout(total=None, connect=10)
+    async with aiohttp.ClientSession(
+        plane.url, connector=connector, headers=headers, timeout=timeout, read_bufsize=2**24
+    ) as session:
+        yield Api(session)
+
+
+def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
+    """Return a predicate: the object has this condition (and reason, where one is given)."""
+
+    def holds(seen: Json) -> bool:
+        return any(
+            each["type"] == kind and each["status"] == status and reason in ("", each["reason"])
+            for each in seen.get("status", {}).get("conditions", ())
+        )
+
+    return holds
+
+
+def phase(*names: str) -> Callable[[Json], bool]:
+    """Return a predicate: status.phase is one of these."""
+    return lambda seen: seen.get("status", {}).get("phase") in names

@@ -1,0 +1,155 @@
+"""Plays scheduler and kubelets for one namespace.
+
+A pod that nothing is said about is placed on a node and becomes ready; it ends when a test says so. One that
+is deleted goes as soon as the kubelet has "stopped" it, as on a real node; until then its name is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.integration.api import PODS, WITHIN_S, Api, ApiError, NeverHappenedError
+
+Json = dict[str, Any]
+
+
+class Kubelet:
+    """The pods of a namespace as they are now, and what is to happen to them.
+
+    pods     name -> pod as last seen
+    born     (name, uid) of every pod that ever was, in order
+    starts   whether new pods start by themselves
+    holds    names of pods that take their time to stop: they stay, deleted, until they are let go
+    """
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._folder = api, PODS.format(namespace)
+        self.pods: dict[str, Json] = {}
+        self.born: list[tuple[str, str]] = []
+        self.starts = True
+        self.holds: set[str] = set()
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Follow the pods for ever."""
+        async with asyncio.TaskGroup() as work:
+            async for kind, pod in self._api.watch(self._folder):
+                name = pod["metadata"]["name"]
+                if kind == "DELETED":
+                    self.pods.pop(name, None)
+                elif kind in ("ADDED", "MODIFIED"):
+                    if kind == "ADDED":
+                        self.born.append((name, pod["metadata"]["uid"]))
+                    self.pods[name] = pod
+                    work.create_task(self._tend(pod))
+                async with self._changed:
+                    self._changed.notify_all()
+
+    async def _tend(self, pod: Json) -> None:
+        name, meta = pod["metadata"]["name"], pod["metadata"]
+        with contextlib.suppress(
+            ApiError
+        ):  # the pod has gone, or is another by now: nothing to do for this one
+            if "deletionTimestamp" in meta:
+                if name not in self.holds:
+                    await self.let_go(name, meta["uid"])
+            elif not pod["spec"].get("nodeName") and self.starts:
+                await self.start(name)
+
+    async def start(self, name: str) -> None:
+        """Place a pod on a node and make it ready."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": f"node-{name.rpartition('-')[2]}"}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self._api.create(f"{self._folder}/{name}/binding", binding)
+        status = {
+            "phase": "Running",
+            "podIP": "10.1.0.1",
+            "startTime": now(),
+            "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
+            "containerStatuses": [
+                container(self.pods[name], ready=True, state={"running": {"startedAt": now()}})
+            ],
+        }
+        await self.set_status(name, status)
+
+    async def finish(self, name: str, code: int = 0, *, message: str = "") -> None:
+        """End the pod's container with an exit code and a termination message."""
+        ended = {"exitCode": code, "finishedAt": now(), "reason": "Completed" if code == 0 else "Error"}
+        ended |= {"message": message} if message else {}
+        status = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": "False", "reason": "PodCompleted"},
+            ],
+            "containerStatuses": [container(self.pods[name], ready=False, state={"terminated": ended})],
+        }
+        await self.set_status(name, status)
+
+    async def set_status(self, name: str, status: Json) -> None:
+        """Merge a pod's status."""
+        await self._api.patch(f"{self._folder}/{name}/status", {"status": status})
+
+    async def let_go(self, name: str, uid: str = "") -> None:
+        """Tell the API server that nothing of a deleted pod runs any more."""
+        self.holds.discard(name)
+        conditions = {"preconditions": {"uid": uid}} if uid else {}
+        await self._api.delete(f"{self._folder}/{name}", gracePeriodSeconds=0, **conditions)
+
+    async def until(
+        self, holds: Callable[[dict[str, Json]], bool], *, within_s: float = WITHIN_S
+    ) -> dict[str, Json]:
+        """Wait until the pods of the namespace, by name, look right."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._changed:
+                await self._changed.wait_for(lambda: holds(self.pods))
+                return dict(self.pods)
+        seen = {name: pod["status"].get("phase") for name, pod in self.pods.items()}
+        raise NeverHappenedError(f"the pods never looked right within {within_s} s; last: {seen}")
+
+    async def until_running(self, *names: str) -> dict[str, Json]:
+        """Wait until exactly these pods run."""
+        return await self.until(
+            lambda pods: set(pods) == set(names) and all(runs(pod) for pod in pods.values())
+        )
+
+
+def runs(pod: Json) -> bool:
+    """Whether a pod runs and is not being deleted."""
+    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def container(pod: Json, *, ready: bool, state: Json) -> Json:
+    """Return the status of the pod's first container."""
+    first = pod["spec"]["containers"][0]
+    return {
+        "name": first["name"],
+        "image": first["image"],
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def now() -> str:
+    """Return the time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextlib.asynccontextmanager
+async def playing(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
+    """Have a kubelet for a namespace."""
+    kubelet = Kubelet(api, namespace)
+    task = asyncio.create_task(kubelet.run())
+    try:
+        yield kubelet
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,109 @@
+"""The operator with the chart's roles, an API client, and a kubelet for the test's namespace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration import api as rest
+from tests.integration import kubelet as kubelets
+from tests.integration.api import EVENTS, JOBS, PODS, Api
+from tests.integration.chart.conftest import CHART, Helm, helm
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.process import Operator
+
+__all__ = ["helm"]
+Json = dict[str, Any]
+RBAC = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
+
+
+def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
+    """Apply the chart's account and roles, and return all that it renders."""
+    rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}")
+    manifests = [each for each in yaml.safe_load_all(rendered) if each]
+    namespace: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": process.NAMESPACE}}
+    chosen = [namespace, *(each for each in manifests if each["kind"] in RBAC)]
+    plane.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": chosen}))
+    return manifests
+
+
+@pytest.fixture(scope="session")
+def granted(helm: Helm, plane: ControlPlane) -> ControlPlane:
+    """Return the control plane, in which the operator's user has the chart's roles and no others."""
+    grant(helm, plane)
+    return plane
+
+
+@pytest.fixture
+async def api(granted: ControlPlane) -> AsyncIterator[Api]:
+    """Return a client of the API server, as admin."""
+    async with rest.connect(granted) as api:
+        yield api
+
+
+@pytest.fixture
+async def kubelet(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
+    """Return a kubelet for the test's namespace."""
+    async with kubelets.playing(api, namespace) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+async def operator(granted: ControlPlane, namespace: str) -> AsyncIterator[Operator]:
+    """Return an operator that serves the test's namespace."""
+    async with process.running(granted, watch=namespace) as operator:
+        yield operator
+
+
+class Cluster:
+    """What a test does with the jobs of its namespace."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+        self.jobs, self.pods = JOBS.format(namespace), PODS.format(namespace)
+
+    async def submit(self, name: str = "job", **spec: Any) -> Json:
+        """Create a job of two replicas."""
+        return await self.api.create(self.jobs, job(name, **spec))
+
+    async def change(self, name: str = "job", **spec: Any) -> Json:
+        """Change fields of a job's specification."""
+        return await self.api.patch(f"{self.jobs}/{name}", {"spec": spec})
+
+    async def job(self, name: str = "job") -> Json:
+        """Return a job."""
+        return await self.api.get(f"{self.jobs}/{name}")
+
+    async def until_event(self, reason: str) -> Json:
+        """Wait for an Event with this reason; Events follow the status, so they may come a little later."""
+        return await self.api.until_any(
+            EVENTS.format(self.namespace), lambda event: event["reason"] == reason
+        )
+
+    async def until(self, holds: Any, name: str = "job") -> Json:
+        """Wait until a job looks right."""
+        return await self.api.until(f"{self.jobs}/{name}", holds)
+
+
+def job(name: str = "job", **spec: Any) -> Json:
+    """Return a job of two replicas that restarts without a pause."""
+    container = {"name": "trainer", "image": "trainer:1"}
+    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
+    return {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name},
+        "spec": {"replicas": 2, "recovery": {"backoffSeconds": 0}, "template": template, **spec},
+    }
+
+
+@pytest.fixture
+def cluster(api: Api, namespace: str) -> Cluster:
+    """Return the test's namespace."""
+    return Cluster(api, namespace)

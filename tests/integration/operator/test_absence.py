@@ -1,0 +1,117 @@
+"""What happens while no operator is there, or when one takes over from another."""
+
+from __future__ import annotations
+
+from tests.integration.api import LEASES, POLICIES, SERVICES, condition, phase
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import LEASE, NAMESPACE, Operator
+
+
+async def holder(cluster: Cluster) -> str:
+    """Return who has the lease."""
+    lease = await cluster.api.get(f"{LEASES.format(NAMESPACE)}/{LEASE}")
+    found: str = lease["spec"].get("holderIdentity") or ""
+    return found
+
+
+async def test_change_made_meanwhile_is_found(granted: ControlPlane, cluster: Cluster, kubelet: Kubelet):
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.submit()
+        await cluster.submit("other")
+        await cluster.until(phase("Running"))
+        await cluster.until(phase("Running"), "other")
+
+    await cluster.change(suspend=True)
+    await kubelet.finish("other-1", 1)
+
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.until(phase("Suspended"))
+        await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "other")
+        await kubelet.until_running("other-0", "other-1")
+
+
+async def test_job_deleted_meanwhile_leaves_nothing(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+
+    await cluster.api.delete(f"{cluster.jobs}/job")
+
+    async with process.running(granted, watch=cluster.namespace):
+        await kubelet.until(lambda pods: not pods)
+        await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
+        await cluster.api.until_gone(f"{POLICIES.format(cluster.namespace)}/job")
+
+
+async def test_job_made_again_under_its_name_is_another_job(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+
+    await cluster.api.delete(f"{cluster.jobs}/job")
+    again = await cluster.submit()
+
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.until(phase("Running"))
+        pods = await kubelet.until_running("job-0", "job-1")
+    service = await cluster.api.get(f"{SERVICES.format(cluster.namespace)}/job")
+    for child in (service, *pods.values()):
+        assert child["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
+
+
+async def test_deadline_that_passed_meanwhile_counts(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with process.running(granted, watch=cluster.namespace):
+        await cluster.submit(activeDeadlineSeconds=3)
+        await cluster.until(phase("Running"))
+
+    async with process.running(granted, watch=cluster.namespace):
+        job = await cluster.until(phase("Failed"))
+        assert condition("Failed", reason="DeadlineExceeded")(job)
+        await kubelet.until(lambda pods: not pods)
+
+
+async def test_of_two_operators_one_works_and_the_other_takes_over(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with (
+        process.running(granted, watch=cluster.namespace, identity="operator-0") as one,
+        process.running(granted, watch=cluster.namespace, identity="operator-1") as two,
+    ):
+        await cluster.submit("before")
+        await cluster.until(phase("Running"), "before")
+        pair: dict[str, Operator] = {each.identity: each for each in (one, two)}
+        leader = await holder(cluster)
+        (follower,) = pair.keys() - {leader}
+
+        await pair[leader].kill()
+        await cluster.submit("after")
+        await cluster.until(phase("Running"), "after")
+
+        assert await holder(cluster) == follower
+        assert (await cluster.job("before"))["status"]["restarts"]["total"] == 0
+        pods = await kubelet.until_running("before-0", "before-1", "after-0", "after-1")
+        assert len(kubelet.born) == len(pods), "every pod was created once"
+        assert await pair[follower].stop() == 0
+
+
+async def test_operator_that_is_asked_to_end_hands_over_at_once(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with process.running(granted, watch=cluster.namespace, identity="operator-0") as one:
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+        assert await holder(cluster) == "operator-0"
+
+        assert await one.stop() == 0
+
+        assert await holder(cluster) == ""
+    await kubelet.until_running("job-0", "job-1")

@@ -1,0 +1,114 @@
+"""What stands in a job's way is named in its status, in the words of whoever said no."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.api import SERVICES, condition, phase
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.test_lifecycle import of
+
+pytestmark = pytest.mark.usefixtures("operator")
+Json = dict[str, Any]
+
+
+async def test_service_of_somebody_else_is_not_touched(cluster: Cluster, kubelet: Kubelet):
+    services = SERVICES.format(cluster.namespace)
+    theirs: Json = {"metadata": {"name": "job"}, "spec": {"ports": [{"port": 80}]}}
+    before = await cluster.api.create(services, theirs)
+    await cluster.submit()
+
+    job = await cluster.until(condition("PodsReady", "False", "NameConflict"))
+
+    assert "Service job exists and does not belong to this job" in of(job, "PodsReady")["message"]
+    assert kubelet.born == []
+    after = await cluster.api.get(f"{services}/job")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+async def test_pod_of_somebody_else_is_not_touched(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    theirs: Json = {"metadata": {"name": "job-1"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    before = await cluster.api.create(cluster.pods, theirs)
+    await cluster.submit()
+
+    job = await cluster.until(condition("PodsReady", "False", "NameConflict"))
+
+    assert "job-1" in of(job, "PodsReady")["message"]
+    after = await cluster.api.get(f"{cluster.pods}/job-1")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+async def test_quota_is_quoted_and_waited_for(cluster: Cluster, kubelet: Kubelet):
+    quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    await cluster.api.create(quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}})
+    # There is no controller that fills this in.
+    used: Json = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
+    await cluster.api.patch(f"{quotas}/small/status", used)
+    await cluster.submit()
+
+    job = await cluster.until(condition("PodsReady", "False", "QuotaExceeded"))
+    assert "exceeded quota: small, requested: pods=1, used: pods=1" in of(job, "PodsReady")["message"]
+    assert "exceeded quota" in (await cluster.until_event("QuotaExceeded"))["note"]
+
+    await cluster.api.delete(f"{quotas}/small")
+    await cluster.until(phase("Running"))
+
+
+async def test_pod_security_is_quoted(cluster: Cluster):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await cluster.api.patch(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": label}})
+    container = {"name": "trainer", "image": "a", "securityContext": {"privileged": True}}
+    await cluster.submit(template={"spec": {"containers": [container]}})
+
+    job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    assert "privileged" in of(job, "PodsReady")["message"]
+    assert phase("Pending")(job)
+
+
+async def test_pods_pass_the_restricted_standard_by_themselves(cluster: Cluster, kubelet: Kubelet):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    await cluster.api.patch(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": label}})
+    await cluster.submit()
+    await kubelet.until_running("job-0", "job-1")
+
+
+async def test_invalid_pod_is_quoted(cluster: Cluster):
+    container = {"name": "trainer", "image": "a", "resources": {"requests": {"cpu": "a lot"}}}
+    await cluster.submit(template={"spec": {"containers": [container]}})
+
+    job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    assert "quantities must match" in of(job, "PodsReady")["message"]
+
+
+async def test_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit()
+    await kubelet.until(lambda pods: "job-1" in pods)
+    says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
+    await kubelet.set_status("job-1", {"conditions": [refused]})
+
+    job = await cluster.until(condition("PodsReady", "False", "Unschedulable"))
+
+    assert says in of(job, "PodsReady")["message"]
+    assert phase("Pending")(job)
+
+
+async def test_kubelet_is_quoted_when_an_image_cannot_be_pulled(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit()
+    await kubelet.until(lambda pods: "job-0" in pods)
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "trainer:1"'}
+    status = {"name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
+    await kubelet.set_status("job-0", {"containerStatuses": [{**status, "state": {"waiting": waiting}}]})
+
+    job = await cluster.until(condition("PodsReady", "False", "ImagePullFailed"))
+
+    assert "trainer:1" in of(job, "PodsReady")["message"]
+    assert phase("Pending")(job)

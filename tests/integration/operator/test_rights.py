@@ -1,0 +1,172 @@
+"""The chart's roles are exactly what the operator uses, by the API server's own audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import api as rest
+from tests.integration import controlplane
+from tests.integration import kubelet as kubelets
+from tests.integration.api import EVENTS, SERVICES, Api, ApiError, condition, phase
+from tests.integration.chart.conftest import Helm
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster, grant
+
+Json = dict[str, Any]
+Right = tuple[str, str, str]  # API group, resource, verb
+CRDS = Path(__file__).parents[3] / "crds"
+
+# Never asked for by a request: the API server itself looks for it when an owner reference blocks deletion.
+BY_ADMISSION = {("dtj.dev", "distributedtrainingjobs/finalizers", "update")}
+# What everybody may do: find out what the API server serves.
+DISCOVERY = ("/api", "/apis", "/version", "/openapi")
+
+
+@pytest.fixture
+def own_plane(tmp_path: Path, helm: Helm) -> Iterator[tuple[ControlPlane, set[Right]]]:
+    """Return a control plane whose audit log is this test's alone, and the rights that the chart grants."""
+    with controlplane.running(tmp_path) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(CRDS))
+        plane.kubectl("wait", "--for=condition=Established", "crd/distributedtrainingjobs.dtj.dev")
+        plane.kubectl("create", "namespace", "jobs")
+        yield plane, set(rights(grant(helm, plane)))
+
+
+def rights(manifests: list[Json]) -> Iterator[Right]:
+    """Yield what the operator's roles allow."""
+    users = ("-edit", "-view")
+    for role in manifests:
+        if role["kind"] in ("Role", "ClusterRole") and not role["metadata"]["name"].endswith(users):
+            for rule in role["rules"]:
+                for group in rule["apiGroups"]:
+                    yield from ((group, kind, verb) for kind in rule["resources"] for verb in rule["verbs"])
+
+
+def used(plane: ControlPlane) -> set[Right]:
+    """Return the rights that the operator has used, and check that nothing was forbidden."""
+    found = set()
+    for line in plane.audit():
+        target = line.get("objectRef")
+        if target is None:
+            assert line["requestURI"].startswith(DISCOVERY), line
+            continue
+        code = line.get("responseStatus", {}).get("code")
+        assert code not in (401, 403) or forbidden_by_policy(line), line
+        kind = "/".join(filter(None, (target["resource"], target.get("subresource"))))
+        found.add((target.get("apiGroup", ""), kind, line["verb"]))
+    return found
+
+
+def forbidden_by_policy(line: Json) -> bool:
+    """Whether a quota, not a missing right, said no."""
+    return "exceeded quota" in line["responseStatus"].get("message", "")
+
+
+async def live(cluster: Cluster, kubelet: Kubelet) -> None:
+    """Let jobs go through all that the operator does anything about."""
+    theirs: Json = {"metadata": {"name": "blocked"}, "spec": {"ports": [{"port": 80}]}}
+    await cluster.api.create(SERVICES.format("jobs"), theirs)
+    theirs = {"metadata": {"name": "taken-1"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    await cluster.api.create(cluster.pods, theirs)
+    for name, spec in {
+        "done": {"ttlSecondsAfterFinished": 0},
+        "crashing": {},
+        "deleted": {},
+        "blocked": {},
+        "taken": {},
+    }.items():
+        await cluster.submit(name, **spec)
+    await cluster.until(condition("PodsReady", "False", "NameConflict"), "blocked")
+    await cluster.until(condition("PodsReady", "False", "NameConflict"), "taken")
+
+    for name in ("done", "crashing", "deleted"):
+        await cluster.until(phase("Running"), name)
+    for name in ("done-0", "done-1"):
+        await kubelet.finish(name)
+    await kubelet.finish("crashing-0", 1)
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "crashing")
+    await cluster.api.delete(f"{cluster.jobs}/deleted")
+    await cluster.api.until_gone(f"{cluster.jobs}/done")
+    await cluster.api.until_gone(f"{SERVICES.format('jobs')}/deleted")
+    await kubelet.finish("crashing-1", 78)
+    await cluster.until(phase("Failed"), "crashing")
+    await cluster.api.until_gone(f"{SERVICES.format('jobs')}/crashing")
+
+
+async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane, set[Right]]):
+    plane, granted = own_plane
+    async with rest.connect(plane) as api, kubelets.playing(api, "jobs") as kubelet:
+        async with process.running(plane) as operator:
+            await live(Cluster(api, "jobs"), kubelet)
+            await operator.stop()
+        # A second one finds what it has told already, and counts that on.
+        async with process.running(plane) as operator:
+            series = await api.until_any(EVENTS.format("jobs"), lambda event: "series" in event)
+            assert series["series"]["count"] == 2
+            await operator.stop()
+
+    assert used(plane) | BY_ADMISSION == granted
+
+
+async def test_owner_references_need_the_right_on_finalizers(own_plane: tuple[ControlPlane, set[Right]]):
+    plane, _ = own_plane
+    async with rest.connect(plane) as admin, rest.connect(plane, "operator") as api:
+        job = await Cluster(admin, "jobs").submit()
+        owner = {
+            "apiVersion": "dtj.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "name": "job",
+            "uid": job["metadata"]["uid"],
+            "blockOwnerDeletion": True,
+        }
+        service: Json = {
+            "metadata": {"name": "a", "ownerReferences": [owner]},
+            "spec": {"ports": [{"port": 80}]},
+        }
+        await api.create(SERVICES.format("jobs"), service)
+        await take_away(admin, "distributedtrainingjobs/finalizers")
+        service["metadata"]["name"] = "b"
+        with pytest.raises(ApiError, match="cannot set blockOwnerDeletion"):
+            await api.create(SERVICES.format("jobs"), service)
+
+
+async def take_away(admin: Api, resource: str) -> None:
+    """Remove what the operator's ClusterRole says about a resource."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/dtj-operator"
+    role = await admin.get(path)
+    await admin.patch(path, {"rules": [rule for rule in role["rules"] if resource not in rule["resources"]]})
+
+
+DENIED = [
+    ("read Secrets", "GET", "/api/v1/namespaces/default/secrets"),
+    ("read a Secret of its own namespace", "GET", "/api/v1/namespaces/dtj-system/secrets/a"),
+    ("read ConfigMaps", "GET", "/api/v1/namespaces/default/configmaps"),
+    ("run commands in pods", "POST", "/api/v1/namespaces/default/pods/a/exec?command=sh"),
+    ("read logs", "GET", "/api/v1/namespaces/default/pods/a/log"),
+    ("change a pod", "PATCH", "/api/v1/namespaces/default/pods/a"),
+    ("pretend to be a kubelet", "PATCH", "/api/v1/namespaces/default/pods/a/status"),
+    ("place a pod", "POST", "/api/v1/namespaces/default/pods/a/binding"),
+    ("delete all pods at once", "DELETE", "/api/v1/namespaces/default/pods"),
+    ("change a job", "PATCH", "/apis/dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs/a"),
+    ("create a job", "POST", "/apis/dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"),
+    ("list nodes", "GET", "/api/v1/nodes"),
+    ("give itself rights", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
+    ("take another lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/other"),
+    ("take a lease elsewhere", "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
+    ("change the CRD", "PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), [pytest.param(*row[1:], id=row[0]) for row in DENIED])
+async def test_operator_may_not(granted: ControlPlane, method: str, path: str):
+    async with rest.connect(granted, "operator") as api:
+        with pytest.raises(ApiError) as refused:
+            await api.call(method, path, {})
+    assert refused.value.status == 403
+    assert controlplane.OPERATOR_USER in str(refused.value)

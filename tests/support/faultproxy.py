@@ -1,0 +1,157 @@
+"""A proxy between a client and the API server that misbehaves on demand, as networks and busy servers do.
+
+A fault says which requests it hits, how often, and how: an HTTP status instead of an answer, or an answer
+that is lost after the server has acted. Open watches can be cut at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests that match.
+
+    matches  chooses requests
+    status   answer with this HTTP status and pass nothing on; 0 passes the request on and loses the answer
+    times    how many requests it hits
+    headers  of the answer
+    """
+
+    matches: Callable[[web.Request], bool]
+    status: int
+    times: int = 1
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class FaultProxy:
+    """Forwards everything to `target`, unless a fault is due.
+
+    url    where it listens, plain HTTP on loopback
+    hits   how many requests each kind of fault has hit, by status; "cut" for watches
+    """
+
+    def __init__(self, target: str, tls: ssl.SSLContext) -> None:
+        self._target, self._tls = target, tls
+        self._faults: list[Fault] = []
+        self._watches: set[web.Request] = set()
+        self.hits: Counter[int | str] = Counter()
+        self.url = ""
+
+    def inject(self, *faults: Fault) -> None:
+        """Have these happen."""
+        self._faults.extend(faults)
+
+    def cut_watches(self) -> int:
+        """Break every open watch in the middle and return how many there were."""
+        watches, self._watches = self._watches, set()
+        for request in watches:
+            if request.transport is not None:
+                request.transport.abort()
+        self.hits["cut"] += len(watches)
+        return len(watches)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Forward one request, or not."""
+        fault = next((each for each in self._faults if each.times and each.matches(request)), None)
+        if fault is not None:
+            fault.times -= 1
+            self.hits[fault.status] += 1
+            if fault.status:
+                return refusal(fault)
+        body = await request.read()
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
+        url = f"{self._target}{request.raw_path}"
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            if fault is not None:
+                await answer.read()  # the server has acted by now
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            return await self._relay(request, answer)
+
+    async def _relay(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}
+        reply = web.StreamResponse(status=answer.status, headers=kept)
+        await reply.prepare(request)
+        if is_watch(request):
+            self._watches.add(request)
+        try:
+            async for chunk in answer.content.iter_any():
+                await reply.write(chunk)
+            await reply.write_eof()
+        except (ConnectionError, aiohttp.ClientError):
+            pass  # the client has gone, or the watch was cut
+        finally:
+            self._watches.discard(request)
+        return reply
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[FaultProxy]:
+        """Listen until the block ends."""
+        app = web.Application(client_max_size=2**24)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False
+        ) as session:
+            self._session = session
+            try:
+                yield self
+            finally:
+                self.cut_watches()
+                await asyncio.wait_for(runner.cleanup(), 5)
+
+
+def refusal(fault: Fault) -> web.Response:
+    """Return the API server's own form of an error."""
+    reasons = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
+    status = {
+        "apiVersion": "v1",
+        "kind": "Status",
+        "status": "Failure",
+        "reason": reasons.get(fault.status, "Unknown"),
+        "message": f"injected {fault.status}",
+        "code": fault.status,
+    }
+    return web.Response(
+        status=fault.status,
+        headers=dict(fault.headers),
+        text=json.dumps(status),
+        content_type="application/json",
+    )
+
+
+def is_watch(request: web.Request) -> bool:
+    """Whether a request opens a watch."""
+    return request.query.get("watch") in ("true", "1")
+
+
+def watching(resource: str) -> Callable[[web.Request], bool]:
+    """Return a predicate: a watch of this resource."""
+    return lambda request: is_watch(request) and request.path.endswith(f"/{resource}")
+
+
+def calling(method: str, resource: str) -> Callable[[web.Request], bool]:
+    """Return a predicate: an ordinary call of this method on this resource, or on a named one."""
+    return lambda request: (
+        request.method == method and not is_watch(request) and f"/{resource}" in request.path
+    )

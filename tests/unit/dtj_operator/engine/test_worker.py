@@ -1,0 +1,102 @@
+"""A worker outlives whatever a reconcile does, and says each failure once."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from dtj_operator.engine.worker import LONGEST_LOOK_S, TryLater, work
+from dtj_operator.engine.workqueue import WorkQueue
+from dtj_operator.kube.errors import Unavailable
+
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+
+Reconcile = Callable[[str], Awaitable[float | None]]
+
+
+@asynccontextmanager
+async def working(reconcile: Reconcile) -> AsyncIterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue(Random(1))
+    task = asyncio.create_task(work(queue, reconcile))
+    yield queue
+    assert not task.done(), "a worker lives for ever"
+    task.cancel()
+    queue.close()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def looks(answers: list[float | Exception | None]) -> tuple[Reconcile, list[float]]:
+    """Return a reconcile that gives these answers in turn, then None, and the times of its calls."""
+    times: list[float] = []
+
+    async def reconcile(_: str) -> float | None:
+        times.append(asyncio.get_running_loop().time())
+        answer = answers.pop(0) if answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return reconcile, times
+
+
+async def test_a_key_comes_back_when_reconcile_said() -> None:
+    reconcile, times = looks([7.0, 0.0])
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(100)
+
+    assert times == pytest.approx([0, 7, 7])
+
+
+async def test_a_failure_is_tried_again_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    reconcile, times = looks([ValueError("boom")])
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(100)
+
+    assert len(times) == 2
+    assert [record.message for record in caplog.records] == ["reconcile failed"]
+    assert caplog.records[0].exc_info is not None, "a defect of ours comes with its traceback"
+
+
+async def test_a_busy_api_server_is_told_without_a_traceback_and_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reconcile, times = looks([Unavailable("GET /x", 429, "TooManyRequests", "slow down", after_s=20)])
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(100)
+
+    assert times == pytest.approx([0, 20])
+    assert not caplog.records[0].exc_info
+
+
+async def test_what_must_wait_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reconcile, times = looks([TryLater("old pods"), TryLater("old pods", after_s=9)])
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(100)
+
+    assert len(times) == 3
+    assert times[2] - times[1] == pytest.approx(9)
+    assert not caplog.records
+
+
+async def test_a_reconcile_that_hangs_gives_its_key_back() -> None:
+    calls = 0
+
+    async def reconcile(_: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await asyncio.Event().wait()
+
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(2 * LONGEST_LOOK_S)
+
+    assert calls == 2

@@ -1,0 +1,118 @@
+"""The queue on fake time: what is added, when it comes, and that a key is never held twice."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from dtj_operator.engine.workqueue import WorkQueue
+
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+
+
+@pytest.fixture
+def queue() -> WorkQueue[str]:
+    return WorkQueue(Random(1))
+
+
+async def next_key(queue: WorkQueue[str]) -> str:
+    async with queue.take() as (key, _):
+        return key
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_key_that_waits_is_not_added_again(queue: WorkQueue[str]) -> None:
+    for _ in range(1000):
+        queue.add("a")
+
+    assert await next_key(queue) == "a"
+    assert len(queue) == 0
+
+
+async def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
+    for key in "cab":
+        queue.add(key)
+
+    assert [await next_key(queue) for _ in range(3)] == ["c", "a", "b"]
+
+
+async def test_a_key_is_never_held_twice_and_comes_back_if_it_was_added_meanwhile(
+    queue: WorkQueue[str],
+) -> None:
+    queue.add("a")
+    async with queue.take():
+        queue.add("a")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await next_key(queue)
+        assert queue.busy == 1
+
+    assert await next_key(queue) == "a"
+
+
+async def test_a_key_whose_worker_failed_can_be_taken_again(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    with pytest.raises(ValueError, match="boom"):
+        async with queue.take():
+            raise ValueError("boom")
+    queue.add("a")
+
+    assert await next_key(queue) == "a"
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 2), (2, 5)])
+async def test_of_several_delays_the_earliest_counts(
+    queue: WorkQueue[str], first: float, second: float
+) -> None:
+    queue.add_after("a", first)
+    queue.add_after("a", second)
+    await next_key(queue)
+    waited = now()
+
+    assert waited == pytest.approx(2)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await next_key(queue)
+
+
+async def test_back_off_doubles_up_to_a_limit_with_jitter_and_a_success_resets_it(
+    queue: WorkQueue[str],
+) -> None:
+    delays = [queue.retry("a") for _ in range(12)]
+    queue.forget("a")
+
+    for failures, delay in enumerate(delays):
+        expected = min(60.0, 0.2 * 2**failures)
+        assert 0.8 * expected <= delay <= 1.2 * expected
+    assert len(set(delays)) == len(delays), "no two alike: that is what jitter is for"
+    assert queue.retry("a") < 0.3
+
+
+async def test_back_off_is_at_least_what_the_server_asked_for(queue: WorkQueue[str]) -> None:
+    assert queue.retry("a", at_least_s=30) == 30
+    await next_key(queue)
+
+    assert now() == pytest.approx(30)
+
+
+async def test_the_wait_of_the_oldest_key_is_known(queue: WorkQueue[str]) -> None:
+    assert queue.oldest_s() == 0
+    queue.add("a")
+    await asyncio.sleep(3)
+    queue.add("b")
+    await asyncio.sleep(4)
+
+    assert queue.oldest_s() == pytest.approx(7)
+    async with queue.take() as (_, waited):
+        assert waited == pytest.approx(7)
+
+
+async def test_after_close_nothing_comes(queue: WorkQueue[str]) -> None:
+    queue.add_after("a", 1)
+    queue.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(100):
+            await next_key(queue)

@@ -1,0 +1,170 @@
+"""Calls over a real socket: what is repeated, what is raised, and what is put on the wire."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from aiohttp import web
+
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.errors import ApiError, Conflict, Expired, NotFound, Refused, Unavailable
+from tests.unit.dtj_operator.kube.server import (
+    Handler,
+    Server,
+    hangs_up,
+    refuses,
+    says,
+    serving,
+    stall,
+    streams,
+)
+
+param = pytest.param
+OK = says({"kind": "Pod"})
+
+
+@asynccontextmanager
+async def talking(*script: Handler) -> AsyncIterator[tuple[Api, Server]]:
+    async with serving(*script) as server:
+        api = Api(server.config, Bucket(1e9), Random(1))
+        try:
+            yield api, server
+        finally:
+            await api.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        param(400, Refused, id="bad request"),
+        param(403, Refused, id="forbidden, by a role or a quota"),
+        param(422, Refused, id="invalid"),
+        param(404, NotFound, id="not found"),
+        param(409, Conflict, id="exists, or changed"),
+        param(410, Expired, id="gone"),
+        param(401, ApiError, id="not logged in"),
+    ],
+)
+async def test_what_will_not_change_is_raised_at_once_in_the_servers_words(
+    status: int, kind: type[ApiError]
+) -> None:
+    async with talking(refuses(status, "Because", "exceeded quota: q")) as (api, server):
+        with pytest.raises(kind) as caught:
+            await api.get("/x")
+
+        assert (caught.value.status, caught.value.reason, caught.value.message) == (
+            status,
+            "Because",
+            "exceeded quota: q",
+        )
+        assert str(caught.value) == f"GET /x: {status} Because: exceeded quota: q"
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        param(refuses(500), id="500"),
+        param(refuses(503), id="503"),
+        param(refuses(429, Retry_After="0"), id="429"),
+        param(hangs_up(), id="a cut connection"),
+    ],
+)
+async def test_what_may_pass_is_tried_again(fault: Handler) -> None:
+    async with talking(fault, fault, OK) as (api, server):
+        await api.create("/x", {"a": 1})
+
+        assert [asked[3] for asked in server.asked] == [{"a": 1}] * 3
+
+
+async def test_a_server_that_stays_broken_is_given_up_on() -> None:
+    async with talking(*[refuses(500, message="etcd is sad")] * 9) as (api, server):
+        with pytest.raises(Unavailable, match="etcd is sad"):
+            await api.get("/x")
+
+        assert len(server.asked) == 4
+
+
+async def test_a_long_wish_to_wait_is_left_to_the_queue() -> None:
+    async with talking(refuses(429, Retry_After="30"), OK) as (api, server):
+        with pytest.raises(Unavailable) as caught:
+            await api.get("/x")
+
+        assert caught.value.after_s == 30
+        assert len(server.asked) == 1
+
+
+async def test_an_update_is_not_repeated_for_its_version_may_be_spent() -> None:
+    async with talking(refuses(500), OK) as (api, server):
+        with pytest.raises(Unavailable):
+            await api.update("/x", {"metadata": {"resourceVersion": "7"}})
+
+        assert len(server.asked) == 1
+
+
+async def test_a_delete_names_exactly_what_it_means() -> None:
+    async with talking(OK, OK) as (api, server):
+        await api.delete("/x", uid="u", grace_s=5)
+        await api.delete("/x", uid="u", version="7")
+
+    assert server.asked[0][3] == {
+        "preconditions": {"uid": "u"},
+        "propagationPolicy": "Background",
+        "gracePeriodSeconds": 5,
+    }
+    assert server.asked[1][3] == {
+        "preconditions": {"uid": "u", "resourceVersion": "7"},
+        "propagationPolicy": "Background",
+    }
+
+
+async def test_a_patch_is_a_merge_patch_and_fields_that_nobody_knows_survive() -> None:
+    kinds: list[str] = []
+
+    async def remember(request: web.Request) -> web.StreamResponse:
+        kinds.append(request.headers["Content-Type"])
+        return await OK(request)
+
+    async with talking(remember) as (api, server):
+        await api.patch("/x", {"status": {"fieldFromTheFuture": None}})
+
+    assert kinds == ["application/merge-patch+json"]
+    assert server.asked[0][3] == {"status": {"fieldFromTheFuture": None}}
+
+
+async def test_an_answer_that_is_no_json_is_still_told() -> None:
+    async with talking(*[_html] * 4) as (api, _):
+        with pytest.raises(Unavailable, match="proxy says no"):
+            await api.get("/x")
+
+
+async def _html(_: web.Request) -> web.Response:
+    return web.Response(status=502, text="<html>proxy says no</html>")
+
+
+async def test_a_watch_yields_whole_lines_and_leaves_out_a_torn_one() -> None:
+    async with (
+        talking(streams({"n": 1}, {"n": 2}, b'{"n": ')) as (api, _),
+        api.watch("/x", [("watch", "true")], silence_s=5) as lines,
+    ):
+        assert [line async for line in lines] == [b'{"n": 1}\n', b'{"n": 2}\n']
+
+
+async def test_a_watch_that_falls_silent_is_noticed() -> None:
+    async with (
+        talking(streams({"n": 1}, then=stall)) as (api, _),
+        api.watch("/x", [], silence_s=0.1) as lines,
+    ):
+        with pytest.raises(Unavailable, match="Timeout"):
+            [line async for line in lines]
+
+
+async def test_a_watch_that_is_cut_is_noticed() -> None:
+    async with (
+        talking(streams({"n": 1}, then=hangs_up())) as (api, _),
+        api.watch("/x", [], silence_s=5) as lines,
+    ):
+        with pytest.raises(Unavailable):
+            [line async for line in lines]

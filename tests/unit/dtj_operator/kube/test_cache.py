@@ -1,0 +1,112 @@
+"""What the cache believes when news comes late, twice, or not at all."""
+
+import msgspec
+import pytest
+
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.views import PodView
+from dtj_operator.names import Key
+from tests.support.builders import NAME, NAMESPACE, pod
+
+KEY = Key(NAMESPACE, NAME)
+
+
+class Watched:
+    """A cache and the keys that it announced."""
+
+    def __init__(self) -> None:
+        self.news: list[Key] = []
+        self.cache = PodCache(self.news.append)
+
+    def names(self) -> list[str]:
+        return sorted(view.name for view in self.cache.pods(KEY))
+
+
+def at(version: int, view: PodView | None = None, **changes: object) -> PodView:
+    return msgspec.structs.replace(view or pod().pod, version=str(version), **changes)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_a_pod_is_found_by_its_job(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+
+    assert watched.names() == ["digits-0"]
+    assert watched.news == [KEY]
+    assert len(watched.cache) == 1
+
+
+def test_older_news_do_not_undo_newer(watched: Watched) -> None:
+    watched.cache.observe(at(7, phase="Running"))
+    watched.cache.observe(at(5, phase="Pending"))
+
+    assert watched.cache.pods(KEY)[0].phase == "Running"
+
+
+def test_versions_are_compared_as_numbers(watched: Watched) -> None:
+    watched.cache.observe(at(9))
+    watched.cache.observe(at(10, phase="Running"))
+
+    assert watched.cache.pods(KEY)[0].phase == "Running"
+
+
+def test_a_change_that_no_decision_needs_is_no_news(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.observe(at(6))
+
+    assert watched.news == [KEY]
+
+
+def test_what_our_own_write_returned_wakes_nobody(watched: Watched) -> None:
+    watched.cache.observe(at(5), quiet=True)
+
+    assert (watched.names(), watched.news) == (["digits-0"], [])
+
+
+def test_an_answer_that_the_watch_overtook_does_not_revive_a_dead_pod(watched: Watched) -> None:
+    watched.cache.forget(at(9))
+    watched.cache.observe(at(5))
+
+    assert watched.names() == []
+
+
+def test_the_end_of_an_old_pod_does_not_take_the_new_one_of_its_name(watched: Watched) -> None:
+    watched.cache.observe(at(9, uid="new"))
+    watched.cache.forget(at(5, uid="old"))
+
+    assert [view.uid for view in watched.cache.pods(KEY)] == ["new"]
+
+
+def test_a_new_pod_replaces_the_old_one_of_its_name(watched: Watched) -> None:
+    watched.cache.observe(at(5, uid="old"))
+    watched.cache.observe(at(9, uid="new"))
+
+    assert [view.uid for view in watched.cache.pods(KEY)] == ["new"]
+    assert len(watched.cache) == 1
+
+
+def test_a_list_removes_what_it_does_not_hold(watched: Watched) -> None:
+    watched.cache.observe(at(5, pod(0).pod))
+    watched.cache.observe(at(6, pod(1).pod))
+    watched.cache.replace([at(6, pod(1).pod)], version="8")
+
+    assert watched.names() == ["digits-1"]
+    assert watched.news == [KEY] * 3
+
+
+def test_a_list_does_not_remove_what_is_younger_than_it(watched: Watched) -> None:
+    watched.cache.observe(at(9))
+    watched.cache.replace([], version="8")
+
+    assert watched.names() == ["digits-0"]
+
+
+def test_a_list_of_one_job_leaves_the_others_alone(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.observe(at(5, pod(0, job="other").pod))
+    watched.cache.replace([], version="8", key=KEY)
+
+    assert watched.cache.keys() == [Key(NAMESPACE, "other")]

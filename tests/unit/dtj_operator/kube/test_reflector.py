@@ -1,0 +1,180 @@
+"""The pod cache follows the cluster over a real socket, through every way in which a watch can fail."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.reflector import Reflector
+from dtj_operator.names import Key
+from tests.unit.dtj_operator.kube.server import (
+    Handler,
+    Server,
+    hangs_up,
+    refuses,
+    says,
+    serving,
+    stall,
+    streams,
+)
+
+param = pytest.param
+KEY = Key("ns", "j")
+Json = dict[str, Any]
+
+
+def pod(index: int, version: int, phase: str = "Running") -> Json:
+    labels = {"dtj.dev/job-name": "j", "dtj.dev/replica-index": str(index), "dtj.dev/attempt": "0"}
+    meta = {
+        "name": f"j-{index}",
+        "namespace": "ns",
+        "uid": f"u{index}",
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
+    return {"metadata": meta, "status": {"phase": phase}}
+
+
+def page(*pods: Json, version: int, more: str = "") -> Handler:
+    return says({"metadata": {"resourceVersion": str(version), "continue": more}, "items": list(pods)})
+
+
+def event(kind: str, body: Json) -> Json:
+    return {"type": kind, "object": body}
+
+
+def bookmark(version: int) -> Json:
+    return event("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
+
+
+IDLE = streams(then=stall)
+
+
+class Followed:
+    """A reflector at work, and a way to wait for what its cache shows."""
+
+    def __init__(self, server: Server, silence_s: float) -> None:
+        self._changed = asyncio.Event()
+        self.server = server
+        self.api = Api(server.config, Bucket(1e9), Random(1))
+        self.cache = PodCache(lambda _: self._changed.set())
+        self.reflector = Reflector(self.api, self.cache, None, Random(1), silence_s=silence_s)
+
+    def shown(self) -> dict[str, str]:
+        return {view.name: view.phase for view in self.cache.pods(KEY)}
+
+    async def until(self, expected: dict[str, str]) -> None:
+        async with asyncio.timeout(10):
+            while self.shown() != expected:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def watched_from(self) -> list[str]:
+        return [query["resourceVersion"] for _, _, query, _ in self.server.asked if query.get("watch")]
+
+    async def until_watched_from(self, *versions: str) -> None:
+        async with asyncio.timeout(10):
+            while self.watched_from() != list(versions):  # noqa: ASYNC110 - the server is in another task
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def following(*script: Handler, silence_s: float = 5) -> AsyncIterator[Followed]:
+    async with serving(*script) as server:
+        followed = Followed(server, silence_s)
+        task = asyncio.create_task(followed.reflector.run())
+        try:
+            yield followed
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await followed.api.close()
+
+
+async def test_a_list_comes_in_pages() -> None:
+    async with following(page(pod(0, 1), version=9, more="t"), page(pod(1, 2), version=9), IDLE) as followed:
+        await followed.until({"j-0": "Running", "j-1": "Running"})
+
+        assert followed.server.asked[1][2]["continue"] == "t"
+        assert followed.server.asked[0][2]["labelSelector"] == "dtj.dev/job-name"
+
+
+async def test_events_change_the_cache() -> None:
+    events = (
+        event("ADDED", pod(1, 11)),
+        event("MODIFIED", pod(0, 12, "Failed")),
+        event("DELETED", pod(1, 13)),
+    )
+    async with following(page(pod(0, 1), version=10), streams(*events, then=stall)) as followed:
+        await followed.until({"j-0": "Failed"})
+
+
+async def test_a_watch_that_ends_goes_on_where_a_bookmark_was() -> None:
+    ends = streams(bookmark(42))
+    async with following(page(version=10), ends, IDLE) as followed:
+        await followed.until_watched_from("10", "42")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        param(streams(event("ERROR", {"code": 410, "message": "too old"})), id="history is gone"),
+        param(streams(event("ERROR", {"code": 500, "message": "?"})), id="an error nobody expected"),
+        param(refuses(410, "Expired"), id="410 as an answer"),
+        param(streams(then=hangs_up()), id="a cut connection"),
+        param(streams(b"this is no JSON\n"), id="garbage"),
+    ],
+)
+async def test_whenever_in_doubt_it_lists_anew_and_notices_what_was_deleted(fault: Handler) -> None:
+    before, after = page(pod(0, 1), pod(1, 2), version=10), page(pod(1, 2), version=20)
+    async with following(before, fault, after, IDLE) as followed:
+        await followed.until({"j-1": "Running"})
+        await followed.until_watched_from("10", "20")
+
+
+async def test_silence_leads_to_a_new_list() -> None:
+    before, after = page(pod(0, 1), version=10), page(version=20)
+    async with following(before, IDLE, after, IDLE, silence_s=0.2) as followed:
+        await followed.until({"j-0": "Running"})
+        await followed.until({})
+
+
+async def test_an_api_server_that_is_down_at_first_is_waited_for() -> None:
+    async with following(*[refuses(503)] * 4, page(pod(0, 1), version=10), IDLE) as followed:
+        await followed.until({"j-0": "Running"})
+        assert followed.reflector.synced.is_set()
+
+
+async def test_a_page_whose_token_expired_begins_the_list_anew() -> None:
+    torn = (page(pod(0, 1), version=9, more="t"), refuses(410, "Expired"))
+    async with following(*torn, page(pod(1, 2), version=10), IDLE) as followed:
+        await followed.until({"j-1": "Running"})
+
+
+async def test_one_job_can_be_brought_up_to_date_alone() -> None:
+    async with serving(page(pod(0, 5), version=9)) as server:
+        followed = Followed(server, 5)
+        await followed.reflector.refresh(KEY)
+        await followed.api.close()
+
+    assert followed.shown() == {"j-0": "Running"}
+    assert server.asked[0][1:3] == (
+        "/api/v1/namespaces/ns/pods",
+        {"labelSelector": "dtj.dev/job-name=j", "limit": "500"},
+    )
+
+
+async def test_a_label_that_somebody_garbled_stops_nothing() -> None:
+    garbled = pod(0, 1)
+    garbled["metadata"]["labels"]["dtj.dev/replica-index"] = "first"
+    async with following(page(garbled, version=10), IDLE) as followed:
+        await followed.until({"j-0": "Running"})
+
+        assert followed.cache.pods(KEY)[0].index == -1
