@@ -263,7 +263,7 @@ def _warm(nthreads: int) -> None:
 
 
 def _find_temporary_folder() -> None:
-    """torch wants one even to be imported; in a pod with a read-only root only shared memory may be writable."""
+    """Importing torch takes one; in a pod with a read-only root only shared memory may be writable."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError:

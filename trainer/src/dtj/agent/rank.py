@@ -97,7 +97,7 @@ def _settle(env: Mapping[str, str], *, stdout: int, stderr: int, reports: int) -
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable()
     os.environ.update(env)
-    if env[contract.NNODES] == "1":  # a laptop's host name often resolves to an address that nobody answers on
+    if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     channel.open_pipe(reports)
 
