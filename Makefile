@@ -31,5 +31,28 @@ unit: ## tests that need nothing but Python (<= 60 s)
 integration: ## tests against a real kube-apiserver and etcd
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
+e2e: ## tests on a three-node cluster with our images and our chart
+	$(RUN) pytest -q tests/e2e
+
+test: lint unit integration e2e ## all of the above, in this order
+
+bench: ## measure, and write docs/benchmarks.md (hours: see the page)
+	$(RUN) tests.bench
+
+demo: ## cluster, images, operator and a training run, shown live
+	$(RUN) tests.demo
+
+clean: cluster-delete ## remove the cluster and what was built in the checkout; the cache stays
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+images: ## build the operator's and the trainer's image where they are out of date
+	$(RUN) tests.cluster images
+
+cluster: ## make or reuse the three-node cluster
+	$(RUN) tests.cluster create
+
+cluster-delete: ## remove the cluster and all that came with it
+	$(RUN) tests.cluster delete
+
 lock: ## lock the dependencies again, with hashes and without download addresses
 	tests/support/lock.sh $(VENV)/bin/uv

@@ -66,7 +66,10 @@ def main() -> None:
         kubectl("delete", "namespace", NAMESPACE, "--wait=false")
     head = ["load", "rounds", "operator, s", "bare loop, s", "ratio, median of the pairs"]
     report.write("creation", report.table(head, rows))
-    report.write("memory", report.table(["after", "leader, MiB"], [[f"{ROUNDS} rounds of each load", f"{memory_mib:.0f}"]]))
+    report.write(
+        "memory",
+        report.table(["after", "leader, MiB"], [[f"{ROUNDS} rounds of each load", f"{memory_mib:.0f}"]]),
+    )
 
 
 async def measure(kubectl: Kubectl) -> list[list[object]]:
@@ -128,13 +131,17 @@ def strip(child: dict[str, Any]) -> dict[str, Any]:
     for key in ("nodeName", "clusterIPs"):
         body["spec"].pop(key, None)
     # Without its labels the operator does not see it; a single one of ours would cost it a look.
-    body["metadata"]["labels"] = {f"bench/{key.split('/')[-1]}": value for key, value in meta["labels"].items()}
+    body["metadata"]["labels"] = {
+        f"bench/{key.split('/')[-1]}": value for key, value in meta["labels"].items()
+    }
     return body
 
 
 def resident_mib(kubectl: Kubectl) -> float:
     """Return the resident memory of the leading operator replica, from its own metrics."""
-    lease = kubectl("get", "lease", "dtj-operator", "-n", "dtj-system", "-o", "jsonpath={.spec.holderIdentity}")
+    lease = kubectl(
+        "get", "lease", "dtj-operator", "-n", "dtj-system", "-o", "jsonpath={.spec.holderIdentity}"
+    )
     pod = lease.split("_")[0]
     text = kubectl("get", "--raw", f"/api/v1/namespaces/dtj-system/pods/{pod}:8080/proxy/metrics")
     match = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)

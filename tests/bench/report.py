@@ -32,7 +32,10 @@ def seconds(samples: Sequence[float]) -> str:
 def circumstances() -> str:
     """Return one line: when, on what machine, at which commit."""
     commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release().split('-')[0]}"

@@ -1,4 +1,4 @@
-"""The API server over plain HTTP, as little as a benchmark needs: post, delete a collection, count a watch."""
+"""The API server over plain HTTP, as little as a benchmark needs: post, delete collections, count a watch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rest:
             answer.raise_for_status()
 
     async def until_seen(self, path: str, version: str, kind: str, count: int) -> float:
-        """Watch a collection from `version` until `count` events of this kind came; return the monotonic time."""
+        """Watch from `version` until `count` events of this kind came; return the monotonic time."""
         params = {"watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
             answer.raise_for_status()
@@ -69,22 +69,27 @@ class Rest:
             await self.until_seen(path, listed["metadata"]["resourceVersion"], "DELETED", left)
 
 
-@asynccontextmanager
-async def connect(kubeconfig: Path) -> AsyncIterator[Rest]:
-    """Open a session with the cluster of a kubeconfig that holds a client certificate."""
+def credentials(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
+    """Return the server of a kubeconfig and a context with its client certificate."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    context = ssl.create_default_context(
-        cadata=base64.b64decode(cluster["certificate-authority-data"]).decode()
-    )
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    context = ssl.create_default_context(cadata=authority)
     with tempfile.NamedTemporaryFile(suffix=".pem") as pem:
         pem.write(base64.b64decode(user["client-certificate-data"]))
         pem.write(base64.b64decode(user["client-key-data"]))
         pem.flush()
         context.load_cert_chain(pem.name)
+    return str(cluster["server"]), context
+
+
+@asynccontextmanager
+async def connect(kubeconfig: Path) -> AsyncIterator[Rest]:
+    """Open a session with the cluster of a kubeconfig that holds a client certificate."""
+    server, context = credentials(kubeconfig)
     connector = aiohttp.TCPConnector(ssl=context, limit=CONNECTIONS + 4)
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(
-        cluster["server"], connector=connector, timeout=timeout, read_bufsize=1 << 22
+        server, connector=connector, timeout=timeout, read_bufsize=1 << 22
     ) as session:
         yield Rest(session)

@@ -3,23 +3,48 @@
 import argparse
 import sys
 
-from tests.cluster import tools
+from tests.cluster import config, images, kind, load, tools
 from tests.cluster.errors import ClusterError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+
+    verb = verbs.add_parser("create", help="make or reuse the three-node cluster")
+    verb.set_defaults(run=create)
+
+    verb = verbs.add_parser("delete", help="remove the cluster and all that came with it")
+    verb.set_defaults(run=lambda args: kind.delete())
+
+    verb = verbs.add_parser("images", help="build the project's images where they are out of date")
+    verb.set_defaults(run=lambda args: print(*images.build(), sep="\n"))
+
+    verb = verbs.add_parser("load", help="bring images into the worker nodes")
+    verb.add_argument(
+        "image", nargs="*", default=list(config.IMAGES.values()), help="default: the project's own"
+    )
+    verb.set_defaults(run=lambda args: load.load(kind.create(), args.image))
+
     verb = verbs.add_parser("tools", help="build programs and print their paths")
-    verb.add_argument("name", nargs="*", default=list(tools.PROGRAMS), help="all of them where none is named")
+    verb.add_argument("name", nargs="*", default=list(tools.PROGRAMS), help="default: all of them")
     verb.set_defaults(run=lambda args: print(*tools.ensure(*args.name).values(), sep="\n"))
+
     args = parser.parse_args()
     try:
         args.run(args)
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("cluster: interrupted; the same command picks up where it was", file=sys.stderr)
+        return 130
     return 0
+
+
+def create(args: argparse.Namespace) -> None:
+    cluster = kind.create()
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
 if __name__ == "__main__":

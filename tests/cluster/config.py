@@ -17,6 +17,8 @@ STOCK_NODE_IMAGE = (
     "docker.io/kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0"
 )
 WORKERS = 2
+POD_NETWORK = "10.244.0.0/16"
+SHARED_FOLDER = "/var/lib/dtj-shared"  # one folder that every node sees: stands in for shared storage
 IMAGES = {
     "operator": "ghcr.io/dtj-dev/operator:0.1.0",
     "trainer": "ghcr.io/dtj-dev/trainer:0.1.0",
@@ -71,6 +73,7 @@ def key(*parts: str | bytes | Path) -> str:
     for part in parts:
         if isinstance(part, Path):
             files = sorted(p for p in part.rglob("*") if p.is_file()) if part.is_dir() else [part]
+            files = [file for file in files if "__pycache__" not in file.parts]
             for file in files:
                 add(str(file.relative_to(part)).encode() if file != part else b"")
                 add(file.read_bytes())

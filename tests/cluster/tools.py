@@ -38,6 +38,7 @@ PROGRAMS = {
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl", 35),
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet", 60),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
+    "pause": Program("pause", ".", 10),
 }
 
 

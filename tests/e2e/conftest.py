@@ -1,7 +1,7 @@
 """A real cluster with our images and our chart, and a namespace of its own for every test.
 
-The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod security
-standard, so a pod of ours that needs a privilege is refused and the test fails.
+The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod
+security standard, so a pod of ours that needs a privilege is refused and the test fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def installed() -> Kubectl:
 @pytest.fixture
 def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """Return kubectl for a fresh namespace; the namespace goes with the test."""
-    name = "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
+    name = (
+        "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
+    )
     installed("delete", "namespace", name, "--ignore-not-found", "--wait=true")
     installed.apply(
         {

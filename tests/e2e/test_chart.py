@@ -12,7 +12,15 @@ def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: K
     kubectl.until("dtj", "steady", phase("Running"))
     pods = {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")}
 
-    install.helm("upgrade", "dtj", str(install.CHART), "--namespace=dtj-system", "--reuse-values", "--set=replicas=1", "--wait")
+    install.helm(
+        "upgrade",
+        "dtj",
+        str(install.CHART),
+        "--namespace=dtj-system",
+        "--reuse-values",
+        "--set=replicas=1",
+        "--wait",
+    )
     install.helm("uninstall", "dtj", "--namespace=dtj-system", "--wait")
 
     try:

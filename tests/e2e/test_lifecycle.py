@@ -25,7 +25,7 @@ def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Jso
     kubectl.until("dtj", "pause", phase("Running"), within_s=60)
     kubectl.follow("pause-0", "did step ")
 
-    # Nothing was saved on schedule before step 1000: only the stop on SIGTERM can have committed step 20 or later.
+    # Nothing is saved on schedule before step 1000: only the stop on SIGTERM can have committed this.
     assert min(steps_done(kubectl, "pause-0")) > 20
     assert kubectl.get("dtj", "pause")["status"]["restarts"]["counted"] == 0  # type: ignore[index]
 
@@ -68,4 +68,3 @@ def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
 
     for kind in ("pods", "services", "networkpolicies"):
         kubectl.until_gone(kind, selector=OURS)
-

@@ -42,7 +42,12 @@ def test_pod_that_fits_no_node_names_the_resource(kubectl: Kubectl):
 
 
 def test_quota_refusal_is_quoted_and_the_job_starts_once_there_is_room(kubectl: Kubectl):
-    quota = {"kind": "ResourceQuota", "apiVersion": "v1", "metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}}
+    quota = {
+        "kind": "ResourceQuota",
+        "apiVersion": "v1",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "1"}},
+    }
     kubectl.apply(quota)
     kubectl.apply(workload_job("squeezed", "--steps=2"))
 

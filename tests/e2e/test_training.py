@@ -44,7 +44,9 @@ def test_digits_train_to_97_percent_on_two_nodes(kubectl: Kubectl):
     assert job["status"]["worldSize"] == 2
     nodes = {pod["spec"]["nodeName"] for pod in kubectl.list("pods", f"dtj.dev/job-name={name}")}
     assert len(nodes) == 2
-    accuracies = [float(each) for each in re.findall(r"accuracy[ =:]+([0-9.]+)", kubectl("logs", f"{name}-0"))]
+    accuracies = [
+        float(each) for each in re.findall(r"accuracy[ =:]+([0-9.]+)", kubectl("logs", f"{name}-0"))
+    ]
     assert accuracies[-1] >= 0.97
 
 

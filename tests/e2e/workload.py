@@ -1,6 +1,6 @@
 """A small training program whose faults are ordered on its command line; it runs inside the pods.
 
-Prints one line a step with the step's number, so that a test can tell from the logs which steps ran, and where.
+Prints one line a step with the step's number: a test can tell from the logs which steps ran, and where.
 """
 
 import argparse
@@ -50,5 +50,8 @@ for batch in run.steps(given.steps):
     optimizer.step()
     optimizer.zero_grad()
     run.log(loss=loss)
-    print(f"did step {run.step} attempt {attempt} on {Path('/etc/hostname').read_text().strip()}", flush=True)
+    print(
+        f"did step {run.step + 1} attempt {attempt} on {Path('/etc/hostname').read_text().strip()}",
+        flush=True,
+    )
     time.sleep(given.step_s)

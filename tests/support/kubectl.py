@@ -1,7 +1,7 @@
 """kubectl as the tests and the demo use it: a user's tool against a real cluster, answers as dicts.
 
-Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right and
-says what it looked like last when it never does.
+Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right
+and says what it looked like last when it never does.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class Kubectl:
             if holds(last):
                 return last
         state = json.dumps((last or {}).get("status"), indent=1)
-        raise NeverHappenedError(f"{kind}/{name} {hint or 'never got there'} within {within_s} s; last: {state}")
+        raise NeverHappenedError(
+            f"{kind}/{name} {hint or 'never got there'} within {within_s} s; last: {state}"
+        )
 
     def until_gone(self, kind: str, *, selector: str = "", within_s: float = 60) -> None:
         """Wait until no object of the kind is left that the label selector picks."""
@@ -118,12 +120,15 @@ class Kubectl:
                 log += chunk
                 if text in log:
                     return log
-        raise NeverHappenedError(f"{text!r} never stood in the log of {pod} within {within_s} s; last: {log[-2000:]}")
+        raise NeverHappenedError(
+            f"{text!r} never stood in the log of {pod} within {within_s} s; last: {log[-2000:]}"
+        )
 
     def watch(self, kind: str, *flags: str, deadline: float) -> Iterator[Json]:
-        """Yield watch events, `type` and `object`, until `deadline` (monotonic seconds); a watch that ends is begun again.
+        """Yield watch events, `type` and `object`; a watch that ends is begun again.
 
         flags       what narrows the watch, say `--selector=a=b`
+        deadline    when to stop, in monotonic seconds
         """
         decoder = json.JSONDecoder()
         while time.monotonic() < deadline:
@@ -142,7 +147,9 @@ class Kubectl:
     def stream(self, *words: str, deadline: float) -> Iterator[str]:
         """Yield what a long-running call prints, as it comes, until the call ends or the deadline passes."""
         with (
-            subprocess.Popen(self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
+            subprocess.Popen(
+                self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as process,
             selectors.DefaultSelector() as ready,
         ):
             assert process.stdout is not None

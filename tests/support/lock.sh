@@ -7,3 +7,7 @@ compile() { "$uv" pip compile -q --universal --generate-hashes --no-emit-index-u
 echo "uv==$("$uv" --version | cut -d' ' -f2)" | compile - -o requirements/bootstrap.txt
 compile --python-version 3.11 --group pyproject.toml:dev operator/pyproject.toml trainer/pyproject.toml --extra recipes -o requirements/dev.txt
 compile --python-version 3.11 operator/pyproject.toml -o images/operator/requirements.txt
+# The versions that are tested; torch and numpy come with the image's base.
+printf 'click\nrich\nscikit-learn\n' |
+    compile --python-version 3.11 --constraint requirements/dev.txt --no-emit-package numpy - -o images/trainer/requirements.txt
+echo 'hatchling >= 1.33' | compile --python-version 3.11 - -o images/trainer/build-requirements.txt

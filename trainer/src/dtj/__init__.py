@@ -1,1 +1,46 @@
-"""Train one PyTorch model on one laptop or on many nodes."""
+"""Train one PyTorch model on one laptop or on many nodes; the loop stays yours.
+
+Every public name is loaded when it is first used: `dtj --help` and the launcher's error messages never wait
+for torch. Read `loop.py` first: it is the built-in training loop, written only with the verbs of `Run`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtj.data.feed import Batch, Pair
+    from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
+    from dtj.recipe import Recipe
+    from dtj.run import Run, init
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "CheckpointError",
+    "DtjError",
+    "Pair",
+    "Recipe",
+    "RecipeError",
+    "Run",
+    "Stopped",
+    "init",
+]
+
+_HOME = {
+    "Batch": "dtj.data.feed",
+    "CheckpointError": "dtj.errors",
+    "DtjError": "dtj.errors",
+    "Pair": "dtj.data.feed",
+    "Recipe": "dtj.recipe",
+    "RecipeError": "dtj.errors",
+    "Run": "dtj.run",
+    "Stopped": "dtj.errors",
+    "init": "dtj.run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dtj' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,120 @@
+"""The container engine: which one works here, and how to call it.
+
+A `docker` on PATH proves nothing: only a daemon that answers does. Podman is installed where neither
+works and we may. What the machine's own settings of podman lack is given in a file of ours, through
+CONTAINERS_CONF.
+"""
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from tests.cluster import config, debian, proc
+from tests.cluster.errors import ClusterError
+
+CAP_SYS_RESOURCE = 24
+INSTALL_HINT = (
+    "install Docker (and start it), or podman; as root on Debian or Ubuntu this tool installs podman itself"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A working docker or podman."""
+
+    name: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, *args: str | Path, step: str = "", stdin: str | None = None, fix: str = "") -> str:
+        """Run `docker ...` or `podman ...` and return its stdout."""
+        return proc.run(self.name, *args, step=step, stdin=stdin, env=self.env, fix=fix)
+
+    def works(self, *args: str | Path, within_s: float = 20) -> bool:
+        return proc.works(self.name, *args, env=self.env, within_s=within_s)
+
+    def image_id(self, image: str) -> str | None:
+        """The id of an image in the engine's storage, without "sha256:"; None where it has none."""
+        if not self.works("image", "inspect", image):
+            return None
+        return self("image", "inspect", "--format", "{{.Id}}", image).strip().removeprefix("sha256:")
+
+    def can_pull(self, image: str) -> bool:
+        """Whether an image is here or comes from a registry. Without a registry the answer takes a moment."""
+        if self.image_id(image):
+            return True
+        proc.say(f"looking for {image.partition('@')[0]} in its registry")
+        return self.works("pull", "--quiet", image, within_s=900)
+
+
+def choose(*, docker_works: bool, podman_works: bool, may_install: bool) -> str | None:
+    """Docker before podman, because that is what most people look at; None where there is no way."""
+    if docker_works:
+        return "docker"
+    if podman_works or may_install:
+        return "podman"
+    return None
+
+
+@cache
+def find() -> Engine:
+    """The engine of this machine, installed if need be."""
+    docker_works = proc.works("docker", "ps")
+    podman_works = not docker_works and shutil.which("podman") is not None
+    name = choose(docker_works=docker_works, podman_works=podman_works, may_install=debian.can_install())
+    if name is None:
+        raise ClusterError("no container engine works on this machine", fix=INSTALL_HINT)
+    if name == "docker":
+        return Engine(name="docker", env={"KIND_EXPERIMENTAL_PROVIDER": "docker"})
+    if not podman_works:
+        # Recommends are left out: named here are those of them that nodes need.
+        debian.install("podman", "netavark", "aardvark-dns", "runc", "iptables", why="a container engine")
+    engine = Engine(name="podman", env={"KIND_EXPERIMENTAL_PROVIDER": "podman"} | podman_settings())
+    if not engine.works("info"):
+        raise ClusterError("podman is installed but `podman info` fails", fix=INSTALL_HINT)
+    return engine
+
+
+def podman_settings() -> dict[str, str]:
+    """Environment that makes podman work on this machine; empty where its own settings do."""
+    text = containers_conf(
+        root=os.geteuid() == 0,
+        unified_cgroups=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
+        may_raise_limits=has_capability(Path("/proc/self/status").read_text(), CAP_SYS_RESOURCE),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+    )
+    if text is None:
+        return {}
+    path = config.cache() / "containers" / f"{config.key(text)}.conf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return {"CONTAINERS_CONF": str(path)}
+
+
+def containers_conf(
+    *, root: bool, unified_cgroups: bool, may_raise_limits: bool, open_files: int
+) -> str | None:
+    """What podman must be told on machines that are themselves containers or run cgroup v1.
+
+    open_files  our hard limit of open files: what the nodes get where we may not raise it
+    """
+    if not root or (unified_cgroups and may_raise_limits):
+        return None
+    lines = []
+    if not may_raise_limits:  # podman asks for 1048576 of each and fails
+        lines += [
+            "[containers]",
+            f'default_ulimits = ["nofile={open_files}:{open_files}", "nproc=32768:32768"]',
+        ]
+    if not unified_cgroups:  # crun refuses a hybrid hierarchy
+        lines += ["[engine]", 'runtime = "runc"']
+    return "\n".join(lines) + "\n"
+
+
+def has_capability(status: str, number: int) -> bool:
+    """Whether a process has an effective capability, by its /proc/<pid>/status."""
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(mask, 16) >> number & 1)

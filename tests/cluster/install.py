@@ -1,0 +1,42 @@
+"""The whole system in the cluster: our images in its nodes, our chart installed, ready to take jobs.
+
+Demo, end-to-end tests and benchmarks begin here, so that they see what a user sees after `helm install`.
+"""
+
+from pathlib import Path
+
+from tests.cluster import config, images, kind, load, proc, tools
+from tests.support.kubectl import Kubectl
+
+CHART = config.ROOT / "charts" / "dtj-operator"
+RELEASE = "dtj"
+NAMESPACE = "dtj-system"
+SHARED_FOLDER = config.SHARED_FOLDER
+
+
+def with_operator() -> Kubectl:
+    """Make or reuse the cluster and everything in it; return kubectl for its default namespace.
+
+    Idempotent: what is there and up to date is left alone.
+    """
+    cluster = kind.create()
+    tags = images.build()
+    load.load(cluster, tags)
+    with proc.timed("installing the operator with Helm (about 20 s)"):
+        # The tag stays the same while the image changes: its id rolls the pods when there is a new one.
+        helm(
+            "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
+            f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
+            "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=180s",
+        )  # fmt: skip
+    return Kubectl(binary=tools.ensure("kubectl")["kubectl"], kubeconfig=cluster.kubeconfig)
+
+
+def helm(*words: str) -> str:
+    """Run our helm on the cluster and return what it printed."""
+    return proc.run(tools.ensure("helm")["helm"], *words, "--kubeconfig", kubeconfig())
+
+
+def kubeconfig() -> Path:
+    """The cluster that we work on: a borrowed one where the user named it, else our own."""
+    return config.borrowed_kubeconfig() or config.kubeconfig()

@@ -1,0 +1,246 @@
+"""The three-node cluster: made, recognised while it is good, mended or made anew when it is not, removed."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import cni, config, engine, node_image, proc, tools
+from tests.cluster.engine import Engine
+from tests.cluster.errors import ClusterError
+from tests.cluster.health import Health, Observed, judge
+from tests.support.kubectl import Kubectl
+
+KEY_LABEL = "dtj.dev/cluster-key"  # on every node: what the cluster was made of
+GIB = 6  # three nodes with their unpacked images, before any of ours
+READY_WITHIN_S = 180.0
+PATIENCE_S = 60.0  # with nodes that were just unpaused or restarted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster to work on.
+
+    engine  what runs its nodes; None where the cluster is borrowed: then nothing of it is ours to touch
+    """
+
+    name: str
+    kubeconfig: Path
+    engine: Engine | None
+    pod_network: bool = False  # whether the network between its nodes' pods is our making
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """As kind names them: the control plane first."""
+        more = (f"{self.name}-worker{number}" for number in range(2, config.WORKERS + 1))
+        return (f"{self.name}-control-plane", f"{self.name}-worker", *more)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return self.nodes[1:]
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(binary=tools.ensure("kubectl")["kubectl"], kubeconfig=self.kubeconfig)
+
+
+def create() -> Cluster:
+    """A cluster that works: the one that is there, or a new one."""
+    borrowed = config.borrowed_kubeconfig()
+    if borrowed is not None:
+        return borrow(borrowed)
+    runtime = engine.find()
+    with proc.lock(lock_file()):
+        image = node_image.ensure(runtime)
+        cluster = ours(runtime, image)
+        health = repair(cluster, examine(cluster, key(cluster, image)), key(cluster, image))
+        if health is not Health.GOOD:
+            if health is not Health.ABSENT:
+                proc.say(f"cluster {cluster.name}: {health.value}; making it anew")
+            remove(cluster)
+            make(cluster, image)
+    return cluster
+
+
+def delete() -> None:
+    """Remove the cluster and all that came with it. A borrowed one stays as it is."""
+    if config.borrowed_kubeconfig() is not None:
+        proc.say("DTJ_TEST_KUBECONFIG names a cluster that is not ours: it is left alone")
+        return
+    runtime = engine.find()
+    with proc.lock(lock_file()):
+        remove(ours(runtime, None))
+
+
+def borrow(kubeconfig: Path) -> Cluster:
+    cluster = Cluster(name="borrowed", kubeconfig=kubeconfig, engine=None)
+    if not answers(cluster.kubectl):
+        raise ClusterError(
+            f"the cluster of DTJ_TEST_KUBECONFIG={kubeconfig} does not answer",
+            fix="check it with kubectl, or unset the variable to have a cluster made",
+        )
+    return cluster
+
+
+def ours(runtime: Engine, image: node_image.NodeImage | None) -> Cluster:
+    network = image is not None and not image.stock
+    name = config.cluster_name()
+    return Cluster(name=name, kubeconfig=config.kubeconfig(), engine=runtime, pod_network=network)
+
+
+def examine(cluster: Cluster, wanted: str) -> Health:
+    """Look at a cluster from outside, as little as its state allows."""
+    assert cluster.engine
+    expected = frozenset(cluster.nodes)
+    containers = node_states(cluster)
+    running = [name for name, state in containers.items() if state == "running"]
+    answering = frozenset(name for name in running if cluster.engine.works("exec", name, "true"))
+    seen = Observed(containers=containers, answering=answering)
+    if expected <= answering:
+        ready, made_of = ready_nodes(cluster)
+        seen = Observed(containers=containers, answering=answering, ready=ready, key=made_of)
+    return judge(seen, expected=expected, key=wanted)
+
+
+def repair(cluster: Cluster, health: Health, wanted: str) -> Health:
+    """Do what needs no new cluster: wake paused nodes, wait for those that come back."""
+    assert cluster.engine
+    if health is Health.PAUSED:
+        for name, state in node_states(cluster).items():
+            if state == "paused":
+                cluster.engine("unpause", name)
+        health = examine(cluster, wanted)
+    if health is Health.UNREADY:
+        proc.say(f"cluster {cluster.name}: waiting at most {PATIENCE_S:.0f} s for its nodes to become ready")
+        settle(cluster, within_s=PATIENCE_S)
+        health = examine(cluster, wanted)
+    return health
+
+
+def node_states(cluster: Cluster) -> dict[str, str]:
+    """Container name -> state, of all that kind made for the cluster."""
+    assert cluster.engine
+    label = f"label=io.x-k8s.kind.cluster={cluster.name}"
+    ids = cluster.engine("ps", "--all", "--quiet", "--filter", label).split()
+    if not ids:
+        return {}
+    # `ps` has a column for this too, in which docker and podman say different things.
+    listed = cluster.engine("inspect", "--format", "{{.Name}} {{.State.Status}}", *ids)
+    pairs = (line.split() for line in listed.splitlines())
+    return {name.removeprefix("/"): state for name, state in pairs}
+
+
+def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
+    """Names of the ready nodes and what the cluster was made of; nothing without an API server."""
+    if not cluster.kubeconfig.exists():  # `make clean` removes the checkout's build folder
+        kind(cluster, "export", "kubeconfig", "--name", cluster.name, "--kubeconfig", cluster.kubeconfig)
+    if not answers(cluster.kubectl):
+        return frozenset(), None
+    nodes = cluster.kubectl.list("nodes")
+    ready = {
+        node["metadata"]["name"]
+        for node in nodes
+        if any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+    }
+    keys = {node["metadata"]["labels"].get(KEY_LABEL, "none") for node in nodes}
+    return frozenset(ready), ",".join(sorted(keys))
+
+
+def answers(kubectl: Kubectl) -> bool:
+    return proc.works(*kubectl.command("get", "--raw", "/readyz", "--request-timeout=10s"))
+
+
+def make(cluster: Cluster, image: node_image.NodeImage) -> None:
+    """Make a cluster where there is none, and wait until it takes pods."""
+    proc.need_disk(Path("/var"), GIB, what="a three-node cluster")
+    cluster.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
+    shared_folder().mkdir(parents=True, exist_ok=True)
+    shared_folder().chmod(0o1777)  # pods write as whoever they are
+    if not Path("/lib/modules").exists():
+        Path("/lib/modules").mkdir()  # kind mounts it; machines with a kernel without modules do not have it
+    with proc.timed(f"cluster {cluster.name}: three nodes (about 60 s)"):
+        try:
+            kind(
+                cluster, "create", "cluster", "--name", cluster.name, "--image", image.name, "--config", "-",
+                "--kubeconfig", cluster.kubeconfig, stdin=kind_config(cluster, key(cluster, image)),
+            )  # fmt: skip
+            if not settle(cluster, within_s=READY_WITHIN_S):
+                state = cluster.kubectl("get", "nodes,pods", "--all-namespaces", check=False)
+                raise ClusterError(
+                    f"cluster {cluster.name} is not ready after {READY_WITHIN_S:.0f} s:\n{state}"
+                )
+        except BaseException:
+            remove(cluster)
+            raise
+
+
+def settle(cluster: Cluster, *, within_s: float) -> bool:
+    """Lay the pod network where that is our part, then wait for nodes and DNS; whether they came up."""
+    if cluster.engine and cluster.pod_network:
+        cni.configure(cluster.engine, cluster.kubectl)
+    patience = f"--timeout={within_s:.0f}s"
+    nodes = cluster.kubectl.command("wait", "node", "--all", "--for=condition=Ready", patience)
+    dns = cluster.kubectl.command(
+        "--namespace=kube-system", "rollout", "status", "deployment/coredns", patience
+    )
+    return all(proc.works(*command, within_s=within_s + 10) for command in (nodes, dns))
+
+
+def remove(cluster: Cluster) -> None:
+    """Remove nodes, their network, the credentials and the shared folder; whatever of these there is."""
+    assert cluster.engine
+    left = node_states(cluster)
+    if left:
+        with proc.timed(f"removing cluster {cluster.name}"):
+            for name, state in left.items():
+                if state == "paused":
+                    cluster.engine("unpause", name)
+            at_once = ["--time=0"] if cluster.engine.name == "podman" else []  # docker does not wait anyway
+            cluster.engine("rm", "--force", *at_once, "--volumes", *left)
+    if cluster.engine.works("network", "inspect", cluster.name):
+        cluster.engine("network", "rm", cluster.name)
+    cluster.kubeconfig.unlink(missing_ok=True)
+    shutil.rmtree(shared_folder(), ignore_errors=True)
+
+
+def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
+    """Run kind with our engine and a network of the cluster's own, which goes when the cluster goes."""
+    assert cluster.engine
+    network = {f"KIND_EXPERIMENTAL_{name}_NETWORK": cluster.name for name in ("DOCKER", "PODMAN")}
+    return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.engine.env, **network})
+
+
+def kind_config(cluster: Cluster, made_of: str) -> str:
+    """The configuration for kind. JSON, because that is YAML too."""
+    mount = {"hostPath": str(shared_folder()), "containerPath": config.SHARED_FOLDER}
+    node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
+    roles = ["control-plane"] + ["worker"] * config.WORKERS
+    # Without it a kubelet of 1.35 refuses to start on cgroup v1.
+    kubelet = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "failCgroupV1": False,
+    }
+    return json.dumps(
+        {
+            "apiVersion": "kind.x-k8s.io/v1alpha4",
+            "kind": "Cluster",
+            "networking": {"disableDefaultCNI": cluster.pod_network, "podSubnet": config.POD_NETWORK},
+            "kubeadmConfigPatches": [json.dumps(kubelet)],
+            "nodes": [{"role": role, **node} for role in roles],
+        }
+    )
+
+
+def key(cluster: Cluster, image: node_image.NodeImage) -> str:
+    """Changes with whatever makes an existing cluster differ from one made now."""
+    return config.key(image.name, kind_config(cluster, ""), Path(cni.__file__))
+
+
+def shared_folder() -> Path:
+    """The folder on this machine that every node sees at config.SHARED_FOLDER."""
+    return config.kubeconfig().parent / "shared"
+
+
+def lock_file() -> Path:
+    return config.cache() / "locks" / config.cluster_name()

@@ -1,0 +1,107 @@
+"""Root file systems made of Debian packages, for machines that reach no image registry.
+
+A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out,
+files/ (optional) what is added. mmdebstrap resolves and unpacks with the machine's own apt and its
+mirror; the result goes straight into the engine's storage, under a name that changes with the
+description.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import config, debian, proc
+from tests.cluster.engine import Engine
+from tests.cluster.errors import ClusterError
+
+EXCLUDE_EVERYWHERE = config.ROOT / "images" / "base" / "exclude.txt"
+# A frozen mirror's indexes are past their date; the signatures still hold.
+APT_OPTIONS = 'Acquire::Check-Valid-Until "false"'
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rootfs:
+    """What to make.
+
+    folder   the description
+    suite    Debian's release
+    variant  mmdebstrap's starting set: "minbase" has apt, "essential" only what dpkg itself needs
+    seconds  about how long it takes; gib: what it takes in the engine's storage
+    """
+
+    folder: Path
+    suite: str
+    variant: str = "minbase"
+    seconds: int
+    gib: float
+
+    @property
+    def image(self) -> str:
+        files = [EXCLUDE_EVERYWHERE, *sorted(p for p in self.folder.rglob("*") if p.is_file())]
+        return f"localhost/dtj-base-{self.folder.name}:{config.key(*files, self.suite, self.variant)}"
+
+
+def ensure(engine: Engine, rootfs: Rootfs) -> str:
+    """Make the image unless the engine has it; returns its name."""
+    image = rootfs.image
+    with proc.lock(config.cache() / "locks" / image.rpartition("/")[2].replace(":", "-")):
+        if engine.image_id(image) is None:
+            build(engine, rootfs)
+    return image
+
+
+def build(engine: Engine, rootfs: Rootfs) -> None:
+    name = rootfs.folder.name
+    if os.geteuid() != 0:
+        raise ClusterError(
+            f"no image registry can be reached, and making the image {name} from packages takes root",
+            fix="let the container engine reach an image registry, or run as root on Debian",
+        )
+    debian.install("mmdebstrap", why="images made from Debian packages")
+    proc.need_disk(Path("/var"), rootfs.gib, what=f"the base image {name}")
+    step = f"base image {name} from Debian {rootfs.suite} packages (about {rootfs.seconds} s, once)"
+    with proc.timed(step):
+        proc.pipe(
+            mmdebstrap(rootfs, debian.mirror()),
+            [
+                engine.name,
+                "import",
+                "--change",
+                f"ENV PATH={PATH}",
+                "--change",
+                "ENV LANG=C.UTF-8",
+                "-",
+                rootfs.image,
+            ],
+            env=engine.env,
+        )
+
+
+def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
+    """The command that writes the root file system to its stdout as a tar archive."""
+    excluded = lines(EXCLUDE_EVERYWHERE) + lines(rootfs.folder / "exclude.txt")
+    added = rootfs.folder / "files"
+    return [
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        "--format=tar",
+        f"--variant={rootfs.variant}",
+        f"--aptopt={APT_OPTIONS}",
+        f"--include={','.join(lines(rootfs.folder / 'packages.txt'))}",
+        *(f"--dpkgopt=path-exclude={path}" for path in excluded),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # licences stay with what they license
+        *([f"--customize-hook=copy-in {' '.join(map(str, added.iterdir()))} /"] if added.is_dir() else []),
+        rootfs.suite,
+        "-",
+        mirror,
+    ]
+
+
+def lines(file: Path) -> list[str]:
+    """The entries of a list with comments; none where there is no such file."""
+    if not file.exists():
+        return []
+    entries = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+    return [entry for entry in entries if entry]

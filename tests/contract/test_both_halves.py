@@ -1,0 +1,89 @@
+"""Both halves of docs/contract.md against the page and against each other.
+
+The page is read as a user reads it: its tables are the expectation, the code of either side is tested.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dtj import contract as trainer
+from dtj_operator import names, spec
+from dtj_operator.plan.children.env import environment
+from tests.support.builders import JobBuilder
+
+PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
+
+
+def column(section: str, number: int = 0) -> list[list[str]]:
+    """Return, for each row of the table below a heading, the code words of one column."""
+    text = PAGE.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
+    return [re.findall(r"`([^`]+)`", row[number]) or [row[number]] for row in rows]
+
+
+def flat(section: str) -> list[str]:
+    """Return all code words of a table's first column."""
+    return [word for row in column(section) for word in row]
+
+
+def environment_of(job: JobBuilder) -> set[str]:
+    """Return the names of the variables that the operator gives to replica 0."""
+    parsed = spec.parse(job.raw())
+    container = parsed.template["spec"]["containers"][0]
+    return {variable["name"] for variable in environment(parsed, container, 0, 0)}
+
+
+VOLUME: dict[str, dict[str, str]] = {"emptyDir": {}}
+
+
+def test_operator_sets_exactly_the_variables_on_the_page():
+    job = (
+        JobBuilder()
+        .container(resources={"limits": {"cpu": "2"}})
+        .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": "monday"})
+    )
+    assert environment_of(job) == set(flat("Environment of the training container"))
+
+
+def test_rank_variables_are_absent_where_a_replica_has_several_processes():
+    ranks = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+    assert environment_of(JobBuilder()) & ranks == ranks
+    assert environment_of(JobBuilder().wants(processesPerReplica=2)) & ranks == set()
+
+
+def test_trainer_reads_only_variables_that_the_page_names():
+    names_read = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES"
+    names_read += " NPROC_PER_NODE JOB ATTEMPT REPLICA_INDEX AGENT_PORT CHECKPOINT_DIR RESUME_DIR"
+    read = {getattr(trainer, name) for name in names_read.split()}
+    assert read <= set(flat("Environment of the training container"))
+
+
+def test_labels_are_those_on_the_page():
+    ours = [names.JOB_NAME, names.JOB_UID, names.REPLICA_INDEX, names.ATTEMPT]
+    assert ours == flat("Names")
+
+
+def test_exit_codes_are_those_on_the_page():
+    page = {code for row in column("Exit codes") for code in row if code.isdigit()}
+    ours = {trainer.EXIT_DONE, trainer.EXIT_STOPPED, trainer.EXIT_PEER_LOST, trainer.EXIT_BAD_RECIPE}
+    assert {str(code) for code in ours} == page
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        ("Termination message", trainer.TERMINATION_FIELDS),
+        ("Agent HTTP, on `DTJ_AGENT_PORT`", trainer.STATUS_FIELDS),
+    ],
+)
+def test_fields_are_those_on_the_page(section: str, fields: tuple[str, ...]):
+    assert list(fields) == flat(section)
+
+
+def test_reasons_and_states_are_those_on_the_page():
+    for words in (trainer.REASONS, trainer.STATES):
+        assert ", ".join(f"`{word}`" for word in words) in PAGE

@@ -1,0 +1,149 @@
+"""Runs the real `dtj` command in real processes, from a process that has already imported torch.
+
+Importing torch takes seconds; a fork takes milliseconds. Python's own forkserver does it: each command is
+forked from it and is then what a shell would have started: own pid, own signals, own exit code.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+_DEADLINE_S = 60.0
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
+_OWN = ("DTJ_", "OMP_", "PET_")
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "NNODES",
+    "NPROC_PER_NODE",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a command left behind."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+class Command:
+    """A running `dtj ...`."""
+
+    def __init__(self, process: ForkServerProcess, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid
+        return self._process.pid
+
+    @property
+    def out(self) -> str:
+        """Standard output so far."""
+        return (self._folder / "out").read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> Finished:
+        """Its end; fails where it does not come."""
+        self._process.join(_DEADLINE_S)
+        assert self._process.exitcode is not None, f"the command hangs: {self.out}"
+        return Finished(code=self._process.exitcode, out=self.out, err=(self._folder / "err").read_text())
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture(scope="session")
+def warm() -> ForkServerContext:
+    """The process with torch in it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli"]
+    )
+    return context
+
+
+@pytest.fixture
+def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
+    """start("run", "script.py", STEPS="3") starts a command; variables are keywords."""
+    started: list[Command] = []
+
+    def begin(*argv: object, **env: object) -> Command:
+        folder = tmp_path / f"command-{len(started)}"
+        folder.mkdir()
+        words = [str(word) for word in argv]
+        variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
+        process = warm.Process(target=_be_dtj, args=(words, variables, folder, Path.cwd(), sys.path))
+        process.start()
+        started.append(Command(process, folder))
+        wait_for(lambda: (folder / "err").exists(), "the command to start")
+        return started[-1]
+
+    yield begin
+    for command in started:
+        command.kill()
+
+
+@pytest.fixture
+def finish(start: Start) -> Callable[..., Finished]:
+    """Like start, but waits for the end."""
+
+    def to_the_end(*argv: object, **env: object) -> Finished:
+        return start(*argv, **env).wait()
+
+    return to_the_end
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Poll until the condition holds; fail after a deadline that is far beyond any honest duration."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.005)
+
+
+def is_dead(pid: int) -> bool:
+    """No process has this id, or only a zombie."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
+
+
+def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path: list[str]) -> None:
+    sys.path[:] = path
+    for name in [n for n in os.environ if n.startswith(_OWN) or n in _RANKS]:
+        del os.environ[name]
+    os.environ.update(env)
+    os.chdir(cwd)
+    for fd, name in ((1, "out"), (2, "err")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, fd)
+        os.close(file)
+    from dtj.cli import main
+
+    main(words)

@@ -1,0 +1,1 @@
+"""Small scripts that the tests run as real ranks."""

@@ -1,0 +1,103 @@
+"""Trains a small model and leaves what happened in the folder $OUT.
+
+weights.pt       the final weights, by rank 0
+seen-<rank>.txt  a line a step: the step, then the samples of this rank
+ready            made once step $READY_AT is done
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import dtj
+from dtj.parallel import ddp
+
+OUT = Path(os.environ["OUT"])
+SAMPLES = int(os.environ.get("SAMPLES", "98"))
+STEPS = int(os.environ.get("STEPS", "20"))
+READY_AT = int(os.environ.get("READY_AT", "-1"))
+FAIL_AT = int(os.environ.get("FAIL_AT", "-1"))
+FAIL_RANK = int(os.environ.get("FAIL_RANK", "0"))
+
+
+class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sample i knows its number; inputs and targets depend on it alone."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(SAMPLES, 12, generator=generator)
+        self.y = torch.randn(SAMPLES, 3, generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"i": torch.tensor(index), "x": self.x[index], "y": self.y[index]}
+
+
+class Net(nn.Module):
+    """Defined in another order than used, so that DDP lays its buckets anew after the first step."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__()
+        self.last = nn.Linear(40, 3)
+        self.first = nn.Linear(12, 40)
+        self.between = nn.Identity() if plain else nn.Sequential(nn.BatchNorm1d(40), nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(torch.tanh(self.between(self.first(x))))
+        return out
+
+
+def fail() -> None:
+    """Die in the way that the test asked for."""
+    how = os.environ.get("FAIL_HOW", "raise")
+    if how == "raise":
+        raise ValueError("label 11 is out of range")
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "bad recipe":
+        raise dtj.RecipeError("width is 7, expected an even number", fix="width=8")
+    os.kill(os.getpid(), signal.Signals[how])
+    time.sleep(60)
+
+
+def main() -> None:
+    run = dtj.init(seed=3)
+    model = run.parallel(Net(plain="PLAIN" in os.environ))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    data = run.data(Numbered(), global_batch=12)
+    run.state(model=model, optimizer=optimizer, data=data)
+    seen: list[int] = []
+
+    def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
+        seen.extend(mb["i"].tolist())
+        loss: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean()
+        return loss
+
+    with (OUT / f"seen-{run.rank}.txt").open("a") as log:
+        for batch in run.steps(STEPS):
+            mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
+            loss = run.backward(loss_of, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=loss)
+            print(run.step, *mine, file=log, flush=True)
+            if run.rank == FAIL_RANK and run.step == FAIL_AT:
+                fail()
+            if READY_AT >= 0:
+                time.sleep(0.002)  # a step of the usual length, so that the test is not late
+                if run.step == READY_AT and run.rank == 0:
+                    (OUT / "ready").touch()
+    if run.rank == 0:
+        torch.save(
+            {"model": ddp.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"
+        )
+
+
+if __name__ == "__main__":
+    main()

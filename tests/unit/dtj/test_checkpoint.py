@@ -1,0 +1,159 @@
+"""A checkpoint is there as a whole or not at all, whenever the writer dies."""
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dtj.checkpoint import layout, load, save
+from dtj.errors import RecipeError
+
+STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}, "generators": []}
+
+
+def commit(run: Path, *steps: int) -> None:
+    for step in steps:
+        save.commit(run, step, STATE | {"step": step})
+
+
+def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, list[str]]:
+    """Name of the checkpoint that would be loaded, and the warnings."""
+    warnings: list[str] = []
+    hit = load.find(run, resume, warn=warnings.append)
+    return (hit.folder.name if hit else None), warnings
+
+
+@pytest.mark.parametrize(
+    ("names", "removed"),
+    [
+        pytest.param(["step-1", "step-2"], [], id="two are kept"),
+        pytest.param(
+            ["step-9", "step-10", "step-100"], ["step-9"], id="older means a smaller number, not text"
+        ),
+        pytest.param(
+            ["step-1", "step-2.tmp", "step-3-old.tmp"], ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
+        ),
+        pytest.param(["step-01", "notes", "step-x", "stepping"], [], id="what is not ours stays"),
+    ],
+)
+def test_what_a_save_removes(names: list[str], removed: list[str]) -> None:
+    assert layout.to_remove(names) == removed
+
+
+def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
+    commit(tmp_path / "run", 5, 10, 15)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-10", "step-15"]
+    assert found(tmp_path / "run") == ("step-15", [])
+
+
+@pytest.fixture
+def quick_disk(tmp_path: Path) -> Iterator[Path]:
+    """Memory where the system offers it: what a killed process leaves is the same, and fsync costs nothing."""
+    parent = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=parent if os.access(parent, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+def test_killed_writer_leaves_a_whole_checkpoint(warm: ForkServerContext, quick_disk: Path) -> None:
+    """20 processes that save as fast as they can are killed after a random while."""
+    run, chance, last = quick_disk / "run", random.Random(4), 0
+    commit(run, 0)
+    for _ in range(20):
+        writer = warm.Process(target=_save_for_ever, args=(run, last + 1))
+        writer.start()
+        deadline = time.monotonic() + 30
+        while layout.newest_first(p.name for p in run.iterdir())[0] == layout.name_of(last):
+            assert time.monotonic() < deadline
+        time.sleep(chance.uniform(0, 0.02))  # not a wait for something: where the blow falls
+        assert writer.pid
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        name, warnings = found(run)
+        assert name is not None
+        assert warnings == []
+        step = layout.step_of(name)
+        assert step is not None
+        assert step > last
+        last = step
+
+
+def _save_for_ever(run: Path, step: int) -> None:
+    while True:
+        commit(run, step)
+        step += 1
+
+
+@pytest.mark.parametrize(
+    "damage", ["empty", "cut", "flipped bit", "missing", "other content", "pickle of code"]
+)
+def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
+    commit(tmp_path, 1, 2)
+    file = tmp_path / "step-2" / layout.STATE_FILE
+    data = file.read_bytes()
+    middle = data.index(torch.arange(1000.0).numpy().tobytes()) + 1000
+    flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    if damage == "missing":
+        file.unlink()
+    elif damage == "pickle of code":
+        torch.save({"step": 2, "parts": Path("/")}, file)
+    else:
+        file.write_bytes(
+            {"empty": b"", "cut": data[:-50], "flipped bit": flipped, "other content": b"hello" * 99}[damage]
+        )
+    name, warnings = found(tmp_path)
+    assert name == "step-1"
+    assert len(warnings) == 1
+    assert str(tmp_path / "step-2") in warnings[0]
+
+
+def test_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
+    commit(tmp_path, 1, 2)
+    (tmp_path / "step-2" / layout.STATE_FILE).write_bytes(b"")
+    commit(tmp_path, 2)
+    assert found(tmp_path) == ("step-2", [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
+
+
+def test_own_checkpoint_wins_over_the_run_to_resume_from(tmp_path: Path) -> None:
+    commit(tmp_path / "monday", 100)
+    assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-100"
+    commit(tmp_path / "own", 3)
+    assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-3"
+
+
+def test_of_several_runs_of_a_job_the_newest_is_resumed(tmp_path: Path) -> None:
+    """By time of commit: the steps of different runs do not compare."""
+    commit(tmp_path / "monday" / "aaaa", 900)
+    commit(tmp_path / "monday" / "bbbb", 20)
+    os.utime(tmp_path / "monday" / "aaaa" / "step-900", (1e9, 1e9))
+    (tmp_path / "monday" / "empty").mkdir()
+    assert load.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
+
+
+def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
+    assert found(tmp_path / "never made") == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a number of numpy"),
+        pytest.param(
+            {"a": [1, {"b": Path("/")}]},
+            r"state\['a'\]\[1\]\['b'\] is a PosixPath",
+            id="an object, deep inside",
+        ),
+    ],
+)
+def test_state_that_could_not_be_loaded_is_refused_when_saved(value: Any, where: str) -> None:
+    with pytest.raises(RecipeError, match=where):
+        save.check_loadable(value, "state")

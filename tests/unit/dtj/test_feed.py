@@ -1,0 +1,142 @@
+"""Global batches and this rank's share of them."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, TensorDataset
+
+from dtj.data.feed import Feed, Pair, fetch
+from dtj.errors import RecipeError
+from dtj.world import World
+
+CPU = torch.device("cpu")
+
+
+def feed(
+    n: int = 10, *, rank: int = 0, size: int = 1, batch: int = 4, micro: int | None = None, data: Any = None
+) -> Feed:
+    return Feed(
+        range(n) if data is None else data,
+        global_batch=batch,
+        world=World(rank=rank, size=size),
+        device=CPU,
+        micro_batch=micro,
+        seed=0,
+        shuffle=True,
+    )
+
+
+def real(f: Feed) -> list[int]:
+    """Samples of the next batch that count for this rank."""
+    return [i for part in f.batch().parts if part.weight for i in part.indices.tolist()]
+
+
+@given(
+    n=st.integers(1, 200),
+    batch=st.integers(1, 50),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    micro=st.none() | st.integers(1, 9),
+)
+def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
+    n: int, batch: int, sizes: list[int], micro: int | None
+) -> None:
+    position, step, seen = 0, 0, []
+    while position < n:
+        size = sizes[step % len(sizes)]
+        ranks = [feed(n, rank=r, size=size, batch=batch, micro=micro) for r in range(size)]
+        for f in ranks:
+            f.load_state_dict({"position": position, "length": n, "seed": 0})
+            seen += real(f)
+            now = f.batch()
+            f.advance(now)
+        position, step = ranks[0].position, step + 1
+    assert sorted(seen) == list(range(n))
+    assert now.ends_epoch
+
+
+@given(
+    n=st.integers(1, 60),
+    batch=st.integers(1, 60),
+    size=st.integers(1, 7),
+    micro=st.none() | st.integers(1, 9),
+)
+def test_weights_of_all_ranks_add_up_to_one(n: int, batch: int, size: int, micro: int | None) -> None:
+    batches = [feed(n, rank=r, size=size, batch=batch, micro=micro).batch() for r in range(size)]
+    assert sum(part.weight for b in batches for part in b.parts) == pytest.approx(1)
+    assert all(b.parts for b in batches)  # a rank without a sample still takes part in the collectives
+
+
+def test_state_is_one_number_and_what_it_counts_in() -> None:
+    f = feed(10, batch=4)
+    f.advance(f.batch())
+    assert f.state_dict() == {"position": 4, "length": 10, "seed": 0}
+
+
+def test_last_batch_of_an_epoch_is_smaller_and_says_so() -> None:
+    f = feed(10, batch=4)
+    batches = []
+    for _ in range(4):
+        batches.append(f.batch())
+        f.advance(batches[-1])
+    assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [
+        (4, 0, False),
+        (4, 0, False),
+        (2, 0, True),
+        (4, 1, False),
+    ]
+    assert f.steps_per_epoch == 3
+
+
+class Named(NamedTuple):
+    image: torch.Tensor
+    label: int
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        pytest.param(TensorDataset(torch.arange(3), torch.arange(3) * 2), Pair, id="two tensors are a pair"),
+        pytest.param([(torch.tensor(i), 2 * i) for i in range(3)], Pair, id="items of two are a pair"),
+        pytest.param([(i, i, i) for i in range(3)], tuple, id="items of three are a tuple"),
+        pytest.param(
+            [Named(torch.tensor(i), i) for i in range(3)], Named, id="named tuples keep their names"
+        ),
+        pytest.param([{"x": i} for i in range(3)], dict, id="dicts stay dicts"),
+        pytest.param(TensorDataset(torch.arange(3)), tuple, id="one tensor is a tuple of one"),
+    ],
+)
+def test_structure_of_a_micro_batch(data: Any, expected: type) -> None:
+    assert type(fetch(data, np.array([2, 0]), device=CPU)) is expected
+
+
+def test_pair_holds_the_samples_asked_for() -> None:
+    pair = fetch([(torch.tensor(i), 2 * i) for i in range(3)], np.array([2, 0]), device=CPU)
+    assert pair.x.tolist() == [2, 0]
+    assert pair.y.tolist() == [4, 0]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(Stream(), "Stream without length or index", id="a stream"),
+        pytest.param([], "the data set is empty", id="an empty list"),
+    ],
+)
+def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        feed(data=data)
+
+
+def test_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(RecipeError, match="global_batch is 0"):
+        feed(batch=0)

@@ -1,0 +1,50 @@
+"""The order of samples: every one once, at any size, without a list."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtj.data import order
+
+
+def whole(n: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
+    found: list[int] = order.shuffled(np.arange(n), n=n, seed=seed, epoch=epoch).tolist()
+    return found
+
+
+@given(n=st.integers(1, 3000), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
+def test_every_sample_appears_exactly_once(n: int, seed: int, epoch: int) -> None:
+    assert sorted(whole(n, seed=seed, epoch=epoch)) == list(range(n))
+
+
+def test_order_is_fixed_for_ever_because_checkpoints_count_in_it() -> None:
+    assert whole(10, seed=1, epoch=2) == [4, 6, 1, 5, 7, 9, 0, 8, 2, 3]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [whole(500, seed=s, epoch=e) for s in range(3) for e in range(3)]
+    assert len({tuple(o) for o in orders}) == 9
+
+
+def test_a_billion_samples_cost_no_list() -> None:
+    found = order.shuffled(np.arange(10**9 - 64, 10**9), n=10**9, seed=0, epoch=0)
+    assert len(set(found.tolist())) == 64
+    assert found.min() >= 0
+    assert found.max() < 10**9
+
+
+def test_shuffle_leaves_no_trace_of_the_old_order() -> None:
+    found = np.array(whole(60_000))
+    neighbours = np.corrcoef(found[:-1], found[1:])[0, 1]
+    assert abs(neighbours) < 0.02  # five standard deviations of a random order
+    assert (found == np.arange(60_000)).sum() < 10
+    first_places = [whole(1797, seed=s)[0] / 1797 for s in range(1000)]
+    assert np.mean(first_places) == pytest.approx(0.5, abs=0.05)
+
+
+@given(count=st.integers(0, 1000), size=st.integers(1, 64))
+def test_shares_are_all_of_it_and_differ_by_one_at_most(count: int, size: int) -> None:
+    shares = [range(count)[order.share(count, rank=r, size=size)] for r in range(size)]
+    assert [i for s in shares for i in s] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -1,0 +1,127 @@
+"""Environment -> which rank, which node; contradictions are explained, not guessed away."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from dtj.agent.placement import Placement, threads
+from dtj.errors import RecipeError
+from dtj.settings import Settings
+from dtj.world import World
+
+MASTER = {"MASTER_ADDR": "digits-0.digits.ns.svc", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("env", "world"),
+    [
+        pytest.param({}, World(), id="nothing: a laptop"),
+        pytest.param(
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER},
+            World(rank=3, size=4, local_rank=1),
+            id="a launcher's rank",
+        ),
+        pytest.param(
+            {"NODE_RANK": "1", "WORLD_SIZE": "2", "NPROC_PER_NODE": "1", **MASTER},
+            World(rank=1, size=2),
+            id="a pod of one process",
+        ),
+    ],
+)
+def test_world(env: Mapping[str, str], world: World) -> None:
+    assert World.from_env(env) == world
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        pytest.param(
+            {"RANK": "4", "WORLD_SIZE": "4", **MASTER},
+            "RANK is 4, but WORLD_SIZE is 4",
+            id="rank out of range",
+        ),
+        pytest.param(
+            {"RANK": "x", "WORLD_SIZE": "4", **MASTER},
+            "RANK is 'x', expected a whole number",
+            id="rank no number",
+        ),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT not set", id="no meeting place"
+        ),
+        pytest.param(
+            {"WORLD_SIZE": "4", "NPROC_PER_NODE": "2", **MASTER},
+            "dtj run script.py",
+            id="nobody started the ranks",
+        ),
+    ],
+)
+def test_world_that_cannot_be(env: Mapping[str, str], message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        World.from_env(env)
+    assert message in str(raised.value)
+
+
+def place(env: Mapping[str, str], nproc: int | None = None) -> Placement:
+    return Placement.read(env, nproc=nproc, free_port=lambda: 4242)
+
+
+def test_laptop_needs_nothing() -> None:
+    found = place({}, nproc=2)
+    assert list(found.ranks) == [0, 1]
+    assert found.env_of(1) == {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "NNODES": "1",
+        "NPROC_PER_NODE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4242",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "2",
+    }
+
+
+def test_pod_follows_the_operator() -> None:
+    env = {"NNODES": "3", "NODE_RANK": "2", "NPROC_PER_NODE": "2", "WORLD_SIZE": "6", **MASTER}
+    found = place(env)
+    assert list(found.ranks) == [4, 5]
+    assert found.env_of(5) | MASTER == found.env_of(5)
+
+
+@pytest.mark.parametrize(
+    ("env", "nproc", "message"),
+    [
+        pytest.param(
+            {"NNODES": "2", "NODE_RANK": "2", **MASTER},
+            None,
+            "NODE_RANK is 2, but NNODES is 2",
+            id="node out of range",
+        ),
+        pytest.param(
+            {"NNODES": "0"}, None, "NNODES is '0', expected a whole number of at least 1", id="no node"
+        ),
+        pytest.param(
+            {"WORLD_SIZE": "4", "NNODES": "2", **MASTER}, 4, "leave out --nproc", id="flag against the pod"
+        ),
+    ],
+)
+def test_placement_that_cannot_be(env: Mapping[str, str], nproc: int | None, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        place(env, nproc)
+    assert message in str(raised.value)
+
+
+def test_threads_are_what_the_user_says_else_a_share_of_the_cpus() -> None:
+    assert threads({"OMP_NUM_THREADS": "3"}, nproc=2) == 3
+    assert threads({}, nproc=10_000) == 1
+
+
+def test_flag_of_the_job_wins_over_the_code() -> None:
+    assert Settings.read({"DTJ_MICRO_BATCH": "4"}, micro_batch=8).micro_batch == 4
+    assert Settings.read({}, micro_batch=8).micro_batch == 8
+    with pytest.raises(RecipeError, match="DTJ_SAVE_EVERY is '0', expected a whole number of at least 1"):
+        Settings.read({"DTJ_SAVE_EVERY": "0"})

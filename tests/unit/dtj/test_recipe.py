@@ -1,0 +1,112 @@
+"""key=value words against the signature of a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import recipe
+from dtj.errors import RecipeError
+from dtj.recipe import Recipe
+
+
+def example(
+    name: str, epochs: int = 20, lr: float = 0.1, augment: bool = False, limit: int | None = None, tag="a"
+) -> Recipe:
+    """Train something.
+
+    In some way.
+    """
+    raise NotImplementedError(name, epochs, lr, augment, limit, tag)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(["name=x"], {"name": "x"}, id="text"),
+        pytest.param(["name=x", "epochs=3"], {"name": "x", "epochs": 3}, id="a whole number"),
+        pytest.param(["name=x", "lr=1e-3"], {"name": "x", "lr": 1e-3}, id="a number"),
+        pytest.param(["name=x", "augment=True"], {"name": "x", "augment": True}, id="true or false"),
+        pytest.param(["name=x", "limit=none"], {"name": "x", "limit": None}, id="none, where it is allowed"),
+        pytest.param(["name=x", "limit=5"], {"name": "x", "limit": 5}, id="or a number"),
+        pytest.param(["name=a=b"], {"name": "a=b"}, id="text with an equals sign"),
+        pytest.param(
+            ["name=x", "tag=9"], {"name": "x", "tag": "9"}, id="type of the default where none is annotated"
+        ),
+    ],
+)
+def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> None:
+    assert recipe.arguments(example, words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param([], "lacks name\n  fix: name=<str>", id="a missing argument"),
+        pytest.param(
+            ["name=x", "epoch=3"], "no argument 'epoch'\n  fix: did you mean 'epochs'", id="a mistyped one"
+        ),
+        pytest.param(
+            ["name=x", "zzz=3"], "no argument 'zzz'\n  fix: known: augment, epochs", id="an unknown one"
+        ),
+        pytest.param(
+            ["name=x", "epochs=3.5"], "epochs is '3.5', expected a whole number", id="the wrong number"
+        ),
+        pytest.param(
+            ["name=x", "augment=yes"], "augment is 'yes', expected true or false", id="the wrong truth"
+        ),
+        pytest.param(
+            ["name=x", "limit=a"], "limit is 'a', expected none or a whole number", id="none of two types"
+        ),
+        pytest.param(
+            ["name=x", "epochs"],
+            "'epochs' is not an argument of a recipe\n  fix: write key=value",
+            id="no value",
+        ),
+    ],
+)
+def test_bad_words_are_explained(words: list[str], message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        recipe.arguments(example, words)
+    assert message in str(raised.value)
+    assert raised.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        pytest.param("dtj.recipes.digits", "does not name a recipe", id="no function"),
+        pytest.param(
+            "dtj.recipes.digit:recipe", "there is no module 'dtj.recipes.digit'", id="no such module"
+        ),
+        pytest.param("nowhere:recipe", "there is no module 'nowhere'", id="no such package"),
+        pytest.param(
+            "dtj.recipes.digits:recip",
+            "has no function 'recip'\n  fix: did you mean 'recipe'",
+            id="no such function",
+        ),
+        pytest.param("./nowhere.py:recipe", "there is no file nowhere.py", id="no such file"),
+    ],
+)
+def test_targets_that_do_not_exist_are_explained(target: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        recipe.resolve(target)
+    assert message in str(raised.value)
+
+
+def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine_for_test.py"
+    file.write_text("def recipe(width: int = 3): ...\n")
+    assert recipe.resolve(f"{file}:recipe").__name__ == "recipe"
+    file.write_text("import nowhere_to_be_found\n")
+    with pytest.raises(RecipeError, match="needs the module 'nowhere_to_be_found', which is not installed"):
+        recipe.resolve(f"{file}:recipe")
+
+
+def test_help_is_made_of_docstring_and_signature() -> None:
+    text = recipe.describe("my.py:example", example)
+    assert text.startswith(
+        "Usage: dtj train my.py:example [key=value ...]\n\n  Train something.\n\n  In some way.\n"
+    )
+    assert "  name     str         required\n  epochs   int         default 20\n" in text
+    assert "  limit    int | None  default None\n" in text

@@ -1,0 +1,110 @@
+"""Ends of ranks -> the cause, the exit code, the termination message."""
+
+import json
+import signal
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtj import contract
+from dtj.agent import report
+from dtj.agent.rank import is_peer_loss
+from dtj.agent.report import Ending
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def end(
+    rank: int, code: int = 0, *, after_s: float = 0, killed: bool = False, reason: str | None = None
+) -> Ending:
+    number = code - 128 if code > 128 else None
+    return Ending(
+        rank=rank,
+        code=code,
+        at=START + timedelta(seconds=after_s),
+        signal=number,
+        by_agent=killed,
+        reason=reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("endings", "rank", "code"),
+    [
+        pytest.param([end(0), end(1)], None, 0, id="all done"),
+        pytest.param([end(0, 75), end(1, 75)], None, 75, id="all stopped"),
+        pytest.param([end(0), end(1, 75)], None, 75, id="one was done when the others stopped"),
+        pytest.param([end(0), end(1, 1)], 1, 1, id="one failed"),
+        pytest.param([end(0, 1, after_s=2), end(1, 2, after_s=1)], 1, 2, id="the earlier failure"),
+        pytest.param(
+            [end(0, 76, after_s=1), end(1, 1, after_s=3)], 1, 1, id="a later cause beats a lost peer"
+        ),
+        pytest.param([end(0, 76, after_s=2), end(1, 76, after_s=1)], 1, 76, id="only lost peers: the first"),
+        pytest.param([end(0, 1), end(1, 137, killed=True)], 0, 1, id="what the agent killed is not a cause"),
+        pytest.param([end(0, 75), end(1, 139)], 1, 139, id="a crash while the others stopped"),
+        pytest.param([end(0, 1), end(1, 1)], 0, 1, id="at the same time: the lower rank"),
+    ],
+)
+def test_cause_and_exit_code(endings: list[Ending], rank: int | None, code: int) -> None:
+    culprit = report.first_cause(endings)
+    assert (culprit.rank if culprit else None) == rank
+    assert report.exit_code(endings) == code
+
+
+@pytest.mark.parametrize(
+    ("ending", "cause"),
+    [
+        pytest.param(end(0, 1, reason="Exception"), "Exception", id="an exception, by its own word"),
+        pytest.param(end(0, 1), "ExitCode", id="a bare exit code"),
+        pytest.param(end(0, 128 + signal.SIGKILL), "Signal", id="a signal"),
+        pytest.param(end(0, 76), "PeerLost", id="76"),
+        pytest.param(end(0, 78), "BadRecipe", id="78, whoever exits with it"),
+        pytest.param(end(0, 75), "Stopped", id="75"),
+        pytest.param(end(0, 0), "Done", id="0"),
+    ],
+)
+def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
+    assert ending.cause == cause
+    assert cause in contract.REASONS
+
+
+def test_kernel_s_memory_killer_is_suspected() -> None:
+    assert "out of memory" in report.sentence(end(3, 137), 5)
+    assert report.sentence(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
+
+
+@given(message=st.text(min_size=0, max_size=9000))
+def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
+    ending = Ending(rank=0, code=1, at=START, message=message)
+    fields = report.fit(
+        report.termination([ending], checkpoint=None, now=START), limit=contract.TERMINATION_BYTES
+    )
+    assert len(report.encode(fields)) <= contract.TERMINATION_BYTES
+    if message:
+        assert message.endswith(fields["message"])
+
+
+def test_short_message_is_left_whole() -> None:
+    fields = report.termination([end(0, 3)], checkpoint="/c/step-1", now=START)
+    assert json.loads(report.encode(report.fit(fields, limit=4096))) == fields
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(RuntimeError("[pair.cc] gloo: Connection closed by peer [10.0.0.1]:5"), True, id="gloo"),
+        pytest.param(RuntimeError("NCCL error: ncclRemoteError: remote process exited"), True, id="NCCL"),
+        pytest.param(RuntimeError("TCPStore: wait timeout after 300000ms"), True, id="the store"),
+        pytest.param(
+            ConnectionResetError(104, "Connection reset by peer"), False, id="the user's own connection"
+        ),
+        pytest.param(
+            RuntimeError("shape mismatch in gloo"), False, id="an error that is not about the network"
+        ),
+        pytest.param(ValueError("Connection closed by peer, says gloo"), False, id="another kind of error"),
+    ],
+)
+def test_lost_peer_is_told_from_a_fault_of_one_s_own(error: Exception, expected: bool) -> None:
+    assert is_peer_loss(error) is expected

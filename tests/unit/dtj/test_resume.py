@@ -1,0 +1,169 @@
+"""A run that was broken and resumed ends where the unbroken one does, bit for bit."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtj.agent.launch import free_port
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, wait_for
+from tests.unit.dtj.test_same_result import seen
+
+Finish = Callable[..., Finished]
+SMALL = PROGRAMS / "small.py"
+
+
+def weights(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(out / "weights.pt")
+    return found
+
+
+def assert_identical(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Weights, batch statistics and momenta; every bit."""
+    for name, value in a["model"].items():
+        assert torch.equal(value, b["model"][name]), name
+    for number, state in a["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][number]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_resumed_run_is_bit_identical(finish: Finish, tmp_path: Path, nproc: int) -> None:
+    """With dropout and batch statistics, so random generators and buffers count too."""
+    whole, broken, saved = tmp_path / "whole", tmp_path / "broken", tmp_path / "saved"
+    whole.mkdir()
+    broken.mkdir()
+    assert finish("run", "--nproc", nproc, SMALL, OUT=whole, SAMPLES=96).code == 0
+    flags = ("run", "--nproc", nproc, "--checkpoint", saved, "--save-every", 5, SMALL)
+    first = finish(*flags, OUT=broken, SAMPLES=96, FAIL_AT=12)
+    assert first.code == 1
+    second = finish(*flags, OUT=broken, SAMPLES=96)
+    assert second.code == 0
+    assert "resuming from" in second.err
+    assert_identical(weights(whole), weights(broken))
+
+
+def test_another_world_size_goes_on_at_the_same_sample(finish: Finish, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    saved = tmp_path / "saved"
+    stopped = finish("run", "--nproc", 2, "--checkpoint", saved, SMALL, OUT=first, STEPS=5, PLAIN=1)
+    assert stopped.code == 0
+    resumed = finish("run", "--nproc", 3, "--checkpoint", saved, SMALL, OUT=second, STEPS=9, PLAIN=1)
+    assert resumed.code == 0
+    epoch = [i for s in range(5) for i in seen(first, s)] + [i for s in range(5, 9) for i in seen(second, s)]
+    assert sorted(epoch) == list(range(98))
+
+
+def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    """Two agents of one rank each, as two pods; only one of them is evicted."""
+    port = free_port()
+    nodes = [
+        start(
+            *(
+                "run",
+                "--checkpoint",
+                tmp_path / "saved",
+                "--termination-log",
+                tmp_path / f"log-{node}",
+                SMALL,
+            ),
+            OUT=tmp_path,
+            STEPS=100_000,
+            PLAIN=1,
+            READY_AT=10,
+            NNODES=2,
+            NODE_RANK=node,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for node in range(2)
+    ]
+    wait_for((tmp_path / "ready").exists, "step 10")
+    nodes[1].signal(signal.SIGTERM)
+    ended = [node.wait() for node in nodes]
+    assert [e.code for e in ended] == [75, 75], [e.err for e in ended]
+    logs = [json.loads((tmp_path / f"log-{node}").read_text()) for node in range(2)]
+    assert [log["reason"] for log in logs] == ["Stopped", "Stopped"]
+    assert logs[0]["step"] == logs[1]["step"] >= 10
+    assert logs[0]["checkpoint"] == str(tmp_path / "saved" / f"step-{logs[0]['step']}")
+    assert Path(logs[0]["checkpoint"], "state.pt").exists()
+
+
+def test_sigterm_without_a_checkpoint_folder_does_not_claim_one(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=100_000, PLAIN=1, READY_AT=3)
+    wait_for((tmp_path / "ready").exists, "step 3")
+    command.signal(signal.SIGTERM)
+    ended = command.wait()
+    assert ended.code == 128 + signal.SIGTERM
+    assert "nothing was saved" in ended.err
+
+
+def test_state_in_memory_only_is_said_once(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=2)
+    assert ended.err.count("in memory only") == 1
+
+
+def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -> None:
+    monday, tuesday = tmp_path / "runs" / "0123abcd", tmp_path / "tuesday"
+    assert finish("run", "--checkpoint", monday, SMALL, OUT=tmp_path, STEPS=4).code == 0
+    before = sorted(tmp_path.glob("runs/**/*"))
+    ended = finish(
+        "run", "--checkpoint", tuesday, "--resume", tmp_path / "runs", SMALL, OUT=tmp_path, STEPS=6
+    )
+    assert ended.code == 0
+    assert f"resuming from {monday / 'step-4'}" in ended.err
+    assert sorted(tmp_path.glob("runs/**/*")) == before
+    assert [p.name for p in tuesday.iterdir()] == ["step-6"]
+
+
+def test_resuming_from_nothing_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
+    assert ended.code == 78
+    assert ended.err.count("there is no readable checkpoint to resume from") == 1
+    assert "Traceback" not in ended.err
+
+
+def test_checkpoint_of_another_model_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
+    ended = finish(*flags, OUT=tmp_path, STEPS=4, PLAIN=1)
+    assert ended.code == 78
+    assert "model does not fit the checkpoint of step 2" in ended.err
+
+
+def test_data_of_another_length_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
+    ended = finish(*flags, OUT=tmp_path, STEPS=4, SAMPLES=90)
+    assert ended.code == 78
+    assert "data of length 98, now it is 90" in ended.err
+
+
+def test_torn_checkpoint_is_skipped_and_the_one_before_taken(finish: Finish, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    flags = ("run", "--nproc", 2, "--checkpoint", saved, "--save-every", 2, SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=4).code == 0
+    torn = saved / "step-4" / "state.pt"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    ended = finish(*flags, OUT=tmp_path, STEPS=6)
+    assert ended.code == 0, ended.err
+    assert f"checkpoint {saved / 'step-4'} is unreadable and was skipped" in ended.err
+    assert f"resuming from {saved / 'step-2'}" in ended.err
+    assert sorted(p.name for p in saved.iterdir()) == ["step-4", "step-6"]
+
+
+def test_disk_that_takes_no_checkpoint_is_named(finish: Finish, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = finish("run", "--checkpoint", tmp_path / "file" / "run", SMALL, OUT=tmp_path, STEPS=2)
+    assert ended.code == 1
+    assert "could not be written: Not a directory" in ended.err
+    assert "Traceback" not in ended.err

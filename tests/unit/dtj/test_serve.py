@@ -1,0 +1,98 @@
+"""/status, /metrics and /healthz of a real run."""
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import contract
+from dtj.agent.launch import free_port
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, is_dead, wait_for
+
+Start = Callable[..., Command]
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def status(port: int) -> dict[str, Any]:
+    """The document, empty while nobody answers yet."""
+    try:
+        found: dict[str, Any] = json.loads(get(port, "/status"))
+    except urllib.error.URLError:
+        return {}
+    return found
+
+
+def test_running_job_tells_step_loss_and_checkpoint(start: Start, tmp_path: Path) -> None:
+    """With the variables of a pod."""
+    port = free_port()
+    command = start(
+        *("run", "--nproc", 2, "--save-every", 5, "--log-every", 2, "--checkpoint", tmp_path / "saved"),
+        *("--termination-log", tmp_path / "log", PROGRAMS / "small.py"),
+        **{"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20},
+        **{"DTJ_JOB": "digits", "DTJ_AGENT_PORT": port, "DTJ_ATTEMPT": 3, "DTJ_REPLICA_INDEX": 0},
+    )
+    wait_for(lambda: status(port).get("checkpoint") and status(port)["samplesPerSecond"], "a checkpoint")
+    found = status(port)
+    assert tuple(found) == contract.STATUS_FIELDS
+    assert (found["job"], found["attempt"], found["state"]) == ("digits", 3, "Running")
+    assert found["step"] >= found["checkpoint"]["step"] > 0
+    assert found["checkpoint"]["path"].startswith(str(tmp_path / "saved" / "step-"))
+    assert found["totalSteps"] == 100_000
+    assert found["loss"] > 0
+    assert found["etaSeconds"] > 0
+    assert [(r["rank"], r["state"]) for r in found["ranks"]] == [(0, "Running"), (1, "Running")]
+    assert not any(is_dead(r["pid"]) for r in found["ranks"])
+    assert get(port, "/healthz") == "ok\n"
+    metrics = get(port, "/metrics")
+    assert "\ndtj_total_steps 100000\n" in metrics
+    assert 'dtj_rank_up{rank="1"} 1' in metrics
+    command.signal(signal.SIGTERM)
+    assert command.wait().code == contract.EXIT_STOPPED
+    assert status(port) == {}
+
+
+def test_script_without_dtj_is_running_and_nothing_more_is_known(start: Start, tmp_path: Path) -> None:
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    start("run", "--port", port, script)
+    wait_for(lambda: status(port).get("ranks"), "the status page")
+    found = status(port)
+    assert {found[name] for name in ("step", "totalSteps", "epoch", "loss", "samplesPerSecond")} == {None}
+    assert found["metrics"] == {}
+    assert found["ranks"][0]["state"] == "Running"
+    assert "dtj_step" not in get(port, "/metrics")
+
+
+def test_unknown_page_is_not_found(start: Start, tmp_path: Path) -> None:
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    start("run", "--port", port, script)
+    wait_for(lambda: status(port), "the status page")
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        get(port, "/stacks")
+    with raised.value as answer:
+        assert answer.code == 404
+
+
+def test_taken_port_costs_the_page_not_the_training(
+    finish: Callable[..., Finished], start: Start, tmp_path: Path
+) -> None:
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    start("run", "--port", port, script)
+    wait_for(lambda: status(port), "the status page")
+    ended = finish(
+        "run", "--port", port, PROGRAMS / "env.py", MASTER_PORT=free_port(), MASTER_ADDR="127.0.0.1"
+    )
+    assert ended.code == 0
+    assert f"no status page on port {port}" in ended.err

@@ -1,0 +1,109 @@
+"""What others build on: public names, commands, flags. A change here is a change for users."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+import dtj
+from dtj import cli, contract
+from tests.unit.dtj.conftest import Finished
+
+
+def test_public_names() -> None:
+    assert dtj.__all__ == [
+        "Batch",
+        "CheckpointError",
+        "DtjError",
+        "Pair",
+        "Recipe",
+        "RecipeError",
+        "Run",
+        "Stopped",
+        "init",
+    ]
+    assert all(getattr(dtj, name) for name in dtj.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'trainer'"):
+        dtj.trainer  # noqa: B018
+
+
+def test_public_verbs_of_a_run() -> None:
+    verbs = {name for name in vars(dtj.Run) if not name.startswith("_")}
+    assert verbs == {
+        "backward",
+        "data",
+        "evaluate",
+        "log",
+        "parallel",
+        "rank",
+        "say",
+        "size",
+        "state",
+        "steps",
+    }
+
+
+def test_commands_and_flags() -> None:
+    common = {
+        *(
+            "--checkpoint",
+            "--log",
+            "--log-every",
+            "--micro-batch",
+            "--nproc",
+            "--port",
+            "--ranks",
+            "--resume",
+        ),
+        *("--save-every", "--termination-log"),
+    }
+    commands = cli._dtj.commands
+    flags = {
+        name: {option for p in command.params if isinstance(p, click.Option) for option in p.opts}
+        for name, command in commands.items()
+    }
+    assert flags == {"run": common | {"-m", "--module"}, "train": common | {"-h", "--help"}}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--version"], ["run", "--help"], ["train", "--help"], ["run", "nowhere.py"]],
+    ids=" ".join,
+)
+def test_quick_answers_never_wait_for_torch(argv: list[str]) -> None:
+    code = f"""
+import sys
+from dtj.cli import main
+try:
+    main({argv!r})
+finally:
+    assert not {{"torch", "numpy", "rich"}} & set(sys.modules), "a slow import"
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert "slow import" not in ended.stderr
+    assert ended.returncode == (78 if "nowhere.py" in argv else 0)
+
+
+def test_module_answers_like_the_command(finish: Callable[..., Finished]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dtj", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert ended.stdout == f"dtj, version {dtj.__version__}\n" == finish("--version").out
+
+
+def test_exit_codes() -> None:
+    assert dtj.RecipeError("x").exit_code == contract.EXIT_BAD_RECIPE == 78
+    assert (contract.EXIT_STOPPED, contract.EXIT_PEER_LOST) == (75, 76)

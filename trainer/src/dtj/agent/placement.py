@@ -1,0 +1,107 @@
+"""Environment and flags -> which ranks this node runs, and the variables of each. Pure.
+
+A pod gets its place from the operator; on a laptop nothing is set and everything is derived.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from dtj import contract
+from dtj.errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size."""
+
+    nproc: int
+    node_rank: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def read(cls, env: Mapping[str, str], *, nproc: int | None, free_port: Callable[[], int]) -> Self:
+        """Raise RecipeError where the variables contradict each other or the flag.
+
+        nproc      the flag; None takes the environment's number, else 1
+        free_port  called where one node needs a port and none is given
+        """
+        nproc = nproc if nproc is not None else _number(env, contract.NPROC_PER_NODE, default=1)
+        nnodes = _number(env, contract.NNODES, default=1)
+        node_rank = _number(env, contract.NODE_RANK, default=0, least=0)
+        if nproc < 1:
+            raise RecipeError(
+                f"--nproc is {nproc}, expected at least 1", fix="give the processes to start on this machine"
+            )
+        if node_rank >= nnodes:
+            raise RecipeError(
+                f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; nodes count from 0",
+                fix=f"correct {contract.NODE_RANK} or {contract.NNODES}",
+            )
+        stated = _number(env, contract.WORLD_SIZE, default=nproc * nnodes)
+        if stated != nproc * nnodes:
+            raise RecipeError(
+                f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes are {nproc * nnodes}",
+                fix=f"leave out --nproc, or unset {contract.WORLD_SIZE}",
+            )
+        if nnodes > 1 and not env.get(contract.MASTER_ADDR):
+            raise RecipeError(
+                f"{contract.NNODES} is {nnodes}, but {contract.MASTER_ADDR} is not set: where to meet?",
+                fix=f"set {contract.MASTER_ADDR} and {contract.MASTER_PORT} to where rank 0 listens",
+            )
+        port = _number(env, contract.MASTER_PORT, default=29500 if nnodes > 1 else 0)
+        return cls(
+            nproc=nproc,
+            node_rank=node_rank,
+            nnodes=nnodes,
+            master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
+            master_port=port or free_port(),
+        )
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this node."""
+        return range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc)
+
+    def env_of(self, rank: int) -> dict[str, str]:
+        """What torchrun would set, under the same names."""
+        local, world = rank - self.ranks.start, self.nnodes * self.nproc
+        values = {
+            contract.RANK: rank,
+            contract.LOCAL_RANK: local,
+            contract.WORLD_SIZE: world,
+            contract.LOCAL_WORLD_SIZE: self.nproc,
+            contract.NODE_RANK: self.node_rank,
+            contract.NNODES: self.nnodes,
+            contract.NPROC_PER_NODE: self.nproc,
+            contract.MASTER_ADDR: self.master_addr,
+            contract.MASTER_PORT: self.master_port,
+            "GROUP_RANK": self.node_rank,
+            "GROUP_WORLD_SIZE": self.nnodes,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": world,
+        }
+        return {name: str(value) for name, value in values.items()}
+
+
+def threads(env: Mapping[str, str], *, nproc: int) -> int:
+    """Threads of one rank's kernels: its part of the CPUs that this process may use, unless the user says."""
+    stated = env.get("OMP_NUM_THREADS", "")
+    if stated.isdecimal() and int(stated) > 0:
+        return int(stated)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // nproc)
+
+
+def _number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
+    text = env.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise RecipeError(
+            f"{name} is {text!r}, expected a whole number of at least {least}", fix=f"correct {name}"
+        )
+    return int(text)

@@ -1,0 +1,52 @@
+"""What a rank runs: a script, a module, or a recipe through the built-in loop."""
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtj.agent.rank import Program
+from dtj.errors import RecipeError
+
+
+def script(path: str, words: Sequence[str]) -> Program:
+    """Any Python file, as `python path words...` would run it."""
+    if not Path(path).is_file():
+        raise RecipeError(
+            f"there is no script {path}", fix=f"check the path; the current folder is {Path.cwd()}"
+        )
+
+    def program() -> None:
+        sys.argv = [path, *words]
+        sys.path.insert(0, str(Path(path).resolve().parent))
+        runpy.run_path(path, run_name="__main__")
+
+    return program
+
+
+def module(name: str, words: Sequence[str]) -> Program:
+    """A module, as `python -m name words...` would run it."""
+
+    def program() -> None:
+        sys.argv = [name, *words]
+        sys.path.insert(0, "")
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+    return program
+
+
+def recipe(target: str, words: Sequence[str]) -> Program:
+    """`module:function` with its key=value words, trained by the built-in loop.
+
+    Resolved in the rank, not in the agent: importing the user's code may start threads or touch the
+    accelerator, and neither survives a fork.
+    """
+
+    def program() -> None:
+        from dtj import recipe as recipes  # noqa: PLC0415
+        from dtj.loop import train  # noqa: PLC0415 - loads torch, which the agent has by then
+
+        function = recipes.resolve(target)
+        train(function(**recipes.arguments(function, words)))
+
+    return program

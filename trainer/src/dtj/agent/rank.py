@@ -1,0 +1,170 @@
+"""What a forked child does to become one rank: environment, pipes, the program, a faithful end.
+
+Before it stands `launch.py`, which forks; the program itself is a plain function without arguments.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dtj import contract
+from dtj.agent import report
+from dtj.errors import DtjError
+from dtj.watch import channel
+
+Program = Callable[[], None]
+
+# What gloo, NCCL and the store say when the other side is gone.
+_PEER_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout"
+    r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
+    r"|sendBytes failed|heartbeat",
+    re.IGNORECASE,
+)
+_NETWORK = re.compile(r"gloo|nccl|tcpstore|socket|store|rendezvous", re.IGNORECASE)
+_PR_SET_PDEATHSIG = 1
+BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
+
+
+def become(
+    program: Program, env: Mapping[str, str], *, threads: int, stdout: int, stderr: int, reports: int
+) -> None:
+    """Run the program as one rank and end this process. Called in the child, right after the fork."""
+    code = 1
+    try:
+        _settle(env, stdout=stdout, stderr=stderr, reports=reports)
+        _prepare_torch(threads)
+        code = _run(program)
+        if channel.last_step() is not None:
+            channel.send({"step": channel.last_step()}, wait_s=1.0)  # those before may have been held back
+        _finish()
+    except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """A collective failed because another rank or its machine is gone: secondary, not the cause."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))
+
+
+def detach() -> None:
+    """A fresh process that dies with the agent: own group, no inherited handlers."""
+    os.setpgid(0, 0)  # what the rank starts (data workers) can be killed with it
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
+    if sys.platform == "linux":  # no rank outlives an agent that was killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Around a fork: a signal between it and the child's own handlers waits instead of being lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_IN_FORK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
+
+
+def _settle(env: Mapping[str, str], *, stdout: int, stderr: int, reports: int) -> None:
+    detach()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in (stdout, stderr, null):
+        os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - for good
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    faulthandler.enable()
+    os.environ.update(env)
+    channel.open_pipe(reports)
+
+
+def _prepare_torch(threads: int) -> None:
+    import torch  # noqa: PLC0415 - imported by the agent before the fork; importing this module must not cost it
+
+    from dtj.world import choose_store  # noqa: PLC0415
+
+    torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
+    if int(os.environ[contract.WORLD_SIZE]) > 1:
+        choose_store()
+
+
+def _run(program: Program) -> int:
+    """Exit code of the program; a failure is printed once and reported."""
+    try:
+        program()
+    except SystemExit as end:
+        return _code_of(end)
+    except KeyboardInterrupt:
+        return contract.EXIT_SIGNAL + signal.SIGINT
+    except DtjError as error:
+        reason = "BadRecipe" if error.exit_code == contract.EXIT_BAD_RECIPE else "Exception"
+        _report(str(error), reason=reason, is_for_people=True)  # printed by the agent, once for all ranks
+        return error.exit_code
+    except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        if is_peer_loss(error):
+            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # where we were waiting tells nothing
+            _report(f"lost a peer: {error}", reason="PeerLost")
+            return contract.EXIT_PEER_LOST
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        print(text, end="", file=sys.stderr)
+        _report(text, reason="Exception")
+        return 1
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)  # sys.exit("some text") prints it and means 1
+    return 1
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The traceback from the user's first line on: what led there is the launcher's business."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return error.with_traceback(trace or error.__traceback__)
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).parent == Path(__file__).parent or "runpy" in filename
+
+
+def _report(message: str, *, reason: str, is_for_people: bool = False) -> None:
+    fields: dict[str, Any] = {
+        "message": message.strip(),
+        "reason": reason,
+        "isForPeople": is_for_people,
+        "step": channel.last_step(),
+        "at": datetime.now(UTC).isoformat(),
+    }
+    channel.send({"failure": report.fit(fields, limit=channel.MAX_BYTES - 100)}, wait_s=1.0)
+
+
+def _finish() -> None:
+    """What the interpreter does at its end: wait for threads, run exit functions (loggers, groups)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

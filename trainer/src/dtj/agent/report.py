@@ -1,0 +1,123 @@
+"""How the ranks of this node ended -> one cause, one exit code, one termination message. Pure.
+
+The first rank that failed by itself is the one to name. Those that only noticed ("connection reset by peer")
+are secondary, even where they were quicker to die.
+"""
+
+import json
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dtj import contract
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """One rank's end.
+
+    code      0..255, 128 + n where signal n killed it
+    signal    the signal's number, None where it exited by itself
+    at        when it failed: its own word where it could give one, else when it was reaped
+    step      last completed one that is known
+    message   tail of its traceback, empty where there is none
+    reason    its own word, see contract.REASONS, or None
+    by_agent  the agent killed it because another one had failed
+    """
+
+    rank: int
+    code: int
+    at: datetime
+    signal: int | None = None
+    step: int | None = None
+    message: str = ""
+    reason: str | None = None
+    by_agent: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Neither done nor stopped in agreement, and by its own fault or misfortune."""
+        return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
+
+    @property
+    def cause(self) -> str:
+        """One of contract.REASONS."""
+        if self.signal is not None:
+            return "Signal"
+        if self.code == contract.EXIT_BAD_RECIPE:
+            return "BadRecipe"
+        if self.code == contract.EXIT_PEER_LOST:
+            return "PeerLost"
+        if self.code == contract.EXIT_STOPPED:
+            return "Stopped"
+        if self.code == contract.EXIT_DONE:
+            return "Done"
+        return self.reason or "ExitCode"
+
+
+def first_cause(endings: Iterable[Ending]) -> Ending | None:
+    """The failed rank to name: the earliest with a cause of its own, else the earliest that lost a peer."""
+    failed = [e for e in endings if e.failed]
+    return min(failed, key=lambda e: (e.cause == "PeerLost", e.at, e.rank), default=None)
+
+
+def exit_code(endings: Iterable[Ending]) -> int:
+    """What the agent exits with."""
+    endings = list(endings)
+    culprit = first_cause(endings)
+    if culprit:
+        return culprit.code
+    return max((e.code for e in endings if not e.by_agent), default=contract.EXIT_DONE)
+
+
+def termination(endings: Iterable[Ending], *, checkpoint: str | None, now: datetime) -> dict[str, Any]:
+    """The fields of the termination message, whole; `fit` makes them short enough."""
+    endings = list(endings)
+    culprit = first_cause(endings)
+    steps = [e.step for e in endings if e.step is not None]
+    step = culprit.step if culprit and culprit.step is not None else max(steps, default=None)
+    code = exit_code(endings)
+    return {
+        "step": step,
+        "reason": culprit.cause if culprit else ("Stopped" if code == contract.EXIT_STOPPED else "Done"),
+        "rank": culprit.rank if culprit else None,
+        "exitCode": code,
+        "message": sentence(culprit, step) if culprit else _success(len(endings), step, code),
+        "checkpoint": checkpoint,
+        "generation": 0,
+        "at": (culprit.at if culprit else now).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
+
+
+def sentence(culprit: Ending, step: int | None) -> str:
+    """What happened: the traceback where there is one, else what the exit code says."""
+    if culprit.message:
+        return culprit.message
+    when = f"after step {step}" if step is not None else "before its first step"
+    if culprit.signal is None:
+        return f"rank {culprit.rank} exited with code {culprit.code} {when}"
+    hint = " (often it is the kernel, out of memory)" if culprit.signal == signal.SIGKILL else ""
+    return f"rank {culprit.rank} was killed by {signal.Signals(culprit.signal).name} {when}{hint}"
+
+
+def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
+    """The same fields with `message` cut so that all fit into `limit` bytes of JSON; its end is kept,
+    where the error stands.
+    """
+    message = fields["message"]
+    while (excess := len(encode(fields | {"message": message})) - limit) > 0 and message:
+        message = message[max(1, excess // 6) :]  # the longest escape of a character has six bytes
+    return fields | {"message": message}
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    """JSON as it stands in the file."""
+    return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
+
+
+def _success(count: int, step: int | None, code: int) -> str:
+    who = "1 rank" if count == 1 else f"{count} ranks"
+    what = "stopped on request" if code == contract.EXIT_STOPPED else "done"
+    return f"{who} {what}" + (f" at step {step}" if step is not None else "")

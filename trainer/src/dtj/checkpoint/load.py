@@ -1,0 +1,93 @@
+"""The newest checkpoint that can be read, among this run's own and those of the run to resume from.
+
+Only one process of the job reads; it hands the bytes to the others (run.py), so that all ranks start from the
+same step even where some see another disk.
+"""
+
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dtj.checkpoint import layout
+from dtj.errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint that was read and checked."""
+
+    folder: Path
+    data: bytes
+
+
+def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
+    """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
+
+    Unreadable ones are skipped with a warning. Raise RecipeError where `resume_dir` was given and has none:
+    training from scratch is not what was asked for.
+    """
+    own = _newest_readable(run_dir, warn) if run_dir else None
+    if own or not resume_dir:
+        return own
+    found = _newest_readable(newest_run(resume_dir), warn)
+    if not found:
+        raise RecipeError(
+            f"there is no readable checkpoint to resume from in {resume_dir}",
+            fix="name a run that has committed one, on the same volume, or resume from nothing",
+        )
+    return found
+
+
+def newest_run(folder: Path) -> Path:
+    """`folder` itself where it holds checkpoints, else its sub-folder with the newest committed one.
+
+    A job made again under the same name has a new folder beside the old one; time decides between them, since
+    the steps of different runs do not compare.
+    """
+    if layout.newest_first(_names(folder)):
+        return folder
+    runs = [child for name in _names(folder) if layout.newest_first(_names(child := folder / name))]
+    return max(runs, key=_committed_at, default=folder)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """Bytes of a state file -> state, on the CPU. Executes nothing that is in the file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # torch.load itself does not compare checksums
+        damaged = archive.testzip()
+    if damaged:
+        raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or "step" not in state:
+        raise ValueError("it is not a checkpoint of dtj")
+    return state
+
+
+def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
+    for name in layout.newest_first(_names(run_dir)):
+        folder = run_dir / name
+        try:
+            data = (folder / layout.STATE_FILE).read_bytes()
+            parse(data)
+        except Exception as error:  # noqa: BLE001 - a damaged file raises whatever its bytes happen to mean
+            cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
+            continue
+        return Found(folder=folder, data=data)
+    return None
+
+
+def _committed_at(run: Path) -> float:
+    newest = layout.newest_first(_names(run))[0]
+    return (run / newest).stat().st_mtime
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [child.name for child in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,175 @@
+"""argv -> one call. Prints errors as two lines and picks the exit code; imports no torch."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+import dtj
+from dtj import contract, recipe, settings
+from dtj.agent import program
+from dtj.agent.launch import Options, free_port, launch
+from dtj.agent.placement import Placement
+from dtj.agent.rank import Program
+from dtj.errors import DtjError, RecipeError
+
+_FLAGS = [
+    click.option(
+        "--nproc",
+        type=click.IntRange(min=1),
+        help="Processes on this machine. [default: what the pod says, else 1]",
+    ),
+    click.option("--ranks", "shown", help="Print only these ranks' lines, e.g. 0,2. [default: all]"),
+    click.option(
+        "--log",
+        "log_format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        help="Format of every line.",
+    ),
+    click.option(
+        "--checkpoint",
+        "checkpoint_dir",
+        type=click.Path(file_okay=False),
+        help="Folder for this run's checkpoints.",
+    ),
+    click.option(
+        "--resume",
+        "resume_dir",
+        type=click.Path(file_okay=False),
+        help="Earlier run to start from; only read.",
+    ),
+    click.option(
+        "--save-every", type=click.IntRange(min=1), help="Steps between checkpoints. [default: one a minute]"
+    ),
+    click.option(
+        "--log-every", type=click.IntRange(min=1), help="Steps between lines. [default: one a second]"
+    ),
+    click.option(
+        "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
+    ),
+    click.option(
+        "--port", type=click.IntRange(min=1, max=65535), help="Serve /status, /metrics and /healthz here."
+    ),
+    click.option(
+        "--termination-log",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File for the final JSON report.",
+    ),
+]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the command; never returns. Bad arguments exit 78, as a bad recipe does."""
+    try:
+        code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
+    except click.ClickException as error:
+        _complain(error.format_message(), fix=_usage(error))
+        code = contract.EXIT_BAD_RECIPE
+    except click.Abort:
+        code = contract.EXIT_SIGNAL + 2
+    except DtjError as error:
+        _complain(error.what, fix=error.fix)
+        code = error.exit_code
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(dtj.__version__, prog_name="dtj")
+def _dtj() -> None:
+    """Train one PyTorch model on this machine, or as one of many nodes."""
+
+
+def _flagged(command: Any) -> Any:
+    for flag in reversed(_FLAGS):
+        command = flag(command)
+    return command
+
+
+@_dtj.command("run", context_settings={"allow_interspersed_args": False})
+@_flagged
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.argument("script")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _run(script: str, words: tuple[str, ...], *, module: bool, **flags: Any) -> int:
+    """Run any script that uses `env://` as ranks: what torchrun does, with the same variables."""
+    return _launch(program.module(script, words) if module else program.script(script, words), flags)
+
+
+@_dtj.command("train", add_help_option=False)
+@_flagged
+@click.option("-h", "--help", "wants_help", is_flag=True, help="Show this, or with RECIPE its arguments.")
+@click.argument("target", metavar="RECIPE", required=False)
+@click.argument("words", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def _train(
+    context: click.Context, /, target: str | None, words: tuple[str, ...], *, wants_help: bool, **flags: Any
+) -> int:
+    """Train a recipe: package.module:function or ./file.py:function, e.g. dtj.recipes.digits:recipe."""
+    if target is None:
+        if not wants_help:
+            raise RecipeError(
+                "no recipe is given", fix="dtj train dtj.recipes.digits:recipe epochs=5, or dtj train --help"
+            )
+        click.echo(context.get_help())
+        return 0
+    if wants_help:
+        click.echo(recipe.describe(target, recipe.resolve(target)))
+        return 0
+    return _launch(program.recipe(target, words), flags)
+
+
+def _launch(what: Program, flags: Mapping[str, Any]) -> int:
+    os.environ.update(_environment(flags))
+    placement = Placement.read(os.environ, nproc=flags["nproc"], free_port=free_port)
+    return launch(what, placement, _options(flags, os.environ))
+
+
+def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
+    """Flags that are for the ranks, under the names that settings.py reads."""
+    values = {
+        settings.MICRO_BATCH: flags["micro_batch"],
+        settings.SAVE_EVERY: flags["save_every"],
+        settings.LOG_EVERY: flags["log_every"],
+        settings.LOG_FORMAT: flags["log_format"],
+        contract.CHECKPOINT_DIR: flags["checkpoint_dir"] and Path(flags["checkpoint_dir"]).resolve(),
+        contract.RESUME_DIR: flags["resume_dir"] and Path(flags["resume_dir"]).resolve(),
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
+    """In a pod of a job the operator's variables say where to serve and to report."""
+    in_job = contract.JOB in env
+    port = flags["port"] or (int(env[contract.AGENT_PORT]) if in_job and contract.AGENT_PORT in env else None)
+    return Options(
+        shown=_ranks(flags["shown"]),
+        as_json=flags["log_format"] == "json",
+        port=port,
+        host="" if in_job else "127.0.0.1",
+        termination_log=flags["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
+        job=env.get(contract.JOB, ""),
+        attempt=int(env.get(contract.ATTEMPT, 0)),
+        replica=int(env.get(contract.REPLICA_INDEX, 0)),
+    )
+
+
+def _ranks(text: str | None) -> frozenset[int] | None:
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise RecipeError(f"--ranks is {text!r}, expected numbers with commas", fix="for example --ranks 0,2")
+    return frozenset(int(word) for word in words)
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"see {context.command_path} --help" if context else ""
+
+
+def _complain(what: str, *, fix: str) -> None:
+    print(f"dtj: {what}" + (f"\n  fix: {fix}" if fix else ""), file=sys.stderr)

@@ -1,0 +1,67 @@
+"""The trainer's half of docs/contract.md: environment names, exit codes, report fields.
+
+The operator has its own half and never imports this one; a test compares both with the page.
+"""
+
+from typing import Final
+
+# Who this process is. The names torchrun uses, so that any script with `env://` works.
+RANK: Final = "RANK"
+LOCAL_RANK: Final = "LOCAL_RANK"
+WORLD_SIZE: Final = "WORLD_SIZE"
+LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+MASTER_ADDR: Final = "MASTER_ADDR"
+MASTER_PORT: Final = "MASTER_PORT"
+NODE_RANK: Final = "NODE_RANK"
+NNODES: Final = "NNODES"
+NPROC_PER_NODE: Final = "NPROC_PER_NODE"
+
+# What the operator tells a pod.
+JOB: Final = "DTJ_JOB"
+ATTEMPT: Final = "DTJ_ATTEMPT"
+REPLICA_INDEX: Final = "DTJ_REPLICA_INDEX"
+AGENT_PORT: Final = "DTJ_AGENT_PORT"
+CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
+RESUME_DIR: Final = "DTJ_RESUME_DIR"
+
+# Exit codes.
+EXIT_DONE: Final = 0
+EXIT_STOPPED: Final = 75
+EXIT_PEER_LOST: Final = 76
+EXIT_BAD_RECIPE: Final = 78
+EXIT_SIGNAL: Final = 128  # plus the signal's number
+
+# The termination message.
+TERMINATION_LOG: Final = "/dev/termination-log"
+TERMINATION_BYTES: Final = 4096
+TERMINATION_FIELDS: Final = (
+    "step",
+    "reason",
+    "rank",
+    "exitCode",
+    "message",
+    "checkpoint",
+    "generation",
+    "at",
+)
+REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "PeerLost", "BadRecipe")
+
+# What /status answers.
+STATUS_FIELDS: Final = (
+    "job",
+    "replica",
+    "attempt",
+    "generation",
+    "state",
+    "step",
+    "totalSteps",
+    "epoch",
+    "loss",
+    "metrics",
+    "samplesPerSecond",
+    "etaSeconds",
+    "checkpoint",
+    "ranks",
+    "at",
+)
+STATES: Final = ("Starting", "Running", "Stopping", "Done", "Failed")

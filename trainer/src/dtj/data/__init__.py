@@ -1,0 +1,1 @@
+"""Samples: in which order, and which of them are this rank's."""

@@ -1,0 +1,194 @@
+"""Global batch -> this rank's share of it, in micro-batches, on the device.
+
+Before it stands `order.py` (which sample comes when), after it `step/backward.py`. The state of a feed is one
+integer, the samples consumed so far by all ranks together; it means the same in a world of another size.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset, default_collate
+
+from dtj.data import order
+from dtj.errors import RecipeError
+from dtj.world import World
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Pair(NamedTuple):
+    """What a data set of (input, target) pairs arrives as: `mb.x, mb.y`, or unpacked."""
+
+    x: Any
+    y: Any
+
+
+class Part(NamedTuple):
+    """One micro-batch of this rank.
+
+    indices  (k,) int64, samples of the data set
+    weight   k / samples of the whole global batch; 0 where this rank has no sample left in a ragged batch and
+             computes a stand-in, so that the collectives of the step stay whole
+    """
+
+    indices: np.ndarray[Any, np.dtype[np.int64]]
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One global batch as seen from one rank; samples are fetched while it is iterated.
+
+    samples     in the whole global batch, over all ranks (the last one of an epoch may be smaller)
+    epoch       that these samples belong to, from 0
+    ends_epoch  True for the last batch of an epoch
+    """
+
+    samples: int
+    epoch: int
+    ends_epoch: bool
+    parts: Sequence[Part]
+    fetch: Callable[[Part], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's micro-batches, on its device."""
+        return (self.fetch(part) for part in self.parts)
+
+
+class Feed:
+    """All global batches of a map-style data set, epoch after epoch, each sample exactly once an epoch."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        world: World,
+        device: torch.device,
+        micro_batch: int | None,
+        seed: int,
+        shuffle: bool,
+        collate: Collate = default_collate,
+    ) -> None:
+        self.dataset = dataset
+        self.length = length_of(dataset)
+        if global_batch < 1:
+            raise RecipeError(
+                f"global_batch is {global_batch}, expected at least 1",
+                fix="give the samples of one step, over all ranks",
+            )
+        self.global_batch = min(global_batch, self.length)
+        self.position = 0
+        self._world = world
+        self._device = device
+        self._micro_batch = micro_batch
+        self._seed = seed
+        self._shuffle = shuffle
+        self._collate = collate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one epoch, the ragged last one included."""
+        return -(-self.length // self.global_batch)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self.position // self.length
+
+    def batch(self) -> Batch:
+        """The batch at the present position; asking twice gives the same one."""
+        epoch, start = divmod(self.position, self.length)
+        samples = min(self.global_batch, self.length - start)
+        positions = np.arange(start, start + samples)
+        mine = positions[order.share(samples, rank=self._world.rank, size=self._world.size)]
+        return Batch(
+            samples=samples,
+            epoch=epoch,
+            ends_epoch=start + samples == self.length,
+            parts=[Part(self._indices(some, epoch), weight) for some, weight in self._split(mine, positions)],
+            fetch=lambda part: fetch(self.dataset, part.indices, device=self._device, collate=self._collate),
+        )
+
+    def advance(self, batch: Batch) -> None:
+        """The step on `batch` is done; its samples do not come again in this epoch."""
+        self.position += batch.samples
+
+    def state_dict(self) -> dict[str, int]:
+        """The position, and what it would be meaningless without."""
+        return {"position": self.position, "length": self.length, "seed": self._seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Raise RecipeError where the data is not what the position was counted in."""
+        for name, here in (("length", self.length), ("seed", self._seed)):
+            if state[name] != here:
+                raise RecipeError(
+                    f"the checkpoint counts in data of {name} {state[name]}, now it is {here}: other samples",
+                    fix=f"use the same {name}, or start a new run without the checkpoint",
+                )
+        self.position = state["position"]
+
+    def _split(
+        self, mine: np.ndarray[Any, np.dtype[np.int64]], everyone: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> Iterator[tuple[np.ndarray[Any, np.dtype[np.int64]], float]]:
+        if not len(mine):
+            yield everyone[:1], 0.0
+        size = self._micro_batch or len(mine) or 1
+        for first in range(0, len(mine), size):
+            some = mine[first : first + size]
+            yield some, len(some) / len(everyone)
+
+    def _indices(
+        self, positions: np.ndarray[Any, np.dtype[np.int64]], epoch: int
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if not self._shuffle:
+            return positions
+        return order.shuffled(positions, n=self.length, seed=self._seed, epoch=epoch)
+
+
+def length_of(dataset: Any) -> int:
+    """Samples of a map-style data set; RecipeError where it is none, or empty."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise RecipeError(
+            f"the data set is a {type(dataset).__name__} without length or index, expected a map-style one",
+            fix="give it __len__ and __getitem__; for a stream, index its shards",
+        )
+    length = len(dataset)
+    if not length:
+        raise RecipeError("the data set is empty", fix="check where its samples come from")
+    return length
+
+
+def fetch(
+    dataset: Any,
+    indices: np.ndarray[Any, np.dtype[np.int64]],
+    *,
+    device: torch.device,
+    collate: Collate = default_collate,
+) -> Any:
+    """The samples at `indices` as one structure of tensors on the device; pairs arrive as `Pair`."""
+    if isinstance(dataset, TensorDataset):
+        rows = torch.from_numpy(indices)
+        found: Any = [column[rows] for column in dataset.tensors]
+    elif hasattr(dataset, "__getitems__"):
+        found = collate(dataset.__getitems__(indices.tolist()))
+    else:
+        found = collate([dataset[i] for i in indices.tolist()])
+    if type(found) in {list, tuple}:
+        found = Pair(*found) if len(found) == 2 else tuple(found)
+    return _to_device(found, device)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: _to_device(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to_device(item, device) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_to_device(item, device) for item in value)
+    return value

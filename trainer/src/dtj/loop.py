@@ -1,0 +1,50 @@
+"""The built-in training loop, written only with Run's verbs. Copy it when you want to own it."""
+
+from torch import nn
+
+import dtj
+from dtj.errors import RecipeError
+from dtj.recipe import Recipe
+
+
+def train(recipe: Recipe) -> None:
+    """Train the recipe for its epochs; on a restart this goes on after the last committed step."""
+    run = dtj.init(seed=recipe.seed)
+    model = run.parallel(recipe.model())
+    optimizer = recipe.optimizer(model.parameters())
+    data = run.data(recipe.data, global_batch=recipe.global_batch)
+    steps = recipe.epochs * data.steps_per_epoch
+    if steps < 1:
+        raise RecipeError(f"epochs is {recipe.epochs}, expected at least 1", fix="give at least one epoch")
+
+    if recipe.schedule:
+        schedule = recipe.schedule(optimizer, steps)
+        run.state(model=model, optimizer=optimizer, data=data, schedule=schedule)
+    else:
+        schedule = None
+        run.state(model=model, optimizer=optimizer, data=data)
+
+    for batch in run.steps(steps):
+        loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if schedule:
+            schedule.step()
+        run.log(loss=loss)
+        if batch.ends_epoch and recipe.held_out is not None:
+            run.log(**{recipe.metric: evaluate(run, model, recipe)}, now=True)
+
+    if recipe.held_out is not None:
+        run.say(f"done: {run.step} steps, held-out {recipe.metric} {evaluate(run, model, recipe):.4f}")
+    else:
+        run.say(f"done: {run.step} steps")
+
+
+def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:
+    """The recipe's score, averaged over all held-out samples of all ranks."""
+    if recipe.score is None:
+        raise RecipeError(
+            "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"
+        )
+    score = recipe.score
+    return run.evaluate(lambda mb: score(model, mb), recipe.held_out)

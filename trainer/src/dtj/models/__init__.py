@@ -1,0 +1,1 @@
+"""Plain modules that know nothing of ranks."""

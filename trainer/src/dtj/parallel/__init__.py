@@ -1,0 +1,1 @@
+"""How one model is laid over many ranks."""

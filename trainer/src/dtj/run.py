@@ -1,0 +1,263 @@
+"""Run: the verbs for those who own their loop. `loop.py` shows all of them in use.
+
+    init -> parallel -> data -> state -> for batch in steps: backward, log
+
+Every rank calls the same verbs in the same order. Nothing here waits for the accelerator but a logged step.
+"""
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import default_collate
+
+from dtj import random_state
+from dtj.checkpoint.keeper import Keeper, Stateful
+from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
+from dtj.data import order
+from dtj.data.feed import Batch, Collate, Feed, fetch, length_of
+from dtj.errors import RecipeError, Stopped
+from dtj.parallel import ddp
+from dtj.settings import Settings
+from dtj.step import backward as step_backward
+from dtj.stop import StopFlag
+from dtj.watch import channel
+from dtj.watch.diary import Diary
+from dtj.watch.pulse import Agreement, Pulse, Wishes
+from dtj.world import World, choose_device, close_group, open_group
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def init(
+    *,
+    seed: int = 0,
+    device: str | None = None,
+    micro_batch: int | None = None,
+    save_every: int | None = None,
+    log_every: int | None = None,
+) -> "Run":
+    """Join the job described by the environment, or be alone on a laptop.
+
+    seed    of weights, data order and augmentation; the same on every rank
+    device  "cpu", "cuda", ...; by default the accelerator that this machine has
+    For the rest see `settings.Settings`; the job's flags win over what the code asks for here.
+    """
+    settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
+    world = World.from_env(os.environ)
+    chosen = choose_device(world, wish=device)
+    group = open_group(world, chosen)
+    atexit.register(close_group)
+    stop = StopFlag()
+    stop.install()
+    random_state.seed(seed)
+    return Run(world=world, device=chosen, group=group, settings=settings, stop=stop, seed=seed)
+
+
+class Run:
+    """One training run as seen from one rank."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        device: torch.device,
+        group: "dist.ProcessGroup | None",
+        settings: Settings,
+        stop: StopFlag,
+        seed: int,
+    ) -> None:
+        self.world = world
+        self.device = device
+        self.step = 0
+        self._group = group
+        self._settings = settings
+        self._stop = stop
+        self._seed = seed
+        self._models: list[nn.Module] = []
+        self._feed: Feed | None = None
+        self._diary: Diary | None = None
+        self._pulse = Pulse(group)
+        self._unsettled = False
+        self._keeper = Keeper(
+            settings=settings, world=world, device=device, group=group, clock=time.monotonic, say=self.say
+        )
+
+    @property
+    def rank(self) -> int:
+        """This process, from 0."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """Processes in all."""
+        return self.world.size
+
+    def parallel(self, model: Module) -> Module:
+        """The model on this rank's device, its gradients averaged with those of the other ranks."""
+        wrapped = ddp.wrap(model, world=self.world, device=self.device)
+        self._models.append(wrapped)
+        return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
+
+    def data(
+        self, dataset: Any, *, global_batch: int, shuffle: bool = True, collate: Collate = default_collate
+    ) -> Feed:
+        """Feed `steps` from a map-style data set, every sample exactly once an epoch at any world size.
+
+        global_batch  samples of one step over all ranks; the result does not depend on how many share it
+        """
+        if self._feed:
+            raise RecipeError(
+                "run.data was called twice", fix="join the data sets: torch.utils.data.ConcatDataset"
+            )
+        self._feed = Feed(
+            dataset,
+            global_batch=global_batch,
+            world=self.world,
+            device=self.device,
+            micro_batch=self._settings.micro_batch,
+            seed=self._seed,
+            shuffle=shuffle,
+            collate=collate,
+        )
+        return self._feed
+
+    def state(self, **parts: Stateful) -> None:
+        """Name what a checkpoint holds; if there is one, it is restored right here.
+
+        Each part has state_dict and load_state_dict. Step and random generators come without being named.
+        """
+        self._keeper.parts = {n: ddp.unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
+        if not self._keeper.run_dir:
+            self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
+        restored = self._keeper.restore()
+        if restored is not None:
+            self.step = restored
+            self._unsettled = self.size > 1
+
+    def steps(self, total: int) -> Iterator[Batch]:
+        """Global batches from the committed step up to `total`.
+
+        Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
+        """
+        feed = self._need_feed()
+        if self._keeper.run_dir and not self._keeper.parts:
+            self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
+        if not self._keeper.generators_restored:
+            random_state.seed(random_state.derive(self._seed, self.step, self.rank))
+        self._diary = Diary(
+            settings=self._settings,
+            rank=self.rank,
+            clock=time.monotonic,
+            first_step=self.step,
+            total_steps=total,
+            samples=feed.position,
+        )
+        channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
+        while self.step < total:
+            self._diary.begin(self.step + 1)
+            batch = feed.batch()
+            yield batch
+            feed.advance(batch)
+            self.step += 1
+            self._end_step(self._diary, batch.epoch, is_last=self.step == total)
+        self._keeper.save(self.step)
+
+    def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
+        """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
+
+        loss_of  micro-batch -> () tensor, the mean loss of its samples
+        Returns () on the device, detached; give it to `log`, which averages it when a line is due.
+        """
+        if self._unsettled:
+            step_backward.settle(loss_of, batch, models=self._models, device=self.device)
+            self._unsettled = False
+        return step_backward.backward(loss_of, batch, models=self._models, size=self.size)
+
+    def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
+        """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
+
+        Tensors of one element are averaged over the ranks, and only for a line cost a wait for the device.
+        Numbers wait for the next line. now=True makes this step's line due.
+        """
+        if self._diary is None:
+            raise RecipeError(
+                "run.log was called outside `for batch in run.steps(...)`", fix="print it instead"
+            )
+        self._diary.note(values, now=now)
+
+    def evaluate(
+        self,
+        score: Callable[[Any], torch.Tensor],
+        dataset: Any,
+        *,
+        batch: int = 256,
+        collate: Collate = default_collate,
+    ) -> float:
+        """Mean of a score over a data set, each sample counted once: nothing is padded or repeated.
+
+        score  micro-batch of k samples -> (k,) tensor, one value a sample
+        batch  samples that a rank works on at once
+        Returns the same number on every rank.
+        """
+        mine = torch.arange(length_of(dataset))[order.share(len(dataset), rank=self.rank, size=self.size)]
+        sums = []
+        with ddp.evaluating(self._models), torch.no_grad():
+            for some in torch.split(mine, batch):
+                found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
+                if found.numel() != len(some) and len(some):
+                    raise RecipeError(
+                        f"the score of {len(some)} samples has shape {tuple(found.shape)}",
+                        fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
+                    )
+                sums.append(found.sum())
+        total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
+        if self._group is not None:
+            dist.all_reduce(total, group=self._group)
+        return float(total[0] / total[1])
+
+    def say(self, message: str) -> None:
+        """Print a line for people, once for all ranks."""
+        if self.rank == 0:
+            print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
+        channel.step(self.step)
+        agreed = self._pulse.read() or Agreement()
+        diary.hear(agreed.values, log=agreed.log)
+        if not agreed.stop and (agreed.save or self._keeper.is_due(self.step)):
+            self._keeper.save(self.step)
+        values = diary.end(self.step, samples=self._need_feed().position, epoch=epoch)
+        self._pulse.start(
+            Wishes(
+                stop=bool(self._stop), save=self._keeper.wants_save(), log=diary.wants_line(), values=values
+            )
+        )
+        if is_last or agreed.stop:  # the last words are not left in the air
+            last = self._pulse.read() or Agreement()
+            diary.hear(last.values, log=False)
+        if agreed.stop and not is_last:
+            self._leave()
+
+    def _leave(self) -> None:
+        """All ranks are here, after the same step."""
+        folder = self._keeper.save(self.step)
+        if self._group is not None:
+            dist.barrier(group=self._group)  # no rank may claim a checkpoint that rank 0 has not committed
+        channel.send({"step": self.step})
+        if folder is None:
+            self.say(f"stopped at step {self.step}; nothing was saved")
+            raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
+        self.say(f"stopped at step {self.step}; checkpoint {folder}")
+        raise Stopped(EXIT_STOPPED)
+
+    def _need_feed(self) -> Feed:
+        if self._feed is None:
+            raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
+        return self._feed

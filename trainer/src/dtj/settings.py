@@ -1,0 +1,71 @@
+"""The job's flags. They reach a rank as DTJ_* variables and win over what the code asks for.
+
+So the same script runs in the small on a laptop and in the large in a pod without being edited.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from dtj.contract import CHECKPOINT_DIR, RESUME_DIR
+from dtj.errors import RecipeError
+
+MICRO_BATCH = "DTJ_MICRO_BATCH"
+SAVE_EVERY = "DTJ_SAVE_EVERY"
+LOG_EVERY = "DTJ_LOG_EVERY"
+LOG_FORMAT = "DTJ_LOG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to run, as opposed to what to train.
+
+    micro_batch     samples a rank works on at once; None takes its whole share of the global batch. Only
+                    memory depends on it, never the result (but for rounding).
+    save_every      steps between checkpoints; None saves once a minute, which costs little at any step time.
+    log_every       steps between lines; None prints about one a second.
+    log_json        one JSON object a line instead of text.
+    checkpoint_dir  where this run commits its checkpoints; None keeps state in memory only.
+    resume_dir      folder of an earlier run to start from; read, never written.
+    """
+
+    micro_batch: int | None = None
+    save_every: int | None = None
+    log_every: int | None = None
+    log_json: bool = False
+    checkpoint_dir: str | None = None
+    resume_dir: str | None = None
+
+    @classmethod
+    def read(
+        cls,
+        env: Mapping[str, str],
+        *,
+        micro_batch: int | None = None,
+        save_every: int | None = None,
+        log_every: int | None = None,
+    ) -> Self:
+        """The code's wishes (keywords) under the job's flags (env)."""
+        return cls(
+            micro_batch=_positive(MICRO_BATCH, env.get(MICRO_BATCH), micro_batch),
+            save_every=_positive(SAVE_EVERY, env.get(SAVE_EVERY), save_every),
+            log_every=_positive(LOG_EVERY, env.get(LOG_EVERY), log_every),
+            log_json=env.get(LOG_FORMAT) == "json",
+            checkpoint_dir=env.get(CHECKPOINT_DIR) or None,
+            resume_dir=env.get(RESUME_DIR) or None,
+        )
+
+
+def _positive(name: str, flag: str | None, wish: int | None) -> int | None:
+    value: int | str | None = flag if flag else wish
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise RecipeError(
+            f"{name} is {value!r}, expected a whole number of at least 1", fix="correct it, or leave it out"
+        )
+    return number

@@ -1,0 +1,130 @@
+"""Environment -> World: which rank this process is, on which device, in which process group.
+
+Before it stands the launcher, which sets the variables; after it `run.py`, which only knows the World.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from dtj import contract
+from dtj.errors import RecipeError
+
+# The first rendezvous waits for pods whose images are still being pulled.
+RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The place of this process among all of them. Nothing set means a laptop: one process."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Self:
+        """Raise RecipeError where the variables are missing, malformed or contradict each other."""
+        size = _number(env, contract.WORLD_SIZE, default=1)
+        if contract.RANK in env:
+            rank = _number(env, contract.RANK)
+            local_rank = _number(env, contract.LOCAL_RANK, default=0)
+        elif size > 1 and _number(env, contract.NPROC_PER_NODE, default=1) > 1:
+            raise RecipeError(
+                f"{contract.RANK} is not set, though a node has several processes: nobody started the ranks",
+                fix="start the script with `dtj run script.py` (or torchrun) instead of python",
+            )
+        else:
+            rank, local_rank = _number(env, contract.NODE_RANK, default=0), 0
+        if not 0 <= rank < size:
+            raise RecipeError(
+                f"{contract.RANK} is {rank}, but {contract.WORLD_SIZE} is {size}; ranks count from 0",
+                fix=f"correct {contract.RANK} or {contract.WORLD_SIZE}; `dtj run` sets both",
+            )
+        if size > 1:
+            missing = [name for name in (contract.MASTER_ADDR, contract.MASTER_PORT) if not env.get(name)]
+            if missing:
+                raise RecipeError(
+                    f"{contract.WORLD_SIZE} is {size}, but {' and '.join(missing)} not set: where to meet?",
+                    fix="start the script with `dtj run`, or set where rank 0 listens",
+                )
+        return cls(rank=rank, size=size, local_rank=local_rank)
+
+
+def _number(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = env.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.strip().isdecimal():
+        raise RecipeError(f"{name} is {text!r}, expected a whole number of at least 0", fix=f"correct {name}")
+    return int(text)
+
+
+def choose_device(world: World, *, wish: str | None) -> torch.device:
+    """The rank's own accelerator where there is one, else the CPU.
+
+    The device is made current before any process group exists: otherwise every rank would open a context on
+    the first GPU.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = wish or (found.type if found else "cpu")
+    if kind == "cpu" or (kind == "mps" and world.size > 1):  # one Apple GPU cannot be shared by ranks
+        return torch.device("cpu")
+    if found is None or found.type != kind:
+        raise RecipeError(
+            f"device {kind!r} was asked for, but this machine offers {found.type if found else 'cpu'}",
+            fix="leave the device out: the best one is taken",
+        )
+    count = torch.accelerator.device_count()
+    if world.local_rank >= count:
+        raise RecipeError(
+            f"local rank {world.local_rank} has no {kind} device: this machine has {count}",
+            fix=f"start at most {count} processes a node",
+        )
+    torch.accelerator.set_device_index(world.local_rank)
+    return torch.device(kind, world.local_rank) if kind != "mps" else torch.device(kind)
+
+
+def open_group(world: World, device: torch.device) -> "dist.ProcessGroup | None":
+    """Join the job's process group and return a second, CPU-only one for agreements between ranks.
+
+    Two groups, because an agreement must neither wait for the accelerator nor mix with DDP's messages.
+    None where the world has one process: then there is nothing to agree on.
+    """
+    if world.size == 1:
+        return None
+    choose_store()
+    dist.init_process_group(
+        backend=dist.get_default_backend_for_device(device),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=RENDEZVOUS_TIMEOUT,
+        device_id=device if device.type != "cpu" else None,
+    )
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)  # type: ignore[assignment]
+    return group
+
+
+def choose_store() -> None:
+    """Make `env://` work with a torch that was built without libuv, as distributions do."""
+    if "USE_LIBUV" in os.environ:
+        return
+    try:
+        dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True
+        )
+    except RuntimeError:  # "use_libuv was requested but PyTorch was built without libuv support"
+        os.environ["USE_LIBUV"] = "0"
+
+
+def close_group() -> None:
+    """Leave all groups. Errors are of no interest here: the process ends."""
+    if dist.is_available() and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
