@@ -131,7 +131,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Nothing of it runs any more. The kubelet tells of its containers' ends before it settles the phase."""
+        """Nothing of it runs any more. The kubelet tells how containers ended before it settles the phase."""
         mains = [container for container in self.containers if not container.init]
         all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
         return self.phase in ("Succeeded", "Failed") or all_ended
