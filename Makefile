@@ -32,7 +32,7 @@ integration: ## tests against a real kube-apiserver and etcd
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
 e2e: ## tests on a three-node cluster with our images and our chart
-	$(RUN) pytest -q tests/e2e
+	$(RUN) pytest -q --timeout=600 tests/e2e
 
 test: lint unit integration e2e ## all of the above, in this order
 

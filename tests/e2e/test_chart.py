@@ -8,7 +8,7 @@ from tests.support.kubectl import Kubectl, condition, phase
 
 
 def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: Kubectl, installed: Kubectl):
-    kubectl.apply(workload_job("steady", "--steps=600", "--step-s=0.1"))
+    kubectl.apply(workload_job("steady", "--steps=400", "--step-s=0.1"))
     kubectl.until("dtj", "steady", phase("Running"))
     pods = {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")}
 

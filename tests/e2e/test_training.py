@@ -65,7 +65,9 @@ def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str)
 def test_status_reports_progress_while_the_job_runs(kubectl: Kubectl):
     kubectl.apply(workload_job("walk", "--steps=400", "--step-s=0.1"))
 
-    job = kubectl.until("dtj", "walk", lambda seen: "progress" in seen.get("status", {}), within_s=120)
+    job = kubectl.until(
+        "dtj", "walk", lambda seen: seen.get("status", {}).get("progress", {}).get("step"), within_s=120
+    )
 
     progress: dict[str, Any] = job["status"]["progress"]
     assert 0 < progress["step"] <= 400
