@@ -20,7 +20,6 @@ from tests.integration.operator.conftest import Cluster, grant
 
 Json = dict[str, Any]
 Right = tuple[str, str, str]  # API group, resource, verb
-CRDS = Path(__file__).parents[3] / "crds"
 
 # Never asked for by a request: the API server itself looks for it when an owner reference blocks deletion.
 BY_ADMISSION = {("dtj.dev", "distributedtrainingjobs/finalizers", "update")}
@@ -32,8 +31,7 @@ DISCOVERY = ("/api", "/apis", "/version", "/openapi")
 def own_plane(tmp_path: Path, helm: Helm) -> Iterator[tuple[ControlPlane, set[Right]]]:
     """Return a control plane whose audit log is this test's alone, and the rights that the chart grants."""
     with controlplane.running(tmp_path) as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "crd/distributedtrainingjobs.dtj.dev")
+        controlplane.install_crd(plane)
         plane.kubectl("create", "namespace", "jobs")
         yield plane, set(rights(grant(helm, plane)))
 
