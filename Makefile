@@ -2,6 +2,8 @@
 DTJ_CACHE ?= $(HOME)/.cache/dtj
 PYTHON    ?= python3
 export DTJ_CACHE PYTHON
+# Compiled modules are kept: without them every process that imports torch compiles it again, for 40 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Made on first use, shared by every clone with the same lock file; prints its folder.
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -107,3 +108,17 @@ def test_module_answers_like_the_command(finish: Callable[..., Finished]) -> Non
 def test_exit_codes() -> None:
     assert dtj.RecipeError("x").exit_code == contract.EXIT_BAD_RECIPE == 78
     assert (contract.EXIT_STOPPED, contract.EXIT_PEER_LOST) == (75, 76)
+
+
+def test_ranks_find_all_that_they_need_already_imported(tmp_path: Path) -> None:
+    """From a cold start, as a shell does it: what DDP and the optimizers load late would cost every rank seconds."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('torch._dynamo' in sys.modules)")
+    ended = subprocess.run(
+        [sys.executable, "-m", "dtj", "run", "--nproc", "2", script],
+        capture_output=True,
+        check=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert sorted(ended.stdout.splitlines()) == ["[rank 0] True", "[rank 1] True"]

@@ -8,6 +8,7 @@ The process imports torch once and has neither threads nor an accelerator contex
 starts in milliseconds, with all modules loaded.
 """
 
+import importlib
 import os
 import selectors
 import signal
@@ -258,8 +259,8 @@ def _warm(nthreads: int) -> None:
     """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
     _find_temporary_folder()
-
-    import dtj.loop  # noqa: F401, PLC0415
+    for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
+        importlib.import_module(name)
 
 
 def _find_temporary_folder() -> None:
