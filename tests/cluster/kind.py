@@ -77,9 +77,11 @@ def delete() -> None:
     if config.borrowed_kubeconfig() is not None:
         proc.say("DTJ_TEST_KUBECONFIG names a cluster that is not ours: it is left alone")
         return
-    runtime = engine.find()
+    if not engine.is_there():
+        proc.say("there is no container engine, so there is no cluster")
+        return
     with proc.lock(lock_file()):
-        remove(ours(runtime, None))
+        remove(ours(engine.find(), None))
 
 
 def borrow(kubeconfig: Path) -> Cluster:
