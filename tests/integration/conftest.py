@@ -6,7 +6,6 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,17 +13,12 @@ from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return a control plane that knows our CRD."""
     with controlplane.running(tmp_path_factory.mktemp("controlplane")) as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-        plane.kubectl(
-            "wait", "--for=condition=Established", "crd/distributedtrainingjobs.dtj.dev", "--timeout=30s"
-        )
+        controlplane.install_crd(plane)
         yield plane
 
 

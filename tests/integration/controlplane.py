@@ -25,6 +25,8 @@ from tests.support.kubectl import Kubectl
 
 Json = dict[str, Any]
 START_S = 60
+CRDS = Path(__file__).parents[2] / "crds"
+CRD = "distributedtrainingjobs.dtj.dev"
 
 # Who may log in: token -> (user, groups). The operator's user is what its ServiceAccount would be.
 OPERATOR_USER = "system:serviceaccount:dtj-system:dtj-operator"
@@ -100,6 +102,13 @@ def running(folder: Path) -> Iterator[ControlPlane]:
         etcd = start_etcd(stack, programs["etcd"], folder)
         plane = start_apiserver(stack, programs, folder, etcd)
         yield plane
+
+
+def install_crd(plane: ControlPlane) -> None:
+    """Make our API known, and wait until the API server really serves it."""
+    plane.kubectl("apply", "--server-side", "-f", str(CRDS))
+    plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
+    plane.kubectl("get", "dtj", "--all-namespaces")  # asks again while its cache is being set up
 
 
 def start_etcd(stack: contextlib.ExitStack, program: Path, folder: Path) -> str:

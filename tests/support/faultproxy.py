@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "content-encoding", "host", "keep-alive"}
+HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
 @dataclass
@@ -46,7 +46,7 @@ class FaultProxy:
     def __init__(self, target: str, tls: ssl.SSLContext) -> None:
         self._target, self._tls = target, tls
         self._faults: list[Fault] = []
-        self._watches: set[web.Request] = set()
+        self._watches: set[asyncio.Transport] = set()
         self.hits: Counter[int | str] = Counter()
         self.url = ""
 
@@ -57,9 +57,8 @@ class FaultProxy:
     def cut_watches(self) -> int:
         """Break every open watch in the middle and return how many there were."""
         watches, self._watches = self._watches, set()
-        for request in watches:
-            if request.transport is not None:
-                request.transport.abort()
+        for connection in watches:
+            connection.abort()
         self.hits["cut"] += len(watches)
         return len(watches)
 
@@ -71,7 +70,7 @@ class FaultProxy:
             self.hits[fault.status] += 1
             if fault.status:
                 return refusal(fault)
-        body = await request.read()
+        body = await request.read() or None  # else aiohttp invents a content type for it
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         url = f"{self._target}{request.raw_path}"
         async with self._session.request(request.method, url, data=body, headers=headers) as answer:
@@ -86,8 +85,9 @@ class FaultProxy:
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}
         reply = web.StreamResponse(status=answer.status, headers=kept)
         await reply.prepare(request)
-        if is_watch(request):
-            self._watches.add(request)
+        connection = request.transport
+        if connection is not None and is_watch(request):
+            self._watches.add(connection)
         try:
             async for chunk in answer.content.iter_any():
                 await reply.write(chunk)
@@ -95,7 +95,8 @@ class FaultProxy:
         except (ConnectionError, aiohttp.ClientError):
             pass  # the client has gone, or the watch was cut
         finally:
-            self._watches.discard(request)
+            if connection is not None:
+                self._watches.discard(connection)
         return reply
 
     @contextlib.asynccontextmanager

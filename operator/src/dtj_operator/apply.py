@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dtj_operator import names
-from dtj_operator.gather import Children, owned_by
+from dtj_operator.gather import Children, left_behind, owned_by
 from dtj_operator.kube import views
 from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.cache import PodCache
@@ -147,7 +147,13 @@ class Applier:
             return refusal_of(error)
         except Conflict:
             found = decode(await self._api.get(f"{folder}/{name}"))
-            return None if owned_by(found, uid) else name_conflict(body["kind"], name)
+            if owned_by(found, uid):
+                return None
+            # A job deleted and made again at once: what the first one left may be there for a while.
+            if (old := left_behind(found, name)) is None:
+                return name_conflict(body["kind"], name)
+            await self._delete(f"{folder}/{name}", old, uid)
+            await self._api.create(folder, body)
         return None
 
     async def _delete(self, path: str, known: str | None, uid: str) -> None:

@@ -108,7 +108,7 @@ class Gatherer:
             self._read(f"{names.services_path(key.namespace)}/{key.name}"),
             self._read(f"{names.policies_path(key.namespace)}/{key.name}"),
         )
-        service, policy = (_whose(found, job.uid) for found in raw)
+        service, policy = (_whose(found, job) for found in raw)
         if Child.FOREIGN not in (service, policy):
             self._children.learn(key, job.uid, service=service, policy=policy)
         return service, policy
@@ -124,8 +124,8 @@ class Gatherer:
             namespace=key.namespace,
             name=key.name,
             pods=self._cache.pods(key),
-            service_uid=_left_behind(service, key.name),
-            network_policy_uid=_left_behind(policy, key.name),
+            service_uid=left_behind(service, key.name),
+            network_policy_uid=left_behind(policy, key.name),
         )
 
     async def _read(self, path: str) -> Json | None:
@@ -142,13 +142,16 @@ def owned_by(raw: Json, uid: str) -> bool:
     )
 
 
-def _whose(raw: Json | None, uid: str) -> Child:
+def _whose(raw: Json | None, job: spec.Job) -> Child:
+    """What a job of this name left behind counts as absent: making ours anew takes its place."""
     if raw is None:
         return Child.ABSENT
-    return Child.PRESENT if owned_by(raw, uid) else Child.FOREIGN
+    if owned_by(raw, job.uid):
+        return Child.PRESENT
+    return Child.ABSENT if left_behind(raw, job.name) else Child.FOREIGN
 
 
-def _left_behind(raw: Json | None, job: str) -> str | None:
+def left_behind(raw: Json | None, job: str) -> str | None:
     """The uid of an object whose controller is a job of ours of this name, which is gone."""
     owners = raw["metadata"].get("ownerReferences") or () if raw else ()
     ours = any(o.get("controller") and o.get("kind") == names.KIND and o.get("name") == job for o in owners)

@@ -20,7 +20,6 @@ from tests.integration.operator.conftest import Cluster, grant
 
 Json = dict[str, Any]
 Right = tuple[str, str, str]  # API group, resource, verb
-CRDS = Path(__file__).parents[3] / "crds"
 
 # Never asked for by a request: the API server itself looks for it when an owner reference blocks deletion.
 BY_ADMISSION = {("dtj.dev", "distributedtrainingjobs/finalizers", "update")}
@@ -32,8 +31,7 @@ DISCOVERY = ("/api", "/apis", "/version", "/openapi")
 def own_plane(tmp_path: Path, helm: Helm) -> Iterator[tuple[ControlPlane, set[Right]]]:
     """Return a control plane whose audit log is this test's alone, and the rights that the chart grants."""
     with controlplane.running(tmp_path) as plane:
-        plane.kubectl("apply", "--server-side", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "crd/distributedtrainingjobs.dtj.dev")
+        controlplane.install_crd(plane)
         plane.kubectl("create", "namespace", "jobs")
         yield plane, set(rights(grant(helm, plane)))
 
@@ -99,16 +97,34 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.api.until_gone(f"{SERVICES.format('jobs')}/crashing")
 
 
+async def fits_nowhere(cluster: Cluster, kubelet: Kubelet) -> None:
+    """Have the scheduler say so."""
+    await kubelet.until(lambda pods: "waiting-1" in pods)
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
+    await kubelet.set_status("waiting-1", {"conditions": [refused]})
+    await cluster.until(condition("PodsReady", "False", "Unschedulable"), "waiting")
+
+
 async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane, set[Right]]):
     plane, granted = own_plane
     async with rest.connect(plane) as api, kubelets.playing(api, "jobs") as kubelet:
+        cluster = Cluster(api, "jobs")
         async with process.running(plane) as operator:
-            await live(Cluster(api, "jobs"), kubelet)
+            await live(cluster, kubelet)
+            kubelet.starts = False
+            await cluster.submit("waiting")
+            await fits_nowhere(cluster, kubelet)
+            await kubelet.set_status(
+                "waiting-1", {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+            )
+            await cluster.until(condition("PodsReady", "False", "Starting"), "waiting")
             await operator.stop()
-        # A second one finds what it has told already, and counts that on.
-        async with process.running(plane) as operator:
-            series = await api.until_any(EVENTS.format("jobs"), lambda event: "series" in event)
-            assert series["series"]["count"] == 2
+        async with process.running(
+            plane
+        ) as operator:  # finds the Event that was told before, and counts it on
+            await fits_nowhere(cluster, kubelet)
+            event = await api.until_any(EVENTS.format("jobs"), lambda event: event.get("series") is not None)
+            assert event["series"]["count"] == 2
             await operator.stop()
 
     assert used(plane) | BY_ADMISSION == granted

@@ -1,0 +1,134 @@
+"""The way between operator and API server is bad: answers late, lost or refused, watches cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.integration.api import PODS, SERVICES, phase
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster
+from tests.support.faultproxy import Fault, FaultProxy, calling, watching
+
+
+@pytest.fixture
+async def proxy(granted: ControlPlane, namespace: str) -> AsyncIterator[FaultProxy]:
+    """Return a proxy through which the only operator of the test's namespace talks."""
+    async with (
+        FaultProxy(granted.url, granted.tls()).serving() as proxy,
+        process.running(granted, watch=namespace, server=proxy.url),
+    ):
+        yield proxy
+
+
+BUSY = ("Retry-After", "1")
+FAULTS = [
+    ("a busy server refuses pods", 429, Fault(calling("POST", "pods"), 429, times=2, headers=(BUSY,))),
+    ("a broken server refuses pods", 500, Fault(calling("POST", "pods"), 500, times=2)),
+    ("a broken server refuses the Service", 500, Fault(calling("POST", "services"), 500, times=2)),
+    ("a broken server hides the job", 500, Fault(calling("GET", "distributedtrainingjobs"), 500, times=2)),
+    ("a broken server refuses the status", 503, Fault(calling("PATCH", "status"), 503, times=2)),
+    ("a created pod is not confirmed", 0, Fault(calling("POST", "pods"), 0, times=2)),
+    ("the Service is not confirmed", 0, Fault(calling("POST", "services"), 0)),
+    ("the status is not confirmed", 0, Fault(calling("PATCH", "status"), 0, times=2)),
+    ("somebody else changed the status", 409, Fault(calling("PATCH", "status"), 409, times=2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault"), [pytest.param(*row[1:], id=row[0]) for row in FAULTS])
+async def test_job_runs_in_spite_of(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy, kind: int, fault: Fault
+):
+    proxy.inject(fault)
+    await cluster.submit()
+
+    job = await cluster.until(phase("Running"))
+    for name in ("job-0", "job-1"):
+        await kubelet.finish(name)
+    await cluster.until(phase("Succeeded"))
+
+    assert proxy.hits[kind] >= 1, "the fault did happen"
+    assert [name for name, _ in sorted(kubelet.born)] == ["job-0", "job-1"], "each pod was made once"
+    assert job["status"]["restarts"]["total"] == 0
+
+
+async def test_restart_whose_status_is_not_confirmed_counts_once(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    proxy.inject(Fault(calling("PATCH", "status"), 0, times=2))
+
+    await kubelet.finish("job-1", 1)
+
+    job = await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] >= 1)
+    assert (job["status"]["attempt"], job["status"]["restarts"]["counted"]) == (1, 1)
+    assert proxy.hits[0] == 2
+
+
+async def test_deletion_that_is_not_confirmed_hits_no_younger_pod(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    proxy.inject(Fault(calling("DELETE", "pods"), 0, times=4))
+
+    await kubelet.finish("job-1", 1)
+
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] >= 1)
+    await kubelet.until_running("job-0", "job-1")
+    assert len(kubelet.born) == 4, "two attempts of two pods"
+
+
+async def test_what_happens_while_watches_are_cut_is_noticed(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    # No watch comes through, so the deletion and the crash are not told to anybody ...
+    closed = Fault(lambda request: request.query.get("watch") == "true", 503, times=3)
+    proxy.inject(closed)
+    assert proxy.cut_watches() >= 2, "one of pods, one of jobs"
+    await cluster.api.delete(f"{PODS.format(cluster.namespace)}/job-1")
+
+    # ... and are found all the same.
+    job = await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+    assert job["status"]["restarts"]["disruptions"] == 1
+    assert closed.times < 3
+
+
+@pytest.mark.parametrize("resource", ["pods", "distributedtrainingjobs"])
+async def test_history_that_is_too_old_is_read_anew(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy, resource: str
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    proxy.inject(Fault(watching(resource), 410, times=1))
+    proxy.cut_watches()
+
+    await cluster.submit("other")
+    await kubelet.finish("job-1", 1)
+
+    await cluster.until(phase("Running"), "other")
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+    assert proxy.hits[410] == 1
+
+
+async def test_server_that_is_away_for_a_while_is_waited_for(
+    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    proxy.inject(Fault(lambda request: "leases" not in request.path, 503, times=30))
+    proxy.cut_watches()
+
+    await cluster.submit("other")
+    await cluster.api.delete(f"{cluster.jobs}/job")
+
+    await cluster.until(phase("Running"), "other")
+    await kubelet.until_running("other-0", "other-1")
+    await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
+    assert proxy.hits[503] == 30

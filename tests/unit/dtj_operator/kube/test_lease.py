@@ -1,0 +1,192 @@
+"""Leader election on fake time: one works, another takes over, nobody works on a lost lease."""
+
+import asyncio
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.errors import Conflict, NotFound, Unavailable
+from dtj_operator.kube.lease import DURATION_S, PERIOD_S, RENEW_DEADLINE_S, Lease, Lost
+
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+Json = dict[str, Any]
+
+
+class OneLease:
+    """The API server's half: one object with optimistic locking, and a switch to cut somebody off.
+
+    In memory, because fake time and real sockets do not mix; the real one has its turn in tests/integration.
+    """
+
+    def __init__(self) -> None:
+        self.lease: Json | None = None
+        self.version = 0
+        self.unreachable = False
+        self.hangs = False
+
+    async def _answer(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.unreachable:
+            raise Unavailable("LEASE", 0, "ClientConnectionError", "no route")
+
+    async def get(self, path: str, **_: Any) -> bytes:
+        await self._answer()
+        if self.lease is None:
+            raise NotFound(path, 404, "NotFound", "no lease")
+        return _json(self.lease)
+
+    async def create(self, path: str, body: Json) -> bytes:
+        await self._answer()
+        if self.lease is not None:
+            raise Conflict(path, 409, "AlreadyExists", "taken")
+        return self._store(body)
+
+    async def update(self, path: str, body: Json, **_: Any) -> bytes:
+        await self._answer()
+        if self.lease is None or body["metadata"]["resourceVersion"] != str(self.version):
+            raise Conflict(path, 409, "Conflict", "changed")
+        return self._store(body)
+
+    def _store(self, body: Json) -> bytes:
+        self.version += 1
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return _json(self.lease)
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+
+def _json(body: Json) -> bytes:
+    return json.dumps(body).encode()
+
+
+def lease(server: OneLease, identity: str) -> Lease:
+    return Lease(server, "ops", "dtj", identity, lambda: 1_800_000_000.0 + now())  # type: ignore[arg-type]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_the_first_one_leads_at_once() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+
+    assert (server.holder, first.held, now()) == ("a", True, 0)
+
+
+async def test_the_second_one_waits_while_the_first_renews() -> None:
+    server = OneLease()
+    first, second = lease(server, "a"), lease(server, "b")
+    await first.acquire()
+    keeping = asyncio.create_task(first.keep())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000):
+            await second.acquire()
+
+    assert (server.holder, second.held, first.held) == ("a", False, True)
+    keeping.cancel()
+
+
+async def test_a_dead_leader_is_followed_after_the_lease_has_run_out() -> None:
+    server = OneLease()
+    await lease(server, "a").acquire()
+    await lease(server, "b").acquire()
+
+    assert server.holder == "b"
+    assert DURATION_S <= now() <= DURATION_S + 2 * PERIOD_S
+
+
+async def test_a_leader_that_gives_the_lease_back_is_followed_at_once() -> None:
+    server = OneLease()
+    first, second = lease(server, "a"), lease(server, "b")
+    await first.acquire()
+    await first.release()
+    await second.acquire()
+
+    assert (server.holder, first.held) == ("b", False)
+    assert now() <= PERIOD_S
+
+
+async def test_a_container_that_restarts_under_the_same_name_goes_on_at_once() -> None:
+    server = OneLease()
+    await lease(server, "a").acquire()
+    await lease(server, "a").acquire()
+
+    assert now() == 0
+
+
+@pytest.mark.parametrize("how", ["unreachable", "hangs"])
+async def test_a_leader_that_cannot_renew_stops_before_anybody_else_may_begin(how: str) -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    setattr(server, how, True)
+    with pytest.raises(Lost, match="not renewed"):
+        await first.keep()
+
+    assert RENEW_DEADLINE_S <= now() < DURATION_S
+    assert not first.held
+
+
+async def test_a_short_outage_costs_nothing() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    keeping = asyncio.create_task(first.keep())
+    server.unreachable = True
+    await asyncio.sleep(RENEW_DEADLINE_S / 2)
+    server.unreachable = False
+    await asyncio.sleep(100)
+
+    assert first.held
+    keeping.cancel()
+
+
+async def test_a_process_that_was_frozen_knows_at_once_that_it_may_not_act() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    await asyncio.sleep(RENEW_DEADLINE_S + 1)  # nothing of ours ran meanwhile
+
+    assert not first.held
+
+
+async def test_who_finds_somebody_else_in_the_lease_has_lost_it() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    assert server.lease is not None
+    server.lease["spec"] |= {"holderIdentity": "b"}
+    with pytest.raises(Lost, match="held by b"):
+        await first.keep()
+
+
+async def test_of_two_that_reach_for_it_at_once_one_gets_it() -> None:
+    server = OneLease()
+    both = [lease(server, "a"), lease(server, "b")]
+    tries = [asyncio.create_task(one.acquire()) for one in both]
+    await asyncio.wait(tries, timeout=DURATION_S / 2)
+
+    assert [one.held for one in both].count(True) == 1
+    for task in tries:
+        task.cancel()
+
+
+async def test_what_others_wrote_into_the_lease_survives() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    assert server.lease is not None
+    server.lease["spec"] |= {"strategy": "from the future", "holderIdentity": ""}
+    await lease(server, "b").acquire()
+
+    assert (server.lease["spec"]["strategy"], server.holder) == ("from the future", "b")
+    assert server.lease["spec"]["leaseTransitions"] == 1

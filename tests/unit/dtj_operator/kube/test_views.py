@@ -1,0 +1,119 @@
+"""What is kept of a pod as the API server sends it."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from dtj_operator.kube import views
+from dtj_operator.kube.views import ContainerView
+from dtj_operator.names import Key
+
+FULL: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "j-1",
+        "namespace": "ns",
+        "uid": "u",
+        "resourceVersion": "42",
+        "labels": {"dtj.dev/job-name": "j", "dtj.dev/replica-index": "1", "dtj.dev/attempt": "3"},
+        "ownerReferences": [
+            {"kind": "Other", "name": "x", "uid": "not the controller", "apiVersion": "v1"},
+            {
+                "kind": "DistributedTrainingJob",
+                "name": "j",
+                "uid": "job",
+                "controller": True,
+                "apiVersion": "dtj.dev/v1",
+            },
+        ],
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "managedFields": [{"a": "megabyte"}],
+    },
+    "spec": {"nodeName": "n1", "containers": [{"name": "trainer"}]},
+    "status": {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "message": "low on memory",
+        "podIP": "10.0.0.7",
+        "fieldFromTheFuture": {"x": 1},
+        "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": None}],
+        "initContainerStatuses": [
+            {"name": "fetch", "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}
+        ],
+        "containerStatuses": [
+            {"name": "up", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}},
+            {
+                "name": "trainer",
+                "state": {
+                    "terminated": {
+                        "exitCode": 137,
+                        "reason": "OOMKilled",
+                        "message": "bye",
+                        "finishedAt": "2026-01-01T00:00:00Z",
+                        "startedAt": None,
+                    }
+                },
+            },
+        ],
+    },
+}
+
+
+def decode(pod: dict[str, Any]) -> views.PodView:
+    return views.decode_pod(json.dumps(pod).encode())
+
+
+def test_a_pod_is_trimmed_to_what_decisions_need() -> None:
+    view = decode(FULL)
+
+    assert (view.key, view.name, view.uid, view.version) == (Key("ns", "j"), "j-1", "u", "42")
+    assert (view.index, view.attempt, view.owner_uid) == (1, 3, "job")
+    assert (view.phase, view.reason, view.message) == ("Failed", "Evicted", "low on memory")
+    assert (view.node, view.address, view.deleting, view.ready) == ("n1", "10.0.0.7", True, True)
+    assert view.containers == (
+        ContainerView(name="fetch", init=True, waiting="ErrImagePull", message="no"),
+        ContainerView(name="up"),
+        ContainerView(
+            name="trainer", exit_code=137, reason="OOMKilled", message="bye", finished_at=1_767_225_600.0
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pytest.param([], id="nobody"),
+        pytest.param(
+            [{"kind": "DistributedTrainingJob", "uid": "job"}], id="an owner that is not the controller"
+        ),
+        pytest.param([{"kind": "Job", "uid": "job", "controller": True}], id="another kind of controller"),
+    ],
+)
+def test_a_pod_that_no_job_of_ours_controls_has_no_owner(owners: list[dict[str, Any]]) -> None:
+    assert decode({"metadata": {"name": "x", "ownerReferences": owners}}).owner_uid == ""
+
+
+def test_a_new_pod_has_almost_nothing() -> None:
+    view = decode({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}})
+
+    assert (view.phase, view.ready, view.deleting, view.index, view.containers) == (
+        "Pending",
+        False,
+        False,
+        -1,
+        (),
+    )
+
+
+def test_something_that_is_no_pod_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        views.decode_pod(b"[]")
+
+
+def test_a_view_is_small() -> None:
+    view = decode(FULL)
+
+    assert len(msgspec.json.encode(view)) < 1500

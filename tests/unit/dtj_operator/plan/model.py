@@ -1,0 +1,220 @@
+"""A model of the world around plan(): an API server, a cache that lags, kubelets, an operator that may crash.
+
+The operator here does what reconcile, gather and apply do, in the same order, one call at a time, so that a
+test can stop it between any two of them. What the model cannot prove (real conflicts, real watches) the
+integration tests do.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from dtj_operator import names
+from dtj_operator.kube.views import ConditionView, ContainerView, PodView
+from dtj_operator.plan import pace
+from dtj_operator.plan.actions import (
+    Action,
+    CreateNetworkPolicy,
+    CreatePod,
+    CreateService,
+    Decision,
+    DeleteNetworkPolicy,
+    DeletePod,
+    DeleteService,
+)
+from dtj_operator.plan.planner import plan
+from dtj_operator.plan.snapshot import RUNNING, Child, Snapshot
+from dtj_operator.plan.status import report
+from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
+
+Json = dict[str, Any]
+
+
+class Crash(Exception):  # noqa: N818
+    """The operator's process ended here."""
+
+
+class CallFailed(Exception):  # noqa: N818
+    """A call failed; whether it did its work is for the operator to find out."""
+
+
+Fault = Callable[[str], str]  # what -> "" | "before" | "after" | "crash"
+
+
+def no_fault(_: str) -> str:
+    return ""
+
+
+@dataclass
+class World:
+    """The truth (`pods`, `status`, `service`), and what the operator believes (`cache`)."""
+
+    builder: JobBuilder
+    now: float = NOW
+    status: Json = field(default_factory=dict)
+    pods: dict[str, PodView] = field(default_factory=dict)
+    service: bool = False
+    network_policy: bool = False
+    cache: dict[str, PodView] = field(default_factory=dict)
+    history: list[Json] = field(default_factory=list)  # every status ever stored
+    overlaps: list[str] = field(default_factory=list)
+    clock: int = 0  # of uids and resource versions
+
+    # --- the API server
+
+    def tick(self) -> str:
+        self.clock += 1
+        return str(self.clock)
+
+    def create(self, body: Json) -> PodView | None:
+        """Return the new pod, or None where the name is taken."""
+        meta = body["metadata"]
+        if meta["name"] in self.pods:
+            return None
+        attempt = int(meta["labels"][names.ATTEMPT])
+        living = [
+            pod
+            for pod in self.pods.values()
+            if pod.attempt != attempt and pod.phase in ("Pending", "Running")
+        ]
+        self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
+        if self.status.get("phase") == RUNNING:
+            self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has begun to train")
+        view = PodView(
+            namespace=NAMESPACE,
+            name=meta["name"],
+            uid=f"pod-{self.tick()}",
+            version=str(self.clock),
+            job=meta["labels"][names.JOB_NAME],
+            owner_uid=UID,
+            index=int(meta["labels"][names.REPLICA_INDEX]),
+            attempt=attempt,
+        )
+        self.pods[view.name] = view
+        return view
+
+    def delete(self, pod: PodView) -> PodView | None:
+        """Return what is left: a running pod gets its grace, another is gone at once."""
+        known = self.pods.get(pod.name)
+        if known is None or known.uid != pod.uid:
+            return None
+        if known.phase != "Running":
+            del self.pods[pod.name]
+            return None
+        return self.change(pod.name, deleting=True)
+
+    def change(self, name: str, **fields: Any) -> PodView:
+        self.pods[name] = msgspec.structs.replace(self.pods[name], version=self.tick(), **fields)
+        return self.pods[name]
+
+    # --- kubelets and people
+
+    def run(self, name: str) -> None:
+        ready = ConditionView(type="Ready", status="True")
+        self.change(name, phase="Running", conditions=(ready,), containers=(ContainerView(name="trainer"),))
+
+    def end(self, name: str, code: int) -> None:
+        ended = ContainerView(name="trainer", exit_code=code, finished_at=self.now)
+        self.change(name, phase="Failed" if code else "Succeeded", conditions=(), containers=(ended,))
+
+    def remove(self, name: str) -> None:
+        del self.pods[name]
+
+    # --- the operator
+
+    def deliver(self, name: str) -> None:
+        """The watch brings the cache up to date about one pod."""
+        if name in self.pods:
+            self.cache[name] = self.pods[name]
+        else:
+            self.cache.pop(name, None)
+
+    def relist(self) -> None:
+        self.cache = dict(self.pods)
+
+    def snapshot(self) -> Snapshot:
+        builder = replace(self.builder, status=self.status, pods=tuple(self.cache.values()))
+        children = {
+            "service": Child.PRESENT if self.service else Child.ABSENT,
+            "network_policy": Child.PRESENT if self.network_policy else Child.ABSENT,
+        }
+        return builder.seeing(now=self.now, **children).snapshot()
+
+    def look(self, fault: Fault = no_fault) -> Decision:
+        """One reconcile. Raises Crash or CallFailed where `fault` says so."""
+        s = self.snapshot()
+        if s.memory.phase == RUNNING and s.missing:
+            self.relist()
+            s = self.snapshot()
+        decision = plan(s)
+        for action in decision.actions:
+            self._act(action, fault)
+        after = s.after(tuple(self.cache.values()), decision.refusals)
+        new = report(after, decision.verdict)
+        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60)
+        if due is not None and due <= self.now:
+            with _failing(fault("status")) as happens:
+                if happens:
+                    self.status = new
+                    self.history.append(new)
+        return decision
+
+    def _act(self, action: Action, fault: Fault) -> None:
+        match action:
+            case CreatePod(body):
+                with _failing(fault("create")) as happens:
+                    made = self.create(body) if happens else None
+                occupant = made or self.pods.get(body["metadata"]["name"])
+                if occupant is not None:
+                    self.cache[occupant.name] = occupant
+            case DeletePod(pod):
+                with _failing(fault("delete")) as happens:
+                    left = self.delete(pod) if happens else None
+                if left is not None:
+                    self.cache[pod.name] = left
+                elif self.cache.get(pod.name, pod).uid == pod.uid:
+                    self.cache.pop(pod.name, None)
+            case CreateService():
+                self.service = True
+            case CreateNetworkPolicy():
+                self.network_policy = True
+            case DeleteService():
+                self.service = False
+            case DeleteNetworkPolicy():
+                self.network_policy = False
+
+
+class _failing:  # noqa: N801 - reads as a verb: with failing(...)
+    """Run a call's effect unless it fails before it, then fail as ordered."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def __enter__(self) -> bool:
+        return self._how in ("", "after", "crash")
+
+    def __exit__(self, *error: object) -> None:
+        if self._how == "crash":
+            raise Crash
+        if self._how:
+            raise CallFailed
+
+
+def settle(world: World, limit: int = 200) -> Iterator[Decision]:
+    """No more faults: news arrive, pods that were told to go do go, the operator looks when it wants to."""
+    for _ in range(limit):
+        for name in [pod.name for pod in world.pods.values() if pod.deleting]:
+            world.remove(name)
+        world.relist()
+        before = dict(world.status), dict(world.pods), world.service, world.network_policy
+        decision = world.look()
+        yield decision
+        if decision.look_again_at is not None and decision.look_again_at > world.now:
+            world.now = decision.look_again_at
+            continue
+        if before == (world.status, world.pods, world.service, world.network_policy):
+            return
+        world.now += 1
+    raise AssertionError(f"no end after {limit} looks: {world.status}")

@@ -1,0 +1,209 @@
+"""Whatever happens, in any order: attempts do not overlap, budgets hold, the end is final, all settles."""
+
+import itertools
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dtj_operator.plan.snapshot import FINAL
+from tests.support.builders import job
+from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, settle
+
+FAULTS = st.sampled_from(["", "", "", "before", "after", "crash"])
+CODES = st.sampled_from([0, 0, 1, 1, 75, 76, 78, 137])
+
+
+class Jobs(RuleBasedStateMachine):
+    """One job in a hostile world."""
+
+    world: World
+
+    @initialize(
+        replicas=st.integers(1, 3),
+        budget=st.integers(0, 2),
+        success=st.sampled_from(["All", "Rank0"]),
+        clean=st.sampled_from(["Running", "All", "None"]),
+        backoff=st.sampled_from([0, 1, 100]),
+        deadline=st.sampled_from([None, None, None, 5000]),
+    )
+    def submit(
+        self, *, replicas: int, budget: int, success: str, clean: str, backoff: int, deadline: int | None
+    ) -> None:
+        wanted = job().replicas(replicas).wants(successPolicy=success, cleanPodPolicy=clean)
+        if deadline is not None:
+            wanted = wanted.wants(activeDeadlineSeconds=deadline)
+        self.budget = budget
+        self.world = World(wanted.recovery(maxRestarts=budget, backoffSeconds=backoff))
+
+    # --- the operator, with its misfortunes
+
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        try:
+            self.world.look(lambda what: data.draw(FAULTS, label=what))
+        except Crash:
+            self.world.relist()
+        except CallFailed:
+            pass
+
+    @rule()
+    def look_undisturbed(self) -> None:
+        self.world.look()
+
+    @rule()
+    def all_goes_well_for_a_while(self) -> None:
+        """Reach the states in which faults are interesting: a random walk alone seldom gets a job to run."""
+        for _ in range(6):
+            self.world.relist()
+            self.world.look()
+            for pod in list(self.world.pods.values()):
+                if pod.deleting:
+                    self.world.remove(pod.name)
+                elif pod.phase == "Pending":
+                    self.world.run(pod.name)
+            self.world.now += 1
+        self.world.relist()
+        self.world.look()
+
+    @rule(code=CODES.filter(bool))
+    def a_running_pod_fails_and_all_settles(self, code: int) -> None:
+        self.all_goes_well_for_a_while()
+        running = sorted(pod.name for pod in self.world.pods.values() if pod.phase == "Running")
+        if running:
+            self.world.end(running[-1], code)
+            self.settles()
+
+    @rule()
+    def restart_operator(self) -> None:
+        self.world.relist()
+
+    @rule(data=st.data())
+    def news_of_one_pod(self, data: st.DataObject) -> None:
+        known = sorted({*self.world.pods, *self.world.cache})
+        if known:
+            self.world.deliver(data.draw(st.sampled_from(known)))
+
+    # --- pods, and people who delete them
+
+    def pick(self, data: st.DataObject, **wanted: Any) -> str | None:
+        found = [
+            p.name for p in self.world.pods.values() if all(getattr(p, k) == v for k, v in wanted.items())
+        ]
+        return data.draw(st.sampled_from(sorted(found))) if found else None
+
+    @rule(data=st.data())
+    def pod_starts(self, data: st.DataObject) -> None:
+        if name := self.pick(data, phase="Pending", deleting=False):
+            self.world.run(name)
+
+    @rule()
+    def all_pods_start(self) -> None:
+        for pod in list(self.world.pods.values()):
+            if pod.phase == "Pending":
+                self.world.run(pod.name)
+
+    @rule(data=st.data(), code=CODES)
+    def pod_ends(self, data: st.DataObject, code: int) -> None:
+        if name := self.pick(data, phase="Running"):
+            self.world.end(name, code)
+
+    @rule()
+    def all_pods_succeed(self) -> None:
+        for pod in list(self.world.pods.values()):
+            if pod.phase == "Running":
+                self.world.end(pod.name, 0)
+
+    @rule(data=st.data())
+    def pod_is_told_to_go(self, data: st.DataObject) -> None:
+        if name := self.pick(data, phase="Running", deleting=False):
+            self.world.change(name, deleting=True)
+
+    @rule(data=st.data())
+    def pod_has_gone(self, data: st.DataObject) -> None:
+        if name := self.pick(data, deleting=True):
+            self.world.remove(name)
+
+    @rule(data=st.data())
+    def pod_vanishes(self, data: st.DataObject) -> None:
+        if name := self.pick(data):
+            self.world.remove(name)
+
+    # --- the user and the clock
+
+    @rule(on=st.booleans())
+    def suspend(self, on: bool) -> None:
+        self.world.builder = self.world.builder.wants(suspend=on)
+
+    @rule(seconds=st.sampled_from([1, 6, 120, 1000]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.now += seconds
+
+    @rule(seconds=st.sampled_from([2, 60]))
+    def the_clock_is_set_back(self, seconds: int) -> None:
+        self.world.now -= seconds
+
+    @precondition(lambda self: self.world.pods)
+    @rule()
+    def everything_settles(self) -> None:
+        self.settles()
+
+    # --- what must hold
+
+    @invariant()
+    def attempts_never_overlap(self) -> None:
+        if hasattr(self, "world"):
+            assert not self.world.overlaps
+
+    @invariant()
+    def budgets_hold_and_the_end_is_final(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        stored = self.world.history
+        for earlier, later in itertools.pairwise(stored):
+            assert earlier["phase"] not in FINAL or later["phase"] == earlier["phase"]
+            assert later["attempt"] in (earlier["attempt"], earlier["attempt"] + 1)
+            grown = later["restarts"]["total"] - earlier["restarts"]["total"]
+            assert grown in (0, later["attempt"] - earlier["attempt"]), "a restart is a new attempt"
+            for counter, value in earlier["restarts"].items():
+                assert counter == "withoutProgress" or later["restarts"][counter] >= value
+        assert all(status["restarts"]["counted"] <= self.budget for status in stored)
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.settles()
+            self.attempts_never_overlap()
+            self.budgets_hold_and_the_end_is_final()
+
+    def settles(self) -> None:
+        """Once faults stop, the job comes to rest where it should, and a further look does nothing."""
+        world = self.world
+        last = list(settle(world))[-1]
+        assert (last.verdict, last.actions) == (None, ())
+
+        phase, rest = world.status["phase"], world.snapshot()
+        phases = {pod.phase for pod in world.pods.values()}
+        if phase in FINAL:
+            assert (world.service, world.network_policy) == (False, False)
+            if rest.job.clean_pods == "All":
+                assert not world.pods
+            if rest.job.clean_pods == "Running":
+                assert phases <= {"Succeeded", "Failed"}
+        elif phase == "Suspended":
+            assert world.builder.spec["suspend"]
+            assert not world.pods
+        else:
+            assert not rest.missing
+            assert (world.service, world.network_policy) == (True, True)
+            assert {pod.attempt for pod in world.pods.values()} == {world.status["attempt"]}
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(
+    max_examples=300,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,  # the same walks in every run
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
