@@ -27,16 +27,16 @@ class Node:
 
 def configure(engine: Engine, manifests: Iterable[Json]) -> None:
     """Set up nodes, given as the API server knows them; their containers bear their names."""
-    nodes = [parse(manifest) for manifest in manifests]
+    nodes = [locate(engine, manifest) for manifest in manifests]
     for node in nodes:
         engine("exec", "--interactive", node.name, "sh", "-c", script(node, nodes), stdin=plugins(node))
 
 
-def parse(node: Json) -> Node:
-    addresses = {
-        each["type"]: each["address"] for each in reversed(node["status"]["addresses"])
-    }  # first one wins
-    return Node(name=node["metadata"]["name"], pods=node["spec"]["podCIDR"], address=addresses["InternalIP"])
+def locate(engine: Engine, manifest: Json) -> Node:
+    """A node with its address by the engine: a restart changes it, which the API server learns later."""
+    name = manifest["metadata"]["name"]
+    address = engine("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", name)
+    return Node(name=name, pods=manifest["spec"]["podCIDR"], address=address.strip())
 
 
 def plugins(node: Node) -> str:

@@ -59,6 +59,11 @@ def choose(*, docker_works: bool, podman_works: bool, may_install: bool) -> str 
     return None
 
 
+def is_there() -> bool:
+    """Whether an engine works without anything being installed for it."""
+    return proc.works("docker", "ps") or shutil.which("podman") is not None
+
+
 @cache
 def find() -> Engine:
     """The engine of this machine, installed if need be."""

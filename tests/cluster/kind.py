@@ -77,9 +77,11 @@ def delete() -> None:
     if config.borrowed_kubeconfig() is not None:
         proc.say("DTJ_TEST_KUBECONFIG names a cluster that is not ours: it is left alone")
         return
-    runtime = engine.find()
+    if not engine.is_there():
+        proc.say("there is no container engine, so there is no cluster")
+        return
     with proc.lock(lock_file()):
-        remove(ours(runtime, None))
+        remove(ours(engine.find(), None))
 
 
 def borrow(kubeconfig: Path) -> Cluster:
@@ -207,7 +209,10 @@ def remove(cluster: Cluster) -> None:
                 if state == "paused":
                     cluster.runtime("unpause", name)
             at_once = ["--time=0"] if cluster.runtime.name == "podman" else []  # docker does not wait anyway
-            cluster.runtime("rm", "--force", *at_once, "--volumes", *left)
+            remove_containers = ("rm", "--force", *at_once, "--volumes", *left)
+            # Of a container whose processes others killed, podman learns by failing once to kill them itself.
+            if not cluster.runtime.works(*remove_containers, within_s=60):
+                cluster.runtime(*remove_containers)
     if cluster.runtime.works("network", "inspect", cluster.name):
         cluster.runtime("network", "rm", cluster.name)
     # With podman kind makes the nodes' volumes by name, so they stay behind; each is a gigabyte.

@@ -1,0 +1,44 @@
+"""Which process of a pod is a rank."""
+
+import pytest
+
+from tests.cluster.faults import parse_processes, pick_rank
+
+TORCHRUN = """\
+pid 300 1
+command python3 /usr/bin/torchrun train.py
+local_rank 0
+pid 310 20
+command python3 train.py
+local_rank 0
+pid 311 21
+command python3 train.py
+local_rank 1
+"""
+AGENT = """\
+pid 400 1
+command dtj run train.py
+pid 401 7
+command dtj run train.py
+pid 402 8
+command dtj run train.py
+"""
+STATUS = {"ranks": [{"rank": 3, "pid": 8}, {"rank": 2, "pid": 7}]}
+
+
+@pytest.mark.parametrize(
+    ("listed", "local_rank", "agent", "pid"),
+    [
+        pytest.param(
+            "pid 9 1\ncommand python train.py\nlocal_rank 0\n", 0, None, 9, id="a plain program is its rank"
+        ),
+        pytest.param(TORCHRUN, 0, None, 310, id="torchrun is not a rank, its child is"),
+        pytest.param(TORCHRUN, 1, None, 311, id="second rank below torchrun"),
+        pytest.param(AGENT, 1, STATUS, 402, id="forked ranks are known to their agent, lowest rank first"),
+        pytest.param(AGENT, 2, STATUS, None, id="there is no third rank"),
+        pytest.param(AGENT, 0, None, None, id="nothing says who is who"),
+    ],
+)
+def test_rank_is_found(listed, local_rank, agent, pid):
+    chosen = pick_rank(parse_processes("node", listed), local_rank=local_rank, agent=agent)
+    assert (chosen and chosen.pid) == pid
