@@ -69,7 +69,7 @@ class FaultProxy:
             fault.times -= 1
             self.hits[fault.status] += 1
             if fault.status:
-                return refusal(fault)
+                return refusal(fault, stream=is_watch(request))
         body = await request.read() or None  # else aiohttp invents a content type for it
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         url = f"{self._target}{request.raw_path}"
@@ -95,6 +95,7 @@ class FaultProxy:
         except (ConnectionError, aiohttp.ClientError):
             pass  # the client has gone, or the watch was cut
         finally:
+            hang_up(answer)
             if connection is not None:
                 self._watches.discard(connection)
         return reply
@@ -122,10 +123,16 @@ class FaultProxy:
                 await asyncio.wait_for(runner.cleanup(), 5)
 
 
-def refusal(fault: Fault) -> web.Response:
-    """Return the API server's own form of an error."""
+def hang_up(answer: aiohttp.ClientResponse) -> None:
+    """Drop the connection of an answer that goes on: TLS would take its leave longer than the test lives."""
+    if answer.connection is not None and answer.connection.transport is not None:
+        answer.connection.transport.abort()
+
+
+def refusal(fault: Fault, *, stream: bool) -> web.Response:
+    """Return the API server's own form of an error; that history is too old it says inside of a watch."""
     reasons = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
-    status = {
+    said = {
         "apiVersion": "v1",
         "kind": "Status",
         "status": "Failure",
@@ -133,12 +140,10 @@ def refusal(fault: Fault) -> web.Response:
         "message": f"injected {fault.status}",
         "code": fault.status,
     }
-    return web.Response(
-        status=fault.status,
-        headers=dict(fault.headers),
-        text=json.dumps(status),
-        content_type="application/json",
-    )
+    inside = stream and fault.status == 410
+    text = json.dumps({"type": "ERROR", "object": said} if inside else said)
+    status, headers = 200 if inside else fault.status, dict(fault.headers)
+    return web.Response(status=status, headers=headers, text=f"{text}\n", content_type="application/json")
 
 
 def is_watch(request: web.Request) -> bool:
