@@ -150,13 +150,14 @@ class ApiError(Exception):
 @contextlib.asynccontextmanager
 async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api]:
     """Open a client for a user of the control plane."""
-    connector = aiohttp.TCPConnector(ssl=plane.tls(), limit=0)
+    connector = aiohttp.TCPConnector(ssl=plane.tls(), limit=0, keepalive_timeout=600)
     headers = {"Authorization": f"Bearer {token(user)}"}
     timeout = aiohttp.ClientTimeout(total=None, connect=10)
     async with aiohttp.ClientSession(
         plane.url, connector=connector, headers=headers, timeout=timeout, read_bufsize=2**24
     ) as session:
         yield Api(session)
+        await connector.close(abort_ssl=True)  # see hang_up
 
 
 def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:

@@ -110,7 +110,7 @@ class FaultProxy:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0, keepalive_timeout=600)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False
@@ -121,6 +121,7 @@ class FaultProxy:
             finally:
                 self.cut_watches()
                 await asyncio.wait_for(runner.cleanup(), 5)
+                await connector.close(abort_ssl=True)  # see hang_up
 
 
 def hang_up(answer: aiohttp.ClientResponse) -> None:

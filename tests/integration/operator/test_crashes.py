@@ -98,4 +98,5 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
 
         expected = {f"job-{number}-{index}" for number in range(JOBS_MADE) for index in range(PODS_EACH)}
         assert {name: len(uids) for name, uids in births.uids.items()} == dict.fromkeys(expected, 1)
-        assert created_by_operator(plane) == Counter(expected)
+        # Not equal: a create that a kill has interrupted may come through without a 201 in the log.
+        assert created_by_operator(plane) <= Counter(expected)
