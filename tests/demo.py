@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.cluster import install
+from tests.cluster.errors import ClusterError
 from tests.support.kubectl import Json, Kubectl
 
 EXAMPLE = Path("examples/digits-ddp.yaml")
@@ -28,17 +29,19 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     """Run the demo and return the exit status of the process."""
     began = time.monotonic()
-    kubectl = install.with_operator()
+    try:
+        kubectl = install.with_operator()
+    except ClusterError as error:
+        console.print(f"demo: {error}", markup=False)
+        return 1
     kubectl("delete", "dtj", JOB, "--ignore-not-found", "--wait=true")
     kubectl("wait", "--for=delete", f"service/{JOB}", "--timeout=60s", check=False)
 
-    console.print(f"\n[bold]$ kubectl apply -f {EXAMPLE}[/bold]")
-    console.print(kubectl("apply", "-f", str(EXAMPLE)).strip(), markup=False)
+    quote(kubectl, "apply", "-f", str(EXAMPLE))
     phase = show(kubectl)
 
-    for words in (("get", "dtj", JOB), ("get", "service,pods", SELECTOR, "-o", "wide")):
-        console.print(f"\n[bold]$ kubectl {' '.join(words)}[/bold]")
-        console.print(kubectl(*words).strip(), markup=False)
+    for words in (("get", "dtj", JOB), ("get", "pods", SELECTOR, "-o", "wide")):
+        quote(kubectl, *words)
     console.print(f"\n{phase} after {time.monotonic() - began:.0f} s. The cluster stays up; try next:\n")
     for hint in hints(kubectl):
         console.print(f"  {hint}", markup=False)
@@ -49,12 +52,21 @@ def show(kubectl: Kubectl) -> str:
     """Print the job's phases and the merged logs of its ranks as they come; return the final phase."""
     deadline = time.monotonic() + PATIENCE_S
     threading.Thread(target=_show_logs, args=(kubectl, deadline), daemon=True).start()
-    phase = ""
+    before = ""
     for line, phase in _progress(kubectl, deadline):
         console.print(f"[cyan]{line}[/cyan]")
+        if phase == "Running" != before:
+            quote(kubectl, "get", "service,pods", SELECTOR, "-o", "wide")
         if phase in FINAL:
-            break
-    return phase
+            return phase
+        before = phase
+    return before
+
+
+def quote(kubectl: Kubectl, *words: str) -> None:
+    """Print a kubectl call and its answer."""
+    console.print(f"\n[bold]$ kubectl {' '.join(words)}[/bold]")
+    console.print(kubectl(*words).strip() + "\n", markup=False)
 
 
 def hints(kubectl: Kubectl) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tests.cluster import config, images, kind, load, tools
+from tests.cluster import images, kind, load, tools
 from tests.cluster.errors import ClusterError
 
 
@@ -22,9 +22,9 @@ def main() -> int:
 
     verb = verbs.add_parser("load", help="bring images into the worker nodes")
     verb.add_argument(
-        "image", nargs="*", default=list(config.IMAGES.values()), help="default: the project's own"
+        "image", nargs="*", help="as the container engine knows them; default: the project's own"
     )
-    verb.set_defaults(run=lambda args: load.load(kind.create(), args.image))
+    verb.set_defaults(run=bring)
 
     verb = verbs.add_parser("tools", help="build programs and print their paths")
     verb.add_argument("name", nargs="*", default=list(tools.PROGRAMS), help="default: all of them")
@@ -45,6 +45,11 @@ def main() -> int:
 def create(args: argparse.Namespace) -> None:
     cluster = kind.create()
     print(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+def bring(args: argparse.Namespace) -> None:
+    cluster = kind.create()
+    load.load(cluster, {name: name for name in args.image} or images.build())
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ it again, since its routes and rules are gone and its address may be another one
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.cluster import config
 from tests.cluster.engine import Engine
-from tests.support.kubectl import Json, Kubectl
+from tests.support.kubectl import Json
 
 CONFIG_FILE = "/etc/cni/net.d/10-pods.conflist"
 
@@ -24,9 +25,9 @@ class Node:
     address: str
 
 
-def configure(engine: Engine, kubectl: Kubectl) -> None:
-    """Set up every node of the cluster."""
-    nodes = [parse(node) for node in kubectl.list("nodes")]
+def configure(engine: Engine, manifests: Iterable[Json]) -> None:
+    """Set up nodes, given as the API server knows them; their containers bear their names."""
+    nodes = [parse(manifest) for manifest in manifests]
     for node in nodes:
         engine("exec", "--interactive", node.name, "sh", "-c", script(node, nodes), stdin=plugins(node))
 

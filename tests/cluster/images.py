@@ -18,48 +18,69 @@ BASES = {
     # Testing, because stable's torch is too old for us.
     "trainer": Rootfs(folder=config.ROOT / "images/base/trainer", suite="forky", seconds=80, gib=4),
 }
-LABEL = "dev.dtj.inputs"
 SECONDS = 60
+KEPT = 3  # builds of an image that stay in the engine's storage: several checkouts may take turns
 
 
-def build() -> list[str]:
-    """Build what is out of date; returns the names of both images."""
+def build() -> dict[str, str]:
+    """Build what is out of date.
+
+    Returns image name -> name in the engine's storage of the very build that belongs to this checkout:
+    another one on this machine may give the public name to a build of its own at any time.
+    """
     if config.borrowed_kubeconfig() is not None:
         proc.say("the cluster is borrowed: no images are built")
-    else:
-        runtime = engine.find()
-        for role in config.IMAGES:
-            with proc.lock(config.cache() / "locks" / f"image-{role}"):
-                ensure(runtime, role)
-    return list(config.IMAGES.values())
+        return {image: image for image in config.IMAGES.values()}
+    runtime = engine.find()
+    return {image: ensure(runtime, role) for role, image in config.IMAGES.items()}
 
 
 def image_id(role: str) -> str:
-    """The id of a built image: changes when the image does, although its tag does not."""
+    """The id of the image that `build` built last: changes when the image does, although its tag does not."""
     if config.borrowed_kubeconfig() is not None:
         return "borrowed"
-    return engine.find().image_id(config.IMAGES[role]) or "absent"
+    runtime = engine.find()
+    return next(found for name in candidates(role) if (found := runtime.image_id(name)))
 
 
-def ensure(runtime: Engine, role: str) -> None:
-    """Build one image unless it was built from what is there now."""
-    default, ours = default_base(dockerfile(role).read_text()), BASES[role].image
-    built_from = label(runtime, config.IMAGES[role])
-    if built_from in {inputs(role, default), inputs(role, ours)}:
-        return
-    outdated = runtime.image_id(config.IMAGES[role])
-    base = default if runtime.can_pull(default) else rootfs.ensure(runtime, BASES[role])
-    runtime(
-        "build", "--quiet", "--tag", config.IMAGES[role], "--file", dockerfile(role),
-        "--label", f"{LABEL}={inputs(role, base)}",
-        *base_arguments(role, base), *network_arguments(), config.ROOT,
-        step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
-        fix="see the output above; the build needs the Python package index",
-    )  # fmt: skip
-    if outdated is not None:
-        runtime.works(
-            "image", "rm", outdated
-        )  # it has lost its tag; where a container still runs it, it stays
+def ensure(runtime: Engine, role: str) -> str:
+    """Build one image unless it was built from what is there now; returns the name of that build."""
+    with proc.lock(config.cache() / "locks" / f"image-{role}"):
+        name = next((name for name in candidates(role) if runtime.image_id(name)), None)
+        if name is None:
+            default = default_base(dockerfile(role).read_text())
+            base = default if runtime.can_pull(default) else rootfs.ensure(runtime, BASES[role])
+            name = build_name(role, base)
+            runtime(
+                "build", "--quiet", "--tag", name, "--file", dockerfile(role),
+                *base_arguments(role, base), *network_arguments(), config.ROOT,
+                step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
+                fix="see the output above; the build needs the Python package index",
+            )  # fmt: skip
+            forget_old_builds(runtime, name)
+        runtime("tag", name, config.IMAGES[role])
+    return name
+
+
+def candidates(role: str) -> tuple[str, str]:
+    """Names of up-to-date builds: on the public base, and on ours."""
+    default = default_base(dockerfile(role).read_text())
+    return build_name(role, default), build_name(role, BASES[role].image)
+
+
+def build_name(role: str, base: str) -> str:
+    """Changes with the base and with everything that goes into the image."""
+    sources = [config.ROOT / path for path in copied(dockerfile(role).read_text())]
+    return f"localhost/dtj-{role}:{config.key(base, dockerfile(role), *sources)}"
+
+
+def forget_old_builds(runtime: Engine, newest: str) -> None:
+    """Untag all but the last few builds of an image. Where a container still runs one, it stays."""
+    repository = newest.rpartition(":")[0]
+    # Both engines list the newest first.
+    names = runtime("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split()
+    for name in [each for each in names if each != newest][KEPT - 1 :]:
+        runtime.works("image", "rm", name)
 
 
 def base_arguments(role: str, base: str) -> list[str]:
@@ -73,12 +94,6 @@ def network_arguments() -> list[str]:
     bundle = os.environ.get("SSL_CERT_FILE")
     secret = [f"--secret=id=ca,src={bundle}"] if bundle and Path(bundle).is_file() else []
     return ["--network=host", *secret]
-
-
-def inputs(role: str, base: str) -> str:
-    """Changes with the base and with everything that goes into the image."""
-    sources = [config.ROOT / path for path in copied(dockerfile(role).read_text())]
-    return config.key(base, dockerfile(role), *sources)
 
 
 def copied(text: str) -> list[str]:
@@ -95,13 +110,6 @@ def default_base(text: str) -> str:
     if found is None:
         raise LookupError("the Dockerfile has no line `ARG BASE_IMAGE=<image>`")
     return found[1]
-
-
-def label(runtime: Engine, image: str) -> str | None:
-    """What an image says it was built from."""
-    if runtime.image_id(image) is None:
-        return None
-    return runtime("image", "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', image).strip()
 
 
 def dockerfile(role: str) -> Path:

@@ -9,7 +9,7 @@ from tests.cluster import cni, config, engine, node_image, proc, tools
 from tests.cluster.engine import Engine
 from tests.cluster.errors import ClusterError
 from tests.cluster.health import Health, Observed, judge
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Json, Kubectl
 
 KEY_LABEL = "dtj.dev/cluster-key"  # on every node: what the cluster was made of
 GIB = 6  # three nodes with their unpacked images, before any of ours
@@ -38,6 +38,16 @@ class Cluster:
     @property
     def workers(self) -> tuple[str, ...]:
         return self.nodes[1:]
+
+    @property
+    def runtime(self) -> Engine:
+        """What runs the nodes; raises ClusterError where they are not ours."""
+        if self.engine is None:
+            raise ClusterError(
+                f"the nodes of {self.kubeconfig} are borrowed: nothing may be done to them",
+                fix="unset DTJ_TEST_KUBECONFIG, and a cluster of our own is made",
+            )
+        return self.engine
 
     @property
     def kubectl(self) -> Kubectl:
@@ -90,11 +100,10 @@ def ours(runtime: Engine, image: node_image.NodeImage | None) -> Cluster:
 
 def examine(cluster: Cluster, wanted: str) -> Health:
     """Look at a cluster from outside, as little as its state allows."""
-    assert cluster.engine
     expected = frozenset(cluster.nodes)
     containers = node_states(cluster)
     running = [name for name, state in containers.items() if state == "running"]
-    answering = frozenset(name for name in running if cluster.engine.works("exec", name, "true"))
+    answering = frozenset(name for name in running if cluster.runtime.works("exec", name, "true"))
     seen = Observed(containers=containers, answering=answering)
     if expected <= answering:
         ready, made_of = ready_nodes(cluster)
@@ -104,11 +113,10 @@ def examine(cluster: Cluster, wanted: str) -> Health:
 
 def repair(cluster: Cluster, health: Health, wanted: str) -> Health:
     """Do what needs no new cluster: wake paused nodes, wait for those that come back."""
-    assert cluster.engine
     if health is Health.PAUSED:
         for name, state in node_states(cluster).items():
             if state == "paused":
-                cluster.engine("unpause", name)
+                cluster.runtime("unpause", name)
         health = examine(cluster, wanted)
     if health is Health.UNREADY:
         proc.say(f"cluster {cluster.name}: waiting at most {PATIENCE_S:.0f} s for its nodes to become ready")
@@ -119,13 +127,12 @@ def repair(cluster: Cluster, health: Health, wanted: str) -> Health:
 
 def node_states(cluster: Cluster) -> dict[str, str]:
     """Container name -> state, of all that kind made for the cluster."""
-    assert cluster.engine
     label = f"label=io.x-k8s.kind.cluster={cluster.name}"
-    ids = cluster.engine("ps", "--all", "--quiet", "--filter", label).split()
+    ids = cluster.runtime("ps", "--all", "--quiet", "--filter", label).split()
     if not ids:
         return {}
     # `ps` has a column for this too, in which docker and podman say different things.
-    listed = cluster.engine("inspect", "--format", "{{.Name}} {{.State.Status}}", *ids)
+    listed = cluster.runtime("inspect", "--format", "{{.Name}} {{.State.Status}}", *ids)
     pairs = (line.split() for line in listed.splitlines())
     return {name.removeprefix("/"): state for name, state in pairs}
 
@@ -136,7 +143,7 @@ def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
         kind(cluster, "export", "kubeconfig", "--name", cluster.name, "--kubeconfig", cluster.kubeconfig)
     if not answers(cluster.kubectl):
         return frozenset(), None
-    nodes = cluster.kubectl.list("nodes")
+    nodes = own_nodes(cluster)
     ready = {
         node["metadata"]["name"]
         for node in nodes
@@ -144,6 +151,11 @@ def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
     }
     keys = {node["metadata"]["labels"].get(KEY_LABEL, "none") for node in nodes}
     return frozenset(ready), ",".join(sorted(keys))
+
+
+def own_nodes(cluster: Cluster) -> list[Json]:
+    """The nodes as the API server knows them, without those that a benchmark only pretends to have."""
+    return [node for node in cluster.kubectl.list("nodes") if node["metadata"]["name"] in cluster.nodes]
 
 
 def answers(kubectl: Kubectl) -> bool:
@@ -177,9 +189,9 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
 def settle(cluster: Cluster, *, within_s: float) -> bool:
     """Lay the pod network where that is our part, then wait for nodes and DNS; whether they came up."""
     if cluster.engine and cluster.pod_network:
-        cni.configure(cluster.engine, cluster.kubectl)
+        cni.configure(cluster.engine, own_nodes(cluster))
     patience = f"--timeout={within_s:.0f}s"
-    nodes = cluster.kubectl.command("wait", "node", "--all", "--for=condition=Ready", patience)
+    nodes = cluster.kubectl.command("wait", "node", *cluster.nodes, "--for=condition=Ready", patience)
     dns = cluster.kubectl.command(
         "--namespace=kube-system", "rollout", "status", "deployment/coredns", patience
     )
@@ -187,27 +199,29 @@ def settle(cluster: Cluster, *, within_s: float) -> bool:
 
 
 def remove(cluster: Cluster) -> None:
-    """Remove nodes, their network, the credentials and the shared folder; whatever of these there is."""
-    assert cluster.engine
+    """Remove nodes, their volumes and network, the credentials and the shared folder; whatever there is."""
     left = node_states(cluster)
     if left:
         with proc.timed(f"removing cluster {cluster.name}"):
             for name, state in left.items():
                 if state == "paused":
-                    cluster.engine("unpause", name)
-            at_once = ["--time=0"] if cluster.engine.name == "podman" else []  # docker does not wait anyway
-            cluster.engine("rm", "--force", *at_once, "--volumes", *left)
-    if cluster.engine.works("network", "inspect", cluster.name):
-        cluster.engine("network", "rm", cluster.name)
+                    cluster.runtime("unpause", name)
+            at_once = ["--time=0"] if cluster.runtime.name == "podman" else []  # docker does not wait anyway
+            cluster.runtime("rm", "--force", *at_once, "--volumes", *left)
+    if cluster.runtime.works("network", "inspect", cluster.name):
+        cluster.runtime("network", "rm", cluster.name)
+    # With podman kind makes the nodes' volumes by name, so they stay behind; each is a gigabyte.
+    for name in cluster.nodes:
+        if volumes := cluster.runtime("volume", "ls", "--quiet", "--filter", f"label={name}").split():
+            cluster.runtime("volume", "rm", "--force", *volumes)
     cluster.kubeconfig.unlink(missing_ok=True)
     shutil.rmtree(shared_folder(), ignore_errors=True)
 
 
 def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
     """Run kind with our engine and a network of the cluster's own, which goes when the cluster goes."""
-    assert cluster.engine
     network = {f"KIND_EXPERIMENTAL_{name}_NETWORK": cluster.name for name in ("DOCKER", "PODMAN")}
-    return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.engine.env, **network})
+    return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.runtime.env, **network})
 
 
 def kind_config(cluster: Cluster, made_of: str) -> str:

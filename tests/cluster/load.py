@@ -4,7 +4,7 @@ An archive is written once, into the folder that all nodes see, and read by all 
 Sending it through `exec` to each of them took twice as long.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.cluster import config, kind, proc
@@ -16,37 +16,43 @@ LABEL = "dtj.dev/image-id"  # put on a node's image: the id in the engine's stor
 GIB = 3  # per image: its archive and, in every worker, contents and unpacked files
 
 
-def load(cluster: Cluster, images: Iterable[str]) -> None:
-    """See that all workers have these images as the engine has them now."""
+def load(cluster: Cluster, images: Mapping[str, str]) -> None:
+    """See that all workers have these images.
+
+    images  name that the nodes know it by -> name in the engine's storage
+    """
     if cluster.engine is None:
         proc.say("the cluster is borrowed: it must be able to pull " + " and ".join(images))
         return
-    for image in images:
-        wanted = cluster.engine.image_id(image)
+    for image, source in images.items():
+        wanted = cluster.engine.image_id(source)
         if wanted is None:
-            raise ClusterError(f"there is no image {image}", fix="make images")
+            raise ClusterError(f"there is no image {source}", fix="make images")
         lacking = [node for node in cluster.workers if id_on(cluster.engine, node, image) != wanted]
         if lacking:
-            transfer(cluster.engine, image, wanted, lacking)
+            transfer(cluster.engine, image, source, lacking)
 
 
-def transfer(engine: Engine, image: str, image_id: str, nodes: list[str]) -> None:
+def transfer(engine: Engine, image: str, source: str, nodes: list[str]) -> None:
     folder = kind.shared_folder()
     proc.need_disk(folder, GIB, what=f"loading {image} into {len(nodes)} nodes")
-    name = f".image-{image_id[:12]}.tar"
+    archive = f".{config.key(source)}.tar"
     with proc.timed(f"loading {image} into {len(nodes)} nodes (about 20 s per GB)"):
         try:
-            engine("save", "--output", folder / name, image)
+            engine("save", "--output", folder / archive, source)
             with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda node: import_archive(engine, node, name, image, image_id), nodes))
+                list(pool.map(lambda node: import_archive(engine, node, archive, image, source), nodes))
         finally:
-            (folder / name).unlink(missing_ok=True)
+            (folder / archive).unlink(missing_ok=True)
 
 
-def import_archive(engine: Engine, node: str, archive: str, image: str, image_id: str) -> None:
-    # The label is set last, so that an import that was cut short is repeated.
+def import_archive(engine: Engine, node: str, archive: str, image: str, source: str) -> None:
     ctr(engine, node, "import", f"{config.SHARED_FOLDER}/{archive}")
-    ctr(engine, node, "label", image, f"{LABEL}={image_id}")
+    if source != image:
+        ctr(engine, node, "tag", "--force", source, image)
+        ctr(engine, node, "rm", source)
+    # Last, so that an import that was cut short is repeated.
+    ctr(engine, node, "label", image, f"{LABEL}={engine.image_id(source)}")
 
 
 def id_on(engine: Engine, node: str, image: str) -> str | None:

@@ -44,6 +44,11 @@ class PodBuilder:
         end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed", message=message)
         return self._with(phase="Succeeded", conditions=(), containers=(end,))
 
+    def settling(self) -> Self:
+        """Its container has ended, and the kubelet has not said so of the pod yet."""
+        end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed")
+        return self._with(phase="Running", conditions=(), containers=(end,))
+
     def crashed(self, code: int = 1, *, at: float = NOW, message: str = "", reason: str = "Error") -> Self:
         end = ContainerView(name="trainer", exit_code=code, finished_at=at, reason=reason, message=message)
         return self._with(phase="Failed", conditions=(), containers=(end,))

@@ -18,6 +18,8 @@ def run(settings: Settings) -> None:
         registry=_registry(settings),
         settings=kopf_settings(),
         standalone=True,
+        # Else kopf looks up the user's name, which in a container need not exist.
+        identity=settings.identity,  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
         clusterwide=settings.namespace is None,
         namespaces=[settings.namespace] if settings.namespace else [],
         memo=kopf.Memo(),

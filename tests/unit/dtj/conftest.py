@@ -101,7 +101,7 @@ def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
         process = warm.Process(target=_be_dtj, args=(words, variables, folder, Path.cwd(), sys.path))
         process.start()
         started.append(Command(process, folder))
-        wait_for(lambda: (folder / "err").exists(), "the command to start")
+        wait_for((folder / "err").exists, "the command to start")
         return started[-1]
 
     yield begin

@@ -57,7 +57,7 @@ def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick_disk(tmp_path: Path) -> Iterator[Path]:
-    """Memory where the system offers it: what a killed process leaves is the same, and fsync costs nothing."""
+    """Memory, where there is some: what a killed process leaves is the same, and fsync costs nothing."""
     parent = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=parent if os.access(parent, os.W_OK) else tmp_path) as folder:
         yield Path(folder)

@@ -129,6 +129,13 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def key(self) -> Key:
         return Key(self.namespace, self.job)
 
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs any more. The kubelet tells how containers ended before it settles the phase."""
+        mains = [container for container in self.containers if not container.init]
+        all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
+        return self.phase in ("Succeeded", "Failed") or all_ended
+
     def condition(self, kind: str) -> ConditionView | None:
         return next((c for c in self.conditions if c.type == kind), None)
 

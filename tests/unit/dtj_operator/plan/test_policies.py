@@ -274,6 +274,11 @@ def deleted(given) -> list[tuple[str, int | None]]:
             [("digits-0", None), ("digits-1", None)],
             id="All",
         ),
+        param(
+            ENDED.having(pod(0).settling(), pod(1).settling()),
+            [],
+            id="Running keeps a pod whose container has ended, although its phase is Running still",
+        ),
         param(ENDED.wants(cleanPodPolicy="None").having(*MIXED), [], id="None deletes nothing"),
         param(ENDED.having(pod(0).running().deleting()), [], id="what goes already is not deleted again"),
         param(ENDED.having(pod(0).running().owned_by("another")), [], id="what is not ours stays"),

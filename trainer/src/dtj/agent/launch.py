@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -256,8 +257,17 @@ class _Agent:
 def _warm(nthreads: int) -> None:
     """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
+    _find_temporary_folder()
 
     import dtj.loop  # noqa: F401, PLC0415
+
+
+def _find_temporary_folder() -> None:
+    """Importing torch takes one; in a pod with a read-only root only shared memory may be writable."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        os.environ["TMPDIR"] = "/dev/shm"
 
 
 def _write(path: Path, data: bytes) -> None:

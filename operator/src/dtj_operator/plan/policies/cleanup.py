@@ -1,5 +1,6 @@
 """What remains of a job that has ended?"""
 
+from dtj_operator.kube.views import PodView
 from dtj_operator.plan.actions import Action, DeleteNetworkPolicy, DeletePod, DeleteService
 from dtj_operator.plan.snapshot import Child, Snapshot
 
@@ -12,7 +13,7 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
 
     The Service and the NetworkPolicy always go.
     """
-    doomed = [pod for pod in s.ours if not pod.deleting and _unwanted(s, pod.phase)]
+    doomed = [pod for pod in s.ours if not pod.deleting and _unwanted(s, pod)]
     grace_s = None if _ending(s) in ORDERLY else FAILED_GRACE_S
     actions: list[Action] = [DeletePod(pod, grace_s) for pod in doomed]
     if s.service is Child.PRESENT:
@@ -22,9 +23,9 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _unwanted(s: Snapshot, phase: str) -> bool:
+def _unwanted(s: Snapshot, pod: PodView) -> bool:
     if s.job.clean_pods == "Running":
-        return phase not in ("Succeeded", "Failed")
+        return not pod.ended  # a pod that is about to settle keeps its log
     return s.job.clean_pods == "All"
 
 

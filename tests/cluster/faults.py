@@ -1,0 +1,156 @@
+"""Breaks things on purpose: a node hangs or loses power, a rank is killed or stopped.
+
+Nodes are containers, so the engine can freeze and kill them; the processes of pods are found and signalled on
+their node, past everything that Kubernetes would do about it. Only on clusters of our own.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.cluster import kind
+from tests.cluster.errors import ClusterError
+from tests.cluster.kind import Cluster
+from tests.support.kubectl import Json, Kubectl
+
+AGENT_PORT = 29400
+
+# Prints what `parse_processes` reads: for each process of the container $1 its ids, command and rank.
+LIST_PROCESSES = r"""
+for pid in $(ctr --namespace=k8s.io tasks ps "$1" | awk 'NR > 1 { print $1 }'); do
+    [ -r "/proc/$pid/environ" ] || continue
+    echo "pid $(awk '/^NSpid:/ { print $2, $NF }' "/proc/$pid/status")"
+    echo "command $(tr '\0' ' ' < "/proc/$pid/cmdline")"
+    tr '\0' '\n' < "/proc/$pid/environ" | sed -n 's/^LOCAL_RANK=/local_rank /p'
+done
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process of a pod.
+
+    pid         on its node, which is where signals are sent
+    pid_in_pod  as the container itself sees it
+    local_rank  by its environment; None where that does not say
+    """
+
+    node: str
+    pid: int
+    pid_in_pod: int
+    command: str
+    local_rank: int | None
+
+
+@contextlib.contextmanager
+def paused(cluster: Cluster, node: str) -> Iterator[None]:
+    """A node that hangs: nothing on it runs, nothing answers, no connection is closed."""
+    cluster.runtime("pause", node)
+    try:
+        yield
+    finally:
+        cluster.runtime("unpause", node)
+
+
+@contextlib.contextmanager
+def without_power(cluster: Cluster, node: str) -> Iterator[None]:
+    """A node that is gone at once; afterwards it starts again, and is ready at the end."""
+    cluster.runtime("kill", node)
+    try:
+        yield
+    finally:
+        cluster.runtime("start", node)
+        if not kind.settle(cluster, within_s=kind.READY_WITHIN_S):
+            raise ClusterError(f"node {node} did not come back", fix="make cluster-delete cluster")
+
+
+def on_node(cluster: Cluster, node: str, *command: str) -> str:
+    """Run a command on a node, as root, and return what it printed."""
+    return cluster.runtime("exec", node, *command)
+
+
+def signal_rank(
+    cluster: Cluster, kubectl: Kubectl, pod: str, name: str = "KILL", *, local_rank: int = 0
+) -> Process:
+    """Send a signal, like "KILL" or "STOP", to one rank of a pod; returns the process that got it.
+
+    kubectl  of the pod's namespace
+    """
+    process = rank(cluster, kubectl, pod, local_rank=local_rank)
+    on_node(cluster, process.node, "kill", f"-{name}", str(process.pid))
+    return process
+
+
+def rank(cluster: Cluster, kubectl: Kubectl, pod: str, *, local_rank: int = 0) -> Process:
+    """The process that is a rank: the agent says where there is one, else the environment does."""
+    manifest = kubectl.get("pod", pod)
+    if manifest is None:
+        raise ClusterError(f"there is no pod {pod} in namespace {kubectl.namespace}")
+    found = processes(cluster, manifest)
+    chosen = pick_rank(found, local_rank=local_rank, agent=ask_agent(cluster, manifest))
+    if chosen is None:
+        seen = "\n".join(f"    | {each}" for each in found)
+        raise ClusterError(f"no process of pod {pod} is its local rank {local_rank}; there are\n{seen}")
+    return chosen
+
+
+def pick_rank(found: list[Process], *, local_rank: int, agent: Json | None) -> Process | None:
+    """Choose among a pod's processes.
+
+    agent  what the pod's /status said, None where no agent answers; the ranks it forks share its environment
+    """
+    if agent is not None:
+        pids = [each["pid"] for each in sorted(agent["ranks"], key=lambda each: int(each["rank"]))]
+        wanted = pids[local_rank] if local_rank < len(pids) else None
+        return next((process for process in found if process.pid_in_pod == wanted), None)
+    # torchrun's own environment looks like that of a rank where a replica has one; its child is younger.
+    same = [process for process in found if process.local_rank == local_rank]
+    return max(same, key=lambda process: process.pid_in_pod, default=None)
+
+
+def processes(cluster: Cluster, pod: Json) -> list[Process]:
+    """All processes of a pod's training container."""
+    node = pod["spec"]["nodeName"]
+    listed = on_node(cluster, node, "sh", "-c", LIST_PROCESSES, "sh", container_id(pod))
+    return parse_processes(node, listed)
+
+
+def parse_processes(node: str, listed: str) -> list[Process]:
+    """Read what LIST_PROCESSES printed."""
+    found = []
+    for record in re.split(r"^pid ", listed, flags=re.MULTILINE)[1:]:
+        (pids, *rest) = record.splitlines()
+        facts = dict(line.partition(" ")[::2] for line in rest)
+        pid, pid_in_pod = map(int, pids.split())
+        local_rank = int(facts["local_rank"]) if "local_rank" in facts else None
+        command = facts.get("command", "").strip()
+        found.append(
+            Process(node=node, pid=pid, pid_in_pod=pid_in_pod, command=command, local_rank=local_rank)
+        )
+    return found
+
+
+def container_id(pod: Json) -> str:
+    """The id, in containerd, of the container named trainer, else of the first."""
+    statuses = {each["name"]: each for each in pod["status"].get("containerStatuses", [])}
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    name = "trainer" if "trainer" in names else names[0]
+    full_id: str = statuses.get(name, {}).get("containerID", "")
+    if not full_id:
+        raise ClusterError(f"container {name} of pod {pod['metadata']['name']} has not been started yet")
+    return full_id.rpartition("/")[2]
+
+
+def ask_agent(cluster: Cluster, pod: Json) -> Json | None:
+    """The /status of a pod's agent; None where none answers."""
+    url = f"http://{pod['status']['podIP']}:{AGENT_PORT}/status"
+    try:
+        answer = on_node(
+            cluster, pod["spec"]["nodeName"], "curl", "--silent", "--fail", "--max-time", "5", url
+        )
+    except ClusterError:
+        return None
+    document: Json = json.loads(answer)
+    return document
