@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.integration.controlplane import ControlPlane, token
-from tests.support.faultproxy import hang_up
+from tests.support.connections import hang_up, session
 
 Json = dict[str, Any]
 WITHIN_S = 60.0  # generous: it only decides how long a broken test takes
@@ -32,8 +32,8 @@ class NeverHappenedError(AssertionError):
 class Api:
     """A client of one control plane."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, opened: aiohttp.ClientSession) -> None:
+        self._session = opened
 
     async def get(self, path: str, **query: str) -> Json:
         """Return an object, or a list of them."""
@@ -150,14 +150,11 @@ class ApiError(Exception):
 @contextlib.asynccontextmanager
 async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api]:
     """Open a client for a user of the control plane."""
-    connector = aiohttp.TCPConnector(ssl=plane.tls(), limit=0, keepalive_timeout=600)
     headers = {"Authorization": f"Bearer {token(user)}"}
     timeout = aiohttp.ClientTimeout(total=None, connect=10)
-    async with aiohttp.ClientSession(
-        plane.url, connector=connector, headers=headers, timeout=timeout, read_bufsize=2**24
-    ) as session:
-        yield Api(session)
-        await connector.close(abort_ssl=True)  # see hang_up
+    options = {"base_url": plane.url, "headers": headers, "timeout": timeout, "read_bufsize": 2**24}
+    async with session(plane.tls(), **options) as opened:
+        yield Api(opened)
 
 
 def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:

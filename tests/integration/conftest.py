@@ -17,7 +17,7 @@ from tests.support.kubectl import Kubectl
 
 @pytest.fixture(scope="session", autouse=True)
 def no_stray_loop() -> None:
-    """Have no event loop before the first test: Python 3.11 makes one for whoever asks, and nobody closes it."""
+    """Have no event loop before the first test: Python 3.11 makes one for whoever asks; nobody closes it."""
     asyncio.set_event_loop(None)
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from tests.support.connections import hang_up, session
+
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -110,24 +112,13 @@ class FaultProxy:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0, keepalive_timeout=600)
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
-        ) as session:
-            self._session = session
+        async with session(self._tls, timeout=timeout, auto_decompress=False) as self._session:
             try:
                 yield self
             finally:
                 self.cut_watches()
                 await asyncio.wait_for(runner.cleanup(), 5)
-                await connector.close(abort_ssl=True)  # see hang_up
-
-
-def hang_up(answer: aiohttp.ClientResponse) -> None:
-    """Drop the connection of an answer that goes on: TLS would take its leave longer than the test lives."""
-    if answer.connection is not None and answer.connection.transport is not None:
-        answer.connection.transport.abort()
 
 
 def refusal(fault: Fault, *, stream: bool) -> web.Response:
