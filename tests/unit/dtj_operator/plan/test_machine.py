@@ -201,8 +201,8 @@ class Jobs(RuleBasedStateMachine):
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(
-    max_examples=300,
-    stateful_step_count=60,
+    max_examples=200,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same walks in every run
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -1,0 +1,150 @@
+"""What agents answer, on fake time: how often they are asked, what is believed, who is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dtj_operator.names import Key
+from dtj_operator.progress import Poller
+
+param = pytest.param
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+KEY = Key("ns", "j")
+
+
+class Agents:
+    """A pod network: answers by address, and when who was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        self.asked: list[tuple[float, str]] = []
+        self.told: list[float] = []
+        self.poller = Poller(self, self._tell, lambda: 1e9 + now(), every_s=10, tell_s=60)
+
+    async def __call__(self, address: str) -> bytes:
+        self.asked.append((now(), address))
+        if address not in self.answers:
+            raise ConnectionRefusedError(address)
+        return self.answers[address]
+
+    def _tell(self, _: Key) -> None:
+        self.told.append(now())
+
+    def at_step(self, step: int, *, attempt: int = 0) -> None:
+        self.answers["10.0.0.1"] = json.dumps({"attempt": attempt, "step": step, "state": "Running"}).encode()
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+async def agents() -> AsyncIterator[Agents]:
+    made = Agents()
+    yield made
+    await made.poller.close()
+
+
+def step(agents: Agents, attempt: int = 0) -> int | None:
+    progress = agents.poller.last(KEY, "u", attempt)
+    return None if progress is None else progress.step
+
+
+async def test_a_running_job_is_asked_every_ten_seconds(agents: Agents) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(35)
+
+    assert [round(at) for at, _ in agents.asked] == [0, 10, 20, 30]
+    assert step(agents) == 3
+
+
+async def test_news_are_told_at_once_and_then_once_a_minute(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for number in range(14):
+        agents.at_step(number)
+        await asyncio.sleep(10)
+
+    assert [round(at) for at in agents.told] == [0, 60, 120]
+
+
+async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(300)
+
+    assert len(agents.told) == 1
+
+
+async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(600)
+
+    assert len(agents.asked) < 20
+    assert step(agents) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        param(b"<html>", id="no JSON"),
+        param(b'{"step": 1}', id="no attempt"),
+        param(b'{"attempt": 0, "step": -1}', id="a negative step"),
+        param(b'{"attempt": 0, "step": 99999999999999999999}', id="a step that no API server stores"),
+        param(b'{"attempt": 0, "step": "1"}', id="a string"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer: bytes) -> None:
+    agents.answers["10.0.0.1"] = answer
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+
+    assert step(agents) is None
+
+
+async def test_an_estimate_that_no_date_holds_is_left_out(agents: Agents) -> None:
+    agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": 1, "etaSeconds": 1e300}'
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+    progress = agents.poller.last(KEY, "u", 0)
+
+    assert progress is not None
+    assert progress.eta_s is None
+
+
+async def test_the_answer_of_another_attempt_or_job_is_not_this_ones(agents: Agents) -> None:
+    agents.at_step(3, attempt=1)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+    agents.at_step(3)
+    await asyncio.sleep(10)
+
+    assert step(agents, attempt=1) is None
+    assert agents.poller.last(KEY, "another", 0) is None
+    assert step(agents) == 3
+
+
+async def test_a_job_that_is_left_is_asked_no_more_but_its_last_answer_stays(agents: Agents) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+    agents.poller.leave(KEY)
+    await asyncio.sleep(100)
+
+    assert len(agents.asked) == 1
+    assert step(agents) == 3
+    agents.poller.forget(KEY)
+    assert step(agents) is None
+
+
+async def test_a_new_address_is_asked_instead_of_the_old_one(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+    agents.poller.follow(KEY, "u", 1, "10.0.0.2")
+    await asyncio.sleep(1)
+    agents.poller.follow(KEY, "u", 1, "10.0.0.2")
+    await asyncio.sleep(1)
+
+    assert [address for _, address in agents.asked] == ["10.0.0.1", "10.0.0.2"]

@@ -1,0 +1,89 @@
+"""The operator and the CRD agree: the same defaults, and no status field that the API server would drop.
+
+A field that is dropped would differ at every look, and be written again at every look.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtj_operator import spec
+from dtj_operator.plan.actions import Fail, Fault
+from dtj_operator.plan.snapshot import Progress
+from dtj_operator.plan.status import report
+from tests.support.builders import NOW, job, pod
+
+CRD = yaml.safe_load(
+    (Path(__file__).parents[3] / "crds" / "dtj.dev_distributedtrainingjobs.yaml").read_text()
+)
+SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+def defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """The object that the API server makes of nothing."""
+    made = {}
+    for name, field in schema["properties"].items():
+        if "default" in field:
+            made[name] = (
+                defaults(field) if field["default"] == {} and "properties" in field else field["default"]
+            )
+    return made
+
+
+def unknown(value: object, schema: dict[str, Any], path: str = "status") -> list[str]:
+    """Paths of what the schema does not know, or has another type for."""
+    if isinstance(value, dict):
+        fields = schema.get("properties", {})
+        found = [f"{path}.{name}" for name in value if name not in fields]
+        return found + [
+            p for n, v in value.items() if n in fields for p in unknown(v, fields[n], f"{path}.{n}")
+        ]
+    if isinstance(value, list):
+        return [p for item in value for p in unknown(item, schema["items"], f"{path}[]")]
+    expected = {"string": str, "integer": int, "boolean": bool}[schema["type"]]
+    return [] if type(value) is expected else [f"{path} is {value!r}, not {schema['type']}"]
+
+
+def test_a_manifest_with_the_defaults_of_the_schema_is_the_same_job_as_one_without() -> None:
+    bare = job()
+    filled = bare.wants(**defaults(SCHEMA["spec"]))
+
+    assert "maxRestarts" in filled.spec["recovery"], "the schema's defaults were found"
+    assert filled.job() == bare.job()
+
+
+def test_every_enum_of_the_schema_is_understood() -> None:
+    for name in ("cleanPodPolicy", "successPolicy"):
+        for value in SCHEMA["spec"]["properties"][name]["enum"]:
+            assert spec.parse(job().wants(**{name: value}).raw()).error is None
+
+
+def test_every_status_field_is_in_the_schema_with_its_type() -> None:
+    fault = Fault(
+        reason="Signal",
+        replica=1,
+        rank=3,
+        node="n",
+        exit_code=139,
+        signal="SIGSEGV",
+        message="m",
+        at=NOW,
+        generation=0,
+    )
+    progress = Progress(
+        attempt=0, observed_at=NOW, step=3, total_steps=9, epoch=1, loss=0.5, samples_per_second=8.0, eta_s=60
+    )
+    full = job().replicas(2).running().but(pod(1).crashed()).seeing(progress=progress)
+    status = report(full.snapshot(), Fail("NoProgress", "why", fault))
+
+    assert {"failure", "progress", "message", "step", "ready", "completionTime"} <= status.keys()
+    assert unknown(status, SCHEMA["status"]) == []
+    assert status["phase"] in SCHEMA["status"]["properties"]["phase"]["enum"]
+
+
+def test_the_check_above_is_not_blind() -> None:
+    assert unknown({"phase": 1, "typo": "x"}, SCHEMA["status"]) == [
+        "status.typo",
+        "status.phase is 1, not string",
+    ]
