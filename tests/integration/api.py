@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 
 from tests.integration.controlplane import ControlPlane, token
+from tests.support.connections import hang_up, session
 
 Json = dict[str, Any]
 WITHIN_S = 60.0  # generous: it only decides how long a broken test takes
@@ -30,8 +32,8 @@ class NeverHappenedError(AssertionError):
 class Api:
     """A client of one control plane."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, opened: aiohttp.ClientSession) -> None:
+        self._session = opened
 
     async def get(self, path: str, **query: str) -> Json:
         """Return an object, or a list of them."""
@@ -74,22 +76,27 @@ class Api:
             found: Json = await answer.json()
             return found
 
-    async def watch(self, path: str, **query: str) -> AsyncIterator[tuple[str, Json]]:
+    async def watch(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Json]]:
         """List, then watch: yield (type, object) without end, first everything that is there as ADDED."""
         listed = await self.get(path, **query)
         for item in listed["items"]:
             yield "ADDED", item
-        async for event in self._follow(path, listed["metadata"]["resourceVersion"], query):
-            yield event
+        version = listed["metadata"]["resourceVersion"]
+        async with aclosing(self._follow(path, version, query)) as events:
+            async for event in events:
+                yield event
 
     async def _follow(
         self, path: str, version: str, query: Mapping[str, str]
-    ) -> AsyncIterator[tuple[str, Json]]:
+    ) -> AsyncGenerator[tuple[str, Json]]:
         params = {**query, "watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
-            async for line in answer.content:
-                event = json.loads(line)
-                yield event["type"], event["object"]
+            try:
+                async for line in answer.content:
+                    event = json.loads(line)
+                    yield event["type"], event["object"]
+            finally:
+                hang_up(answer)
 
     async def until(self, path: str, holds: Callable[[Json], bool], *, within_s: float = WITHIN_S) -> Json:
         """Watch one object until `holds`, and return it as it was then; it may not exist yet."""
@@ -97,10 +104,11 @@ class Api:
         last: Json | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                async for kind, seen in self.watch(folder, fieldSelector=f"metadata.name={name}"):
-                    last = seen
-                    if kind != "DELETED" and holds(seen):
-                        return seen
+                async with aclosing(self.watch(folder, fieldSelector=f"metadata.name={name}")) as events:
+                    async for kind, seen in events:
+                        last = seen
+                        if kind != "DELETED" and holds(seen):
+                            return seen
         state = json.dumps((last or {}).get("status"), indent=1)
         raise NeverHappenedError(f"{path} never got there within {within_s} s; last: {state}")
 
@@ -108,9 +116,10 @@ class Api:
         """Watch a collection until some object in it `holds`, and return that."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
-                async for kind, seen in self.watch(path):
-                    if kind != "DELETED" and holds(seen):
-                        return seen
+                async with aclosing(self.watch(path)) as events:
+                    async for kind, seen in events:
+                        if kind != "DELETED" and holds(seen):
+                            return seen
         raise NeverHappenedError(f"no object of {path} got there within {WITHIN_S} s")
 
     async def until_gone(self, path: str, *, within_s: float = WITHIN_S) -> None:
@@ -122,9 +131,11 @@ class Api:
                 listed = await self.get(folder, **only)
                 if not listed["items"]:
                     return
-                async for kind, _seen in self._follow(folder, listed["metadata"]["resourceVersion"], only):
-                    if kind == "DELETED":
-                        return
+                version = listed["metadata"]["resourceVersion"]
+                async with aclosing(self._follow(folder, version, only)) as events:
+                    async for kind, _seen in events:
+                        if kind == "DELETED":
+                            return
         raise NeverHappenedError(f"{path} is still there after {within_s} s")
 
 
@@ -139,13 +150,11 @@ class ApiError(Exception):
 @contextlib.asynccontextmanager
 async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api]:
     """Open a client for a user of the control plane."""
-    connector = aiohttp.TCPConnector(ssl=plane.tls(), limit=0)
     headers = {"Authorization": f"Bearer {token(user)}"}
     timeout = aiohttp.ClientTimeout(total=None, connect=10)
-    async with aiohttp.ClientSession(
-        plane.url, connector=connector, headers=headers, timeout=timeout, read_bufsize=2**24
-    ) as session:
-        yield Api(session)
+    options = {"base_url": plane.url, "headers": headers, "timeout": timeout, "read_bufsize": 2**24}
+    async with session(plane.tls(), **options) as opened:
+        yield Api(opened)
 
 
 def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:

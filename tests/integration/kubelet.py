@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,8 +37,8 @@ class Kubelet:
 
     async def run(self) -> None:
         """Follow the pods for ever."""
-        async with asyncio.TaskGroup() as work:
-            async for kind, pod in self._api.watch(self._folder):
+        async with asyncio.TaskGroup() as work, aclosing(self._api.watch(self._folder)) as events:
+            async for kind, pod in events:
                 name = pod["metadata"]["name"]
                 if kind == "DELETED":
                     self.pods.pop(name, None)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from tests.support.connections import hang_up, session
+
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -69,7 +71,7 @@ class FaultProxy:
             fault.times -= 1
             self.hits[fault.status] += 1
             if fault.status:
-                return refusal(fault)
+                return refusal(fault, stream=is_watch(request))
         body = await request.read() or None  # else aiohttp invents a content type for it
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         url = f"{self._target}{request.raw_path}"
@@ -95,6 +97,7 @@ class FaultProxy:
         except (ConnectionError, aiohttp.ClientError):
             pass  # the client has gone, or the watch was cut
         finally:
+            hang_up(answer)
             if connection is not None:
                 self._watches.discard(connection)
         return reply
@@ -109,12 +112,8 @@ class FaultProxy:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
-        ) as session:
-            self._session = session
+        async with session(self._tls, timeout=timeout, auto_decompress=False) as self._session:
             try:
                 yield self
             finally:
@@ -122,10 +121,10 @@ class FaultProxy:
                 await asyncio.wait_for(runner.cleanup(), 5)
 
 
-def refusal(fault: Fault) -> web.Response:
-    """Return the API server's own form of an error."""
+def refusal(fault: Fault, *, stream: bool) -> web.Response:
+    """Return the API server's own form of an error; that history is too old it says inside of a watch."""
     reasons = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
-    status = {
+    said = {
         "apiVersion": "v1",
         "kind": "Status",
         "status": "Failure",
@@ -133,12 +132,10 @@ def refusal(fault: Fault) -> web.Response:
         "message": f"injected {fault.status}",
         "code": fault.status,
     }
-    return web.Response(
-        status=fault.status,
-        headers=dict(fault.headers),
-        text=json.dumps(status),
-        content_type="application/json",
-    )
+    inside = stream and fault.status == 410
+    text = json.dumps({"type": "ERROR", "object": said} if inside else said)
+    status, headers = 200 if inside else fault.status, dict(fault.headers)
+    return web.Response(status=status, headers=headers, text=f"{text}\n", content_type="application/json")
 
 
 def is_watch(request: web.Request) -> bool:

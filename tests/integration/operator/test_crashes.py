@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ class Births:
 
     async def follow(self) -> None:
         """Watch for ever."""
-        async for kind, pod in self._api.watch(PODS.format("jobs")):
-            if kind == "ADDED":
-                self.uids.setdefault(pod["metadata"]["name"], []).append(pod["metadata"]["uid"])
-                self.count += 1
-                async with self._changed:
-                    self._changed.notify_all()
+        async with aclosing(self._api.watch(PODS.format("jobs"))) as events:
+            async for kind, pod in events:
+                if kind == "ADDED":
+                    self.uids.setdefault(pod["metadata"]["name"], []).append(pod["metadata"]["uid"])
+                    self.count += 1
+                    async with self._changed:
+                        self._changed.notify_all()
 
     async def reach(self, count: int, within_s: float) -> bool:
         """Wait until so many pods have been born; False if that takes too long."""
@@ -92,7 +94,9 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
                         lambda seen: seen.get("status", {}).get("replicas", {}).get("active") == PODS_EACH,
                     )
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
         expected = {f"job-{number}-{index}" for number in range(JOBS_MADE) for index in range(PODS_EACH)}
         assert {name: len(uids) for name, uids in births.uids.items()} == dict.fromkeys(expected, 1)
-        assert created_by_operator(plane) == Counter(expected)
+        # Not equal: a create that a kill has interrupted may come through without a 201 in the log.
+        assert created_by_operator(plane) <= Counter(expected)
