@@ -111,7 +111,7 @@ def test_exit_codes() -> None:
 
 
 def test_ranks_find_all_that_they_need_already_imported(tmp_path: Path) -> None:
-    """From a cold start, as a shell does it: what DDP and the optimizers load late would cost every rank seconds."""
+    """From a cold start: what DDP and the optimizers load late would cost every rank seconds."""
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch._dynamo' in sys.modules)")
     ended = subprocess.run(
