@@ -6,7 +6,7 @@ import asyncio
 def pytest_configure() -> None:
     """Say that the main thread has no event loop.
 
-    pytest-asyncio asks for one before its first test; asyncio then makes one that nobody closes, and the warning
+    pytest-asyncio asks for one before its first test; asyncio makes one that nobody closes, and the warning
     about it, which is an error here, hits whichever test runs when it is collected.
     """
     asyncio.set_event_loop(None)
