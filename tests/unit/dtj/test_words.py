@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dtj.agent.lines import Lines
 from dtj.errors import RecipeError
 from dtj.settings import Settings
-from dtj.watch import meters
+from dtj.watch import meters, pulse
 from dtj.watch.diary import Diary
 
 
@@ -146,3 +146,15 @@ def test_prefix(data: bytes, shown: str) -> None:
 def test_line_without_an_end_does_not_fill_the_memory() -> None:
     found = Lines(rank=0, as_json=False)
     assert sum(len(found.feed(b"x" * 50_000)) for _ in range(4)) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "pause"),
+    [
+        pytest.param(10, 0.01, 100, id="short steps: ten pulses a second"),
+        pytest.param(1, 3.0, 1, id="long steps: every one"),
+        pytest.param(0, 0.0, 1, id="nothing measured yet"),
+    ],
+)
+def test_pause_between_pulses(steps: int, seconds: float, pause: int) -> None:
+    assert pulse.pause(steps, seconds) == pause

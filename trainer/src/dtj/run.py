@@ -27,9 +27,8 @@ from dtj.parallel import ddp
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.stop import StopFlag
-from dtj.watch import channel
+from dtj.watch import channel, pulse
 from dtj.watch.diary import Diary
-from dtj.watch.pulse import Agreement, Pulse, Wishes
 from dtj.world import World, choose_device, close_group, open_group
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -83,7 +82,9 @@ class Run:
         self._models: list[nn.Module] = []
         self._feed: Feed | None = None
         self._diary: Diary | None = None
-        self._pulse = Pulse(group)
+        self._pulse = pulse.Pulse(group)
+        self._pulsed = (0, 0.0)  # step and time of the last one
+        self._next_pulse = 0
         self._unsettled = False
         self._keeper = Keeper(
             settings=settings, world=world, device=device, group=group, clock=time.monotonic, say=self.say
@@ -159,6 +160,7 @@ class Run:
             total_steps=total,
             samples=feed.position,
         )
+        self._pulsed = (self.step, time.monotonic())
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         while self.step < total:
             self._diary.begin(self.step + 1)
@@ -184,7 +186,7 @@ class Run:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
 
         Tensors of one element are averaged over the ranks, and only for a line cost a wait for the device.
-        Numbers wait for the next line. now=True makes this step's line due.
+        Numbers wait for the next line. now=True makes this step's line due; every rank says so alike.
         """
         if self._diary is None:
             raise RecipeError(
@@ -229,21 +231,38 @@ class Run:
 
     def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
         channel.step(self.step)
-        agreed = self._pulse.read() or Agreement()
-        diary.hear(agreed.values, log=agreed.log)
+        agreed = self._hear(diary)
         if not agreed.stop and (agreed.save or self._keeper.is_due(self.step)):
             self._keeper.save(self.step)
-        values = diary.end(self.step, samples=self._need_feed().position, epoch=epoch)
-        self._pulse.start(
-            Wishes(
-                stop=bool(self._stop), save=self._keeper.wants_save(), log=diary.wants_line(), values=values
-            )
-        )
+        if self.step >= self._next_pulse or diary.is_due or agreed.stop:
+            self._send(diary, epoch)
         if is_last or agreed.stop:  # the last words are not left in the air
-            last = self._pulse.read() or Agreement()
-            diary.hear(last.values, log=False)
+            self._hear(diary)
         if agreed.stop and not is_last:
             self._leave()
+
+    def _send(self, diary: Diary, epoch: int) -> None:
+        now = time.monotonic()
+        pause = pulse.pause(self.step - self._pulsed[0], now - self._pulsed[1])
+        self._pulsed = (self.step, now)
+        self._pulse.start(
+            pulse.Wishes(
+                stop=bool(self._stop),
+                save=self._keeper.wants_save(),
+                log=diary.wants_line(),
+                pause=pause if self.rank == 0 else 0,
+                values=diary.end(self.step, samples=self._need_feed().position, epoch=epoch),
+            )
+        )
+
+    def _hear(self, diary: Diary) -> pulse.Agreement:
+        """What came of the pulse before; nothing new where none is under way."""
+        agreed = self._pulse.read()
+        if agreed is None:
+            return pulse.Agreement()
+        self._next_pulse = self._pulsed[0] + agreed.pause
+        diary.hear(agreed.values, log=agreed.log)
+        return agreed
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""

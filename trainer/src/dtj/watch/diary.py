@@ -54,8 +54,14 @@ class Diary:
                 fix="log fewer of them",
             )
 
+    @property
+    def is_due(self) -> bool:
+        """This step is a logged one, on every rank alike."""
+        return self._due
+
     def begin(self, step: int) -> None:
         """`step` is about to be trained; the last one is always a logged one."""
+        self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}
         on_flag = self._every is not None and step % self._every == 0
         self._due = self._due or on_flag or step == self._total
 
@@ -69,7 +75,6 @@ class Diary:
     def end(self, step: int, *, samples: int, epoch: int) -> tuple[float, ...]:
         """What the pulse shall carry for `step`: nothing, or its values. The only wait for the device."""
         if not self._due:
-            self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}
             return ()
         numbers = tuple(float(value) for value in self._values.values())
         self._sent = (step, samples, epoch, list(self._values))
