@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import Iterator
@@ -13,12 +12,6 @@ import pytest
 from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_stray_loop() -> None:
-    """Have no event loop before the first test: Python 3.11 makes one for whoever asks; nobody closes it."""
-    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """HTTP sessions that leave no socket behind.
 
-Closing a TLS connection takes a few turns of the event loop, which a test's own loop no longer has; the socket
-is then closed by the garbage collector, with a warning in some later test. Here the end waits for every socket.
+Closing a TLS connection takes a few turns of the event loop, which a test's own loop no longer has; the
+garbage collector then closes the socket, with a warning in a later test. Here the end waits for every socket.
 """
 
 from __future__ import annotations
