@@ -4,13 +4,17 @@ import os
 import sys
 
 from dtj_operator import log, settings, shell
+from dtj_operator.kube.config import NoCluster
 
 
 def main() -> None:
     """Run the operator; the entry point of the distribution and of `python -m dtj_operator`."""
     parsed = settings.parse(sys.argv[1:], os.environ)
     log.configure(parsed.log_level, parsed.log_format)
-    shell.run(parsed)
+    try:
+        shell.run(parsed)
+    except NoCluster as error:
+        sys.exit(f"dtj-operator: {error}")
 
 
 if __name__ == "__main__":

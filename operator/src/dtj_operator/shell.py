@@ -1,5 +1,8 @@
 """All that touches kopf: its watch of the jobs, start and stop. A handler only enqueues a key."""
 
+import asyncio
+import logging
+import time
 from typing import Any
 
 import kopf
@@ -11,9 +14,30 @@ from dtj_operator.kube import config
 from dtj_operator.names import Key
 from dtj_operator.settings import Settings, kopf_settings
 
+AGAIN_S = 2.0
+
+_log = logging.getLogger(__name__)
+
 
 def run(settings: Settings) -> None:
-    """Run until a signal comes."""
+    """Run until a signal comes; raises NoCluster where there is nothing to run against.
+
+    kopf gives up when its watch is answered with an error that it does not expect, such as a plain 410. All
+    is then stopped in good order, the lease given back, and begun anew here: the container need not crash
+    for it.
+    """
+    asyncio.run(config.load())
+    while True:
+        try:
+            _run_once(settings)
+        except Exception as error:  # noqa: BLE001 - of kopf's errors those of the API are not public
+            _log.error("the job watch ended, beginning anew", extra={"error": str(error), "in_s": AGAIN_S})
+            time.sleep(AGAIN_S)
+        else:
+            return
+
+
+def _run_once(settings: Settings) -> None:
     kopf.run(
         registry=_registry(settings),
         settings=kopf_settings(),
@@ -33,7 +57,7 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return _credentials(await config.load())
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: kopf.Memo, **_: Any) -> None:
         memo.core = Core(settings, await config.load())
         await memo.core.start()
