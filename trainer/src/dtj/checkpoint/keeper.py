@@ -79,7 +79,7 @@ class Keeper:
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             save.check_loadable(parts, "state")
             save.commit(self.run_dir, step, {"step": step, "parts": parts, "generators": generators})
-            channel.send({"checkpoint": {"step": step, "path": str(folder)}})
+            channel.send({"step": step, "checkpoint": {"step": step, "path": str(folder)}})
         self._saved_step, self._saved_at = step, self._clock()
         return folder
 
