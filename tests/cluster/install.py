@@ -3,9 +3,11 @@
 Demo, end-to-end tests and benchmarks begin here, so that they see what a user sees after `helm install`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster import config, images, kind, load, proc, tools
+from tests.cluster.errors import ClusterError
 from tests.support.kubectl import Kubectl
 
 CHART = config.ROOT / "charts" / "dtj-operator"
@@ -22,14 +24,26 @@ def with_operator() -> Kubectl:
     cluster = kind.create()
     tags = images.build()
     load.load(cluster, tags)
+    kubectl = cluster.kubectl
     with proc.timed("installing the operator with Helm (about 20 s)"):
-        # The tag stays the same while the image changes: its id rolls the pods when there is a new one.
-        helm(
-            "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
-            f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
-            "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=180s",
-        )  # fmt: skip
-    return Kubectl(binary=tools.ensure("kubectl")["kubectl"], kubeconfig=cluster.kubeconfig)
+        try:
+            # The tag stays the same while the image changes: its id rolls the pods when there is a new one.
+            helm(
+                "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
+                f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
+                "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=180s",
+            )  # fmt: skip
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{symptoms(kubectl)}") from error
+    return kubectl
+
+
+def symptoms(kubectl: Kubectl) -> str:
+    """Return what the operator's pods say for themselves."""
+    namespaced = replace(kubectl, namespace=NAMESPACE)
+    pods = namespaced("get", "pods", "-o", "wide", check=False)
+    logs = namespaced("logs", "--selector=app.kubernetes.io/name=dtj-operator", "--tail=20", check=False)
+    return f"{pods}\n{logs}"
 
 
 def helm(*words: str) -> str:

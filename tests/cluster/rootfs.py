@@ -1,7 +1,7 @@
 """Root file systems made of Debian packages, for machines that reach no image registry.
 
 A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out,
-files/ (optional) what is added. mmdebstrap resolves and unpacks with the machine's own apt and its
+files/ (optional) what is added, customize.sh (optional) what is done at the end. mmdebstrap resolves and unpacks with the machine's own apt and its
 mirror; the result goes straight into the engine's storage, under a name that changes with the
 description.
 """
@@ -81,7 +81,7 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
 def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
     """The command that writes the root file system to its stdout as a tar archive."""
     excluded = lines(EXCLUDE_EVERYWHERE) + lines(rootfs.folder / "exclude.txt")
-    added = rootfs.folder / "files"
+    added, customize = rootfs.folder / "files", rootfs.folder / "customize.sh"
     return [
         "mmdebstrap",
         "--quiet",
@@ -93,6 +93,7 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
         *(f"--dpkgopt=path-exclude={path}" for path in excluded),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # licences stay with what they license
         *([f"--customize-hook=copy-in {' '.join(map(str, added.iterdir()))} /"] if added.is_dir() else []),
+        *([f"--customize-hook={customize}"] if customize.exists() else []),
         rootfs.suite,
         "-",
         mirror,
