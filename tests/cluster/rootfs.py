@@ -1,9 +1,9 @@
 """Root file systems made of Debian packages, for machines that reach no image registry.
 
 A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out,
-files/ (optional) what is added, customize.sh (optional) what is done at the end. mmdebstrap resolves and unpacks with the machine's own apt and its
-mirror; the result goes straight into the engine's storage, under a name that changes with the
-description.
+files/ (optional) what is added, customize.sh (optional) what is done at the end. mmdebstrap resolves and
+unpacks with the machine's own apt and its mirror; the result goes straight into the engine's storage, under a
+name that changes with the description.
 """
 
 import os
