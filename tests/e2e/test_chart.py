@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.cluster import install
 from tests.e2e.conftest import workload_job
-from tests.support.kubectl import Kubectl, condition, phase
+from tests.support.kubectl import Kubectl
+from tests.support.predicates import condition, phase
 
 
 def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: Kubectl, installed: Kubectl):

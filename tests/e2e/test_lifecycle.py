@@ -6,7 +6,8 @@ import pytest
 
 from tests.e2e.conftest import workload_job
 from tests.e2e.test_recovery import steps_done
-from tests.support.kubectl import Json, Kubectl, condition, phase
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition, phase
 
 OURS = "dtj.dev/job-name"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.e2e.conftest import TRAINER, workload_job
-from tests.support.kubectl import Json, Kubectl, condition, phase
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition, phase
 
 
 def not_ready(reason: str, *words: str) -> Callable[[Json], bool]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.e2e.conftest import workload_job
-from tests.support.kubectl import Json, Kubectl, condition, phase
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition, phase
 
 
 def steps_done(kubectl: Kubectl, pod: str) -> list[int]:

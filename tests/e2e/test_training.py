@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import workload_job
-from tests.support.kubectl import Json, Kubectl, condition
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -155,20 +155,3 @@ async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api
     options = {"base_url": plane.url, "headers": headers, "timeout": timeout, "read_bufsize": 2**24}
     async with session(plane.tls(), **options) as opened:
         yield Api(opened)
-
-
-def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
-    """Return a predicate: the object has this condition (and reason, where one is given)."""
-
-    def holds(seen: Json) -> bool:
-        return any(
-            each["type"] == kind and each["status"] == status and reason in ("", each["reason"])
-            for each in seen.get("status", {}).get("conditions", ())
-        )
-
-    return holds
-
-
-def phase(*names: str) -> Callable[[Json], bool]:
-    """Return a predicate: status.phase is one of these."""
-    return lambda seen: seen.get("status", {}).get("phase") in names

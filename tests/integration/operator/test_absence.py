@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.integration.api import LEASES, POLICIES, SERVICES, condition, phase
+from tests.integration.api import LEASES, POLICIES, SERVICES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.process import LEASE, NAMESPACE, Operator
+from tests.support.predicates import condition, phase
 
 
 async def holder(cluster: Cluster) -> str:

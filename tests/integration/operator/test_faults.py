@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.api import PODS, SERVICES, phase
+from tests.integration.api import PODS, SERVICES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.support.faultproxy import Fault, FaultProxy, calling, watching
+from tests.support.predicates import phase
 
 
 @pytest.fixture

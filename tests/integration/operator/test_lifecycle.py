@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.api import POLICIES, SERVICES, condition, phase
+from tests.integration.api import POLICIES, SERVICES
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
+from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, object]

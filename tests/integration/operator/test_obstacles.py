@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.api import SERVICES, condition, phase
+from tests.integration.api import SERVICES
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.test_lifecycle import of
+from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]

@@ -11,12 +11,13 @@ import pytest
 from tests.integration import api as rest
 from tests.integration import controlplane
 from tests.integration import kubelet as kubelets
-from tests.integration.api import EVENTS, SERVICES, Api, ApiError, condition, phase
+from tests.integration.api import EVENTS, SERVICES, Api, ApiError
 from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster, grant
+from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
 Right = tuple[str, str, str]  # API group, resource, verb

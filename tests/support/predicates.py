@@ -1,0 +1,25 @@
+"""What tests wait for: predicates over objects as the API server returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
+    """Return a predicate: the object has this condition (and reason, where one is given)."""
+
+    def holds(seen: Json) -> bool:
+        return any(
+            each["type"] == kind and each["status"] == status and reason in ("", each["reason"])
+            for each in seen.get("status", {}).get("conditions", ())
+        )
+
+    return holds
+
+
+def phase(*names: str) -> Callable[[Json], bool]:
+    """Return a predicate: status.phase is one of these."""
+    return lambda seen: seen.get("status", {}).get("phase") in names
