@@ -38,7 +38,7 @@ e2e: ## tests on a three-node cluster with our images and our chart
 
 test: lint unit integration e2e ## all of the above, in this order
 
-bench: ## measure, and write docs/benchmarks.md (hours: see the page)
+bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench
 
 demo: ## cluster, images, operator and a training run, shown live

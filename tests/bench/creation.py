@@ -8,7 +8,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.bench import report
@@ -58,6 +58,7 @@ def main() -> None:
     """Measure and write the sections `creation` and `memory` of the page."""
     kubectl = install.with_operator()
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    replace(kubectl, namespace=NAMESPACE).until("serviceaccount", "default", bool)  # pods are refused before
     try:
         with kwok.nodes(kubectl, count=10):
             rows = asyncio.run(measure(kubectl))
