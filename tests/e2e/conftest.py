@@ -52,6 +52,8 @@ def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kube
 def runs(kubectl: Kubectl) -> Iterator[Json]:
     """Return the `checkpoint` part of a spec, on a volume that every node can write."""
     name = f"{kubectl.namespace}-runs"
+    everywhere = replace(kubectl, namespace=None)
+    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # of a run that was cut short
     kubectl.apply(
         {
             "apiVersion": "v1",
@@ -79,7 +81,7 @@ def runs(kubectl: Kubectl) -> Iterator[Json]:
         },
     )
     yield {"volume": {"persistentVolumeClaim": {"claimName": "runs"}}}
-    replace(kubectl, namespace=None)("delete", "persistentvolume", name, "--wait=false")
+    everywhere("delete", "persistentvolume", name, "--wait=false")
 
 
 def config_map(name: str, data: dict[str, str]) -> Json:
