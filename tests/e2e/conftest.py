@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import install
+from tests.cluster import config, install
 from tests.support.kubectl import Json, Kubectl
 
 ROOT = Path(__file__).parents[2]
-TRAINER = "ghcr.io/dtj-dev/trainer:0.1.0"
+TRAINER = config.IMAGES["trainer"]
 WORKLOAD = (Path(__file__).parent / "workload.py").read_text()
 
 
@@ -49,37 +49,39 @@ def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kube
 
 
 @pytest.fixture
-def runs(kubectl: Kubectl) -> Iterator[Json]:
+def runs(kubectl: Kubectl, shared_volume: str) -> Json:
     """Return the `checkpoint` part of a spec, on a volume that every node can write."""
-    name = f"{kubectl.namespace}-runs"
+    claim = {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "volumeName": shared_volume,
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
     kubectl.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": name},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteMany"],
-                "storageClassName": "",
-                "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": {"namespace": kubectl.namespace, "name": "runs"},
-                "hostPath": {"path": install.SHARED_FOLDER, "type": "Directory"},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "runs"},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "storageClassName": "",
-                "volumeName": name,
-                "resources": {"requests": {"storage": "1Gi"}},
-            },
-        },
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}, "spec": claim}
     )
-    yield {"volume": {"persistentVolumeClaim": {"claimName": "runs"}}}
-    replace(kubectl, namespace=None)("delete", "persistentvolume", name, "--wait=false")
+    return {"volume": {"persistentVolumeClaim": {"claimName": "runs"}}}
+
+
+@pytest.fixture
+def shared_volume(kubectl: Kubectl) -> Iterator[str]:
+    """Return a volume that every node can write and that waits for the namespace's claim `runs`."""
+    name = f"{kubectl.namespace}-runs"
+    everywhere = replace(kubectl, namespace=None)
+    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # of a run that was cut short
+    volume = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+        "storageClassName": "",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": kubectl.namespace, "name": "runs"},
+        "hostPath": {"path": install.SHARED_FOLDER, "type": "Directory"},
+    }
+    kubectl.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume}
+    )
+    yield name
+    everywhere("delete", "persistentvolume", name, "--wait=false")
 
 
 def config_map(name: str, data: dict[str, str]) -> Json:

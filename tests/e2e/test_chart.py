@@ -15,14 +15,14 @@ def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: K
 
     install.helm(
         "upgrade",
-        "dtj",
+        install.RELEASE,
         str(install.CHART),
-        "--namespace=dtj-system",
+        f"--namespace={install.NAMESPACE}",
         "--reuse-values",
         "--set=replicas=1",
         "--wait",
     )
-    install.helm("uninstall", "dtj", "--namespace=dtj-system", "--wait")
+    install.helm("uninstall", install.RELEASE, f"--namespace={install.NAMESPACE}", "--wait")
 
     try:
         assert not installed.list("clusterrole", "app.kubernetes.io/instance=dtj")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tests.cluster import faults, kind
 from tests.e2e.conftest import workload_job
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
@@ -43,7 +44,10 @@ def test_spent_budget_fails_the_job_and_names_rank_and_traceback(kubectl: Kubect
 
 
 def test_killed_rank_is_named_with_its_signal(kubectl: Kubectl):
-    kubectl.apply(workload_job("killed", "--crash=kill", "--crash-at=3", "--crash-rank=0"))
+    kubectl.apply(workload_job("killed", "--steps=200", "--step-s=0.1"))
+    kubectl.follow("killed-0", "did step 3 ")
+
+    faults.signal_rank(kind.create(), kubectl, "killed-0", "KILL")
 
     job = kubectl.until("dtj", "killed", lambda seen: "failure" in seen.get("status", {}), within_s=120)
 

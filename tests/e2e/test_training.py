@@ -12,7 +12,7 @@ import yaml
 
 from tests.e2e.conftest import workload_job
 from tests.support.kubectl import Json, Kubectl
-from tests.support.predicates import condition
+from tests.support.predicates import condition, phase
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -61,6 +61,33 @@ def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str)
     assert job["status"]["worldSize"] == 4
     # Every rank puts in its number plus one and prints what all of them have in common afterwards.
     assert merged_logs(kubectl, job_of(objects)).count("sum 10 of 4 ranks") == 4
+
+
+@pytest.mark.usefixtures("shared_volume")
+def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
+    *others, job = example("checkpointed")
+    claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
+    claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
+    job["spec"]["template"]["spec"]["containers"][0]["args"].insert(1, "--save-every=20")
+    kubectl.apply(*others, job)
+    kubectl.follow("checkpointed-0", "step 60/", within_s=180)
+
+    kubectl("delete", "pod", "checkpointed-1")
+    resumed = kubectl.follow("checkpointed-0", "resuming from", within_s=180)
+
+    assert int(re.findall(r"resuming from \S*/step-(\d+)", resumed)[0]) >= 20
+    done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=400)
+    assert (done["status"]["restarts"]["counted"], done["status"]["restarts"]["disruptions"]) == (0, 1)
+
+
+def test_suspended_example_starts_when_it_is_told_to(kubectl: Kubectl):
+    kubectl.apply(*example("suspended"))
+    kubectl.until("dtj", "suspended", phase("Suspended"))
+    assert not kubectl.list("pods")
+
+    kubectl("patch", "dtj", "suspended", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+
+    assert kubectl.until("dtj", "suspended", condition("Complete"), within_s=240)
 
 
 def test_status_reports_progress_while_the_job_runs(kubectl: Kubectl):

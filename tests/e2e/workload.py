@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds of pretended work in a step")
 parser.add_argument("--save-every", type=int, default=5)
-parser.add_argument("--crash", choices=["raise", "exit", "kill"])
+parser.add_argument("--crash", choices=["raise", "exit"])
 parser.add_argument("--crash-rank", type=int, default=1)
 parser.add_argument("--crash-at", type=int, default=17)
 parser.add_argument("--crash-attempts", type=int, default=1, help="crash in this many attempts, then behave")
@@ -37,8 +37,6 @@ def crash() -> None:
     """End this rank the way that was asked for."""
     if given.crash == "raise":
         raise RuntimeError(f"ordered failure of rank {run.rank}")
-    if given.crash == "kill":
-        os.kill(os.getpid(), 9)
     sys.exit(given.code)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,12 @@ class Kubectl:
     def follow(self, pod: str, text: str, *, within_s: float = 120) -> str:
         """Read a pod's log as it grows until `text` stands in it, and return the log so far."""
         deadline = time.monotonic() + within_s
-        log = ""
+        log, of = "", ""
         while time.monotonic() < deadline:
-            self("wait", f"pod/{pod}", "--for=condition=Ready", f"--timeout={within_s}s", check=False)
+            left_s = deadline - time.monotonic()
+            # One whose log has ended without the text is not read again: its successor may have it.
+            begun = partial(_started, besides=of)
+            of = self.until("pod", pod, begun, within_s=left_s)["metadata"]["uid"]
             log = ""
             for chunk in self.stream("logs", "--follow", pod, deadline=deadline):
                 log += chunk
@@ -163,3 +167,9 @@ class Kubectl:
                     yield decode(chunk)
             finally:
                 process.kill()
+
+
+def _started(pod: Json, *, besides: str) -> bool:
+    """Whether a pod other than that of this uid has a log to read."""
+    phase = pod.get("status", {}).get("phase")
+    return phase in ("Running", "Succeeded", "Failed") and pod["metadata"]["uid"] != besides

@@ -142,18 +142,19 @@ class Applier:
     async def _create(self, folder: str, body: Json, uid: str) -> Refusal | None:
         name = body["metadata"]["name"]
         try:
-            await self._api.create(folder, body)
+            try:
+                await self._api.create(folder, body)
+            except Conflict:
+                found = decode(await self._api.get(f"{folder}/{name}"))
+                if owned_by(found, uid):
+                    return None
+                # A job deleted and made again at once: what the first one left may be there for a while.
+                if (old := left_behind(found, name)) is None:
+                    return name_conflict(body["kind"], name)
+                await self._delete(f"{folder}/{name}", old, uid)
+                await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)
-        except Conflict:
-            found = decode(await self._api.get(f"{folder}/{name}"))
-            if owned_by(found, uid):
-                return None
-            # A job deleted and made again at once: what the first one left may be there for a while.
-            if (old := left_behind(found, name)) is None:
-                return name_conflict(body["kind"], name)
-            await self._delete(f"{folder}/{name}", old, uid)
-            await self._api.create(folder, body)
         return None
 
     async def _delete(self, path: str, known: str | None, uid: str) -> None:

@@ -78,7 +78,7 @@ class Core:
             self._recorder,
             self._poller,
             progress_s=settings.progress_s,
-            may_act=lambda: self._lease.held or not settings.leader_election,
+            may_act=self._may_act,
         )
         self._tasks: list[asyncio.Task[Any]] = []
         self._servers: list[web.AppRunner] = []
@@ -89,6 +89,7 @@ class Core:
         self._servers = await health.serve(
             probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
         )
+        metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         self._begin("pod watch", self._reflector.run())
         self._begin("events", self._recorder.run())
         self._begin("leadership", self._lead())
@@ -133,7 +134,6 @@ class Core:
     async def _resync(self) -> None:
         """Look at everything now and then: the bound on the harm of an event that was lost."""
         while True:
-            metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
             await asyncio.sleep(self._settings.resync_s)
             for key in self.jobs.union(self._cache.keys()):
                 self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
@@ -147,11 +147,14 @@ class Core:
         if task in self._tasks and not task.cancelled():
             _die(task.get_name(), task.exception())
 
+    def _may_act(self) -> bool:
+        return self._lease.held or not self._settings.leader_election
+
     def _stuck(self) -> str | None:
         now = asyncio.get_running_loop().time()
         if self._reflector.synced.is_set() and now - self._reflector.last_news > 4 * SILENCE_S:
             return f"the pod watch has been silent for {now - self._reflector.last_news:.0f} s"
-        if self._lease.held and self.queue.oldest_s() > STUCK_S:
+        if self._may_act() and self.queue.oldest_s() > STUCK_S:
             return f"a job has waited for a worker for {self.queue.oldest_s():.0f} s"
         return None
 

@@ -74,12 +74,12 @@ class Reconciler:
         status = report(after, decision.verdict)
         self._ask_agent(key, after, status)
         write_at = await self._write(key, after, decision.verdict, status, version)
-        if outcome.refusals or outcome.blocked:
-            raise TryLater(outcome.refusals[0].message if outcome.refusals else "old pods are still there")
-        if decision.verdict is not None:
-            return 0.0  # it is written down now: act on it
         again_at = pace.soonest(decision.look_again_at, write_at)
-        return None if again_at is None else max(0.0, again_at - s.now)
+        again_s = None if again_at is None else max(0.0, again_at - s.now)
+        if outcome.refusals or outcome.blocked:
+            why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
+            raise TryLater(why, within_s=again_s)  # a deadline does not wait for a back-off
+        return again_s if decision.verdict is None else 0.0  # a verdict is written down now: act on it
 
     async def _write(
         self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str

@@ -33,20 +33,26 @@ def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, lis
 
 
 @pytest.mark.parametrize(
-    ("names", "removed"),
+    ("names", "committed", "removed"),
     [
-        pytest.param(["step-1", "step-2"], [], id="two are kept"),
+        pytest.param(["step-1", "step-2"], 2, [], id="two are kept"),
         pytest.param(
-            ["step-9", "step-10", "step-100"], ["step-9"], id="older means a smaller number, not text"
+            ["step-9", "step-10", "step-100"], 100, ["step-9"], id="older means a smaller number, not text"
         ),
         pytest.param(
-            ["step-1", "step-2.tmp", "step-3-old.tmp"], ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
+            ["step-1", "step-2.tmp", "step-3-old.tmp"], 1, ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
         ),
-        pytest.param(["step-01", "notes", "step-x", "stepping"], [], id="what is not ours stays"),
+        pytest.param(["step-01", "notes", "step-x", "stepping"], 9, [], id="what is not ours stays"),
+        pytest.param(
+            ["step-15", "step-16", "step-19", "step-20"],
+            16,
+            ["step-20", "step-19"],
+            id="later ones were unreadable, and go instead of the good ones",
+        ),
     ],
 )
-def test_what_a_save_removes(names: list[str], removed: list[str]) -> None:
-    assert layout.to_remove(names) == removed
+def test_what_a_save_removes(names: list[str], committed: int, removed: list[str]) -> None:
+    assert layout.to_remove(names, committed=committed) == removed
 
 
 def test_newest_two_stay_after_saves(tmp_path: Path) -> None:

@@ -25,11 +25,13 @@ class TryLater(Exception):  # noqa: N818 - nothing went wrong: the world is not 
     """Raised by a reconcile that was refused or overtaken; the key comes back after a back-off.
 
     after_s   what the API server asked for, at least
+    within_s  when the key has to come back in any case, whatever the back-off says
     """
 
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
+    def __init__(self, why: str, after_s: float = 0.0, *, within_s: float | None = None) -> None:
         super().__init__(why)
         self.after_s = after_s
+        self.within_s = within_s
 
 
 async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]]) -> None:
@@ -47,6 +49,8 @@ async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
             again_s = await reconcile(key)
     except TryLater as later:
         delay_s = queue.retry(key, later.after_s)
+        if later.within_s is not None:
+            queue.add_after(key, later.within_s)  # the earlier one wins
         metrics.RECONCILES.labels("later").inc()
         _log.debug("trying later", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
     except Exception as error:  # noqa: BLE001 - the one place that outlives any failure, and logs it

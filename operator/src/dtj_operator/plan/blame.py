@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.plan.snapshot import RUNNING, Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
@@ -35,7 +35,7 @@ def first_fault(s: Snapshot) -> Fault | None:
 
 def vanished(s: Snapshot) -> tuple[int, ...]:
     """Indices whose pod somebody removed: a job is only Running once every pod of the attempt was there."""
-    return s.missing if s.memory.phase == "Running" else ()
+    return s.missing if s.memory.phase == RUNNING else ()
 
 
 def fault_of(s: Snapshot, pod: PodView) -> Fault | None:

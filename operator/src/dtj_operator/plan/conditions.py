@@ -8,7 +8,7 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.snapshot import FAILED, FINAL, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
+from dtj_operator.plan.snapshot import FINAL, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
 
@@ -61,6 +61,10 @@ def _pods_ready(s: Snapshot, phase: str) -> Found:
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     if isinstance(verdict, Restart):
         return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
+    if isinstance(verdict, Fail):
+        return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
+    if phase == SUSPENDED:
+        return None
     known = s.memory.condition("Healthy")
     if phase == RUNNING:
         return "Healthy", True, "Running", "every replica runs or is done"
@@ -68,7 +72,7 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         return "Healthy", True, "Finished", "the job has succeeded"
     if known is None:
         return None
-    return "Healthy", known["status"] == "True" and phase != FAILED, known["reason"], known["message"]
+    return "Healthy", known["status"] == "True", known["reason"], known["message"]
 
 
 def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:

@@ -39,7 +39,7 @@ POLICIES = (bad_spec, success, suspend, deadline.deadline, restart)  # the first
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to look again if nothing happens."""
     if s.job.deleting:
-        return Decision(actions=_delete(s, grace_s=None))
+        return Decision(actions=_delete(s))
     if s.memory.finished:
         return _finished(s)
     verdict = next((found for policy in POLICIES if (found := policy(s)) is not None), None)
@@ -48,7 +48,7 @@ def plan(s: Snapshot) -> Decision:
     if verdict is not None:
         return Decision(verdict=verdict)
     if s.memory.phase == SUSPENDED:
-        return Decision(actions=_delete(s, grace_s=None))
+        return Decision(actions=_delete(s))
     return _converge(s)
 
 
@@ -75,8 +75,9 @@ def _finished(s: Snapshot) -> Decision:
     return Decision(actions=cleanup(s), look_again_at=due)
 
 
-def _delete(s: Snapshot, grace_s: int | None) -> tuple[Action, ...]:
-    return tuple(DeletePod(old, grace_s) for old in s.pods if old.owner_uid and not old.deleting)
+def _delete(s: Snapshot) -> tuple[Action, ...]:
+    """In the pods' own grace: they may commit a checkpoint."""
+    return tuple(DeletePod(old, None) for old in s.pods if old.owner_uid and not old.deleting)
 
 
 def _converge(s: Snapshot) -> Decision:
@@ -114,8 +115,11 @@ def _networking(s: Snapshot) -> tuple[Action, ...]:
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
     kinds = [
         kind
-        for kind, child in (("Service", s.service), ("NetworkPolicy", s.network_policy))
-        if child is Child.FOREIGN
+        for kind, child, wanted in (
+            ("Service", s.service, True),
+            ("NetworkPolicy", s.network_policy, s.job.isolated),
+        )
+        if wanted and child is Child.FOREIGN
     ]
     return tuple(name_conflict(kind, s.job.name) for kind in kinds)
 

@@ -86,6 +86,15 @@ async def test_what_must_wait_is_no_failure(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
+async def test_a_deadline_does_not_wait_for_the_back_off() -> None:
+    reconcile, times = looks([TryLater("no room", after_s=60, within_s=7)])
+    async with working(reconcile) as queue:
+        queue.add("a")
+        await asyncio.sleep(30)
+
+    assert times == pytest.approx([0, 7])
+
+
 async def test_a_reconcile_that_hangs_gives_its_key_back() -> None:
     calls = 0
 

@@ -159,6 +159,14 @@ def test_the_end_is_final_whatever_happens_to_children_or_spec(phase: str) -> No
     assert (decision.verdict, decision.actions) == (None, ())
 
 
+def test_a_foreign_policy_does_not_matter_to_a_job_that_wants_none() -> None:
+    open_to_all = job().wants(network={"policy": "None"}).was("Pending")
+    decision = decided(open_to_all.seeing(service=Child.PRESENT, network_policy=Child.FOREIGN))
+
+    assert decision.refusals == ()
+    assert [type(action) for action in decision.actions] == [CreatePod]
+
+
 def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
     decision = decided(job().was("Pending").seeing(service=Child.FOREIGN, network_policy=Child.ABSENT))
 

@@ -123,6 +123,11 @@ def test_healthy_is_false_from_the_fault_until_all_run_again() -> None:
     assert condition(risen, "Healthy") == ("True", "Running")
 
 
+def test_healthy_tells_of_the_failure_and_is_silent_while_suspended() -> None:
+    assert condition(TWO.running(), "Healthy", Fail("DeadlineExceeded", "late")) == ("False", "Failed")
+    assert "Healthy" not in {each["type"] for each in told(TWO.running(), Suspend())["conditions"]}
+
+
 def test_a_restart_is_counted_and_its_cause_stays_after_recovery() -> None:
     before = {"restarts": {"counted": 2, "disruptions": 1, "withoutProgress": 1}}
     after = told(TWO.running().was("Running", **before), Restart(FAULT, counts=True))

@@ -34,8 +34,14 @@ def newest_first(names: Iterable[str]) -> list[str]:
     return sorted((n for n in names if step_of(n) is not None), key=lambda n: step_of(n) or 0, reverse=True)
 
 
-def to_remove(names: Iterable[str]) -> list[str]:
-    """What a save may delete once its own checkpoint is committed: older ones beyond KEEP, and leftovers."""
+def to_remove(names: Iterable[str], *, committed: int) -> list[str]:
+    """What a save may delete once the checkpoint of step `committed` is there.
+
+    Older ones beyond KEEP, and leftovers. Ones of a later step too: this run began before them, so they were
+    found unreadable, and must not take the place of good ones.
+    """
     names = list(names)
     leftovers = [n for n in names if n.startswith("step-") and n.endswith(".tmp")]
-    return newest_first(names)[KEEP:] + leftovers
+    unreadable = [n for n in newest_first(names) if (step_of(n) or 0) > committed]
+    good = [n for n in newest_first(names) if n not in unreadable]
+    return unreadable + good[KEEP:] + leftovers

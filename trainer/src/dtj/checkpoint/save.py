@@ -32,7 +32,7 @@ def commit(run_dir: Path, step: int, state: dict[str, Any]) -> Path:
             _discard(final)
         pending.rename(final)
         _fsync(run_dir)
-        for name in layout.to_remove(child.name for child in run_dir.iterdir()):
+        for name in layout.to_remove([child.name for child in run_dir.iterdir()], committed=step):
             _discard(run_dir / name)
     except OSError as error:
         raise CheckpointError(
