@@ -70,7 +70,7 @@ def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
     job["spec"]["template"]["spec"]["containers"][0]["args"].insert(1, "--save-every=20")
     kubectl.apply(*others, job)
-    kubectl.follow("checkpointed-0", "step 60/", within_s=180)
+    kubectl.follow("checkpointed-0", "epoch 5 ", within_s=180)
 
     kubectl("delete", "pod", "checkpointed-1")
     resumed = kubectl.follow("checkpointed-0", "resuming from", within_s=180)
