@@ -51,8 +51,8 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_false",
         help="work at once; one process only",
     )
-    # 200 jobs of one pod cost some 1,400 requests: 5 s. The API server's own fairness protects it from more.
-    add("--requests-per-second", type=_positive, default=300.0, help="to the API server, on average (300)")
+    # A job of one pod costs some 7 requests, so 200 at once some 3 s. The API server's own fairness protects it.
+    add("--requests-per-second", type=_positive, default=500.0, help="to the API server, on average (500)")
     # Workers mostly wait for answers; more of them only lengthen each other's bursts.
     add("--workers", type=_count, default=16, help="jobs that are looked at at once (16)")
     add(
