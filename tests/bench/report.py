@@ -50,4 +50,4 @@ def write(name: str, text: str) -> None:
     if not section.search(page):
         raise ValueError(f"{PAGE} has no section {name!r}: add the lines {begin} and {end} where it belongs")
     PAGE.write_text(section.sub(lambda _: f"{begin}\n{circumstances()}\n\n{text}\n{end}", page))
-    print(f"\n## {name}\n\n{circumstances()}\n\n{text}\n")
+    print(f"\n## {name}\n\n{text}\n")

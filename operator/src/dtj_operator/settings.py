@@ -51,7 +51,7 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_false",
         help="work at once; one process only",
     )
-    # A job of one pod costs some 7 requests, so 200 at once some 3 s. The API server's own fairness protects it.
+    # High enough not to be what a burst of jobs waits for; the API server's own fairness protects it.
     add("--requests-per-second", type=_positive, default=500.0, help="to the API server, on average (500)")
     # Workers mostly wait for answers; more of them only lengthen each other's bursts.
     add("--workers", type=_count, default=16, help="jobs that are looked at at once (16)")
