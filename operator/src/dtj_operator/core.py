@@ -66,7 +66,7 @@ class Core:
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch has shown
-        pods, nodes = PodCache(self.queue.add), NodeCache(self._wake_node)
+        pods, nodes = PodCache(self.queue.add, self.queue.hasten), NodeCache(self._wake_node)
         services = ChildCache(SERVICE, self.queue.add)
         policies = ChildCache(NETWORK_POLICY, self.queue.add)
 

@@ -27,7 +27,7 @@ from dtj_operator.names import Key
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next one goes on where it was
 SILENCE_S = 75.0
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 10.0  # a handful of requests: what it costs is to be late when the server is back
 FORBIDDEN_PAUSE_S = 300.0  # how often to see whether a right that one can do without has been given
 
 T = TypeVar("T")
