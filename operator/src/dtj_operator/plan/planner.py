@@ -27,6 +27,7 @@ from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
+UNSEEN_LOOK_S = 1.0
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -85,7 +86,10 @@ def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
     due = deadline.due_at(s)
     if s.obsolete:
-        return Decision(actions=_retire(s), look_again_at=due)
+        unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
+        return Decision(
+            actions=_retire(s), look_again_at=soonest(due, s.now + UNSEEN_LOOK_S if unseen else None)
+        )
     if not s.missing:
         return Decision(actions=_networking(s), look_again_at=soonest(due, _mend_at(s)))
     if s.now < backoff_until(s):

@@ -142,7 +142,9 @@ class Snapshot:
     def current(self) -> dict[int, PodView]:
         """Pods of the current attempt by index."""
         indices = range(self.job.replicas)
-        return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and p.index in indices}
+        attempt = self.memory.attempt
+        found = (pod for pod in self.ours if pod.attempt == attempt and not pod.mislabelled)
+        return {pod.index: pod for pod in found if pod.index in indices}
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:
