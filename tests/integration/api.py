@@ -48,6 +48,14 @@ class Api:
         """Create an object and return it as stored."""
         return await self.call("POST", path, body)
 
+    async def create_patiently(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Create an object as soon as the API server takes it: it may not have learnt yet that it should."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                with contextlib.suppress(ApiError):
+                    return await self.create(path, body)
+                await asyncio.sleep(0.1)  # between two tries
+
     async def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         """Merge a patch and return what became of the object."""
         return await self.call("PATCH", path, body, content="application/merge-patch+json")
