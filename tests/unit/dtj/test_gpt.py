@@ -107,7 +107,7 @@ def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
         x, y = (torch.stack(column) for column in zip(*chosen.data.__getitems__(rows.tolist()), strict=True))
         loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
 
     x, y = (torch.stack(column) for column in zip(*(chosen.held_out[i] for i in range(64)), strict=True))

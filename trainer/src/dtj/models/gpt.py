@@ -54,9 +54,10 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.head.weight = self.token.weight  # tied, as in the paper
         self.apply(_initialise)
-        for block in self.blocks:  # each block adds to the stream twice; its variance stays that of one
-            for last in (block.attention.out, block.mlp[2]):
-                nn.init.normal_(last.weight, std=0.02 / (2 * shape.layers) ** 0.5)
+        # Each block adds to the stream twice; together they are to be as loud as one.
+        for name, weights in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                nn.init.normal_(weights, std=0.02 / (2 * shape.layers) ** 0.5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, length <= context) int64 -> (batch, length, vocabulary) logits."""
@@ -111,14 +112,14 @@ class CausalAttention(nn.Module):
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
         """(batch, length, width) -> the same shape."""
-        by_head = (self._split(m(stream)) for m in (self.query, self.key, self.value))
-        seen = functional.scaled_dot_product_attention(*by_head, is_causal=True)
+        query, key, value = (self._split(m(stream)) for m in (self.query, self.key, self.value))
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2))
         return out
 
     def _split(self, found: torch.Tensor) -> torch.Tensor:
         """(batch, length, heads x head_width) -> (batch, heads, length, head_width)."""
-        return found.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return found.view(*found.shape[:2], -1, self.head_width).transpose(1, 2)
 
 
 @torch.no_grad()
