@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tests.bench import report
-from tests.bench.rest import Rest, connect
-from tests.cluster import install, kwok
-from tests.support.kubectl import Kubectl
+from tests.bench import report, rig
+from tests.bench.rest import Rest
+from tests.bench.rig import JOBS, PODS, SERVICES, Rig
+from tests.bench.usage import usage
+from tests.cluster import kwok
+from tests.integration.operator.process import Operator
 
-NAMESPACE = "bench-creation"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
-JOBS = f"/apis/dtj.dev/v1alpha1/namespaces/{NAMESPACE}/distributedtrainingjobs"
-ROUNDS = 3
+ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +31,11 @@ class Load:
     def pods(self) -> int:
         """How many pods that makes."""
         return self.jobs * self.replicas
+
+    def __str__(self) -> str:
+        return (
+            f"{self.jobs} jobs x {self.replicas} pods" if self.jobs > 1 else f"1 job x {self.replicas} pods"
+        )
 
     def manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield path and body of every job; its pods go to KWOK's nodes and stay there."""
@@ -55,40 +57,36 @@ LOADS = (Load(jobs=200, replicas=1), Load(jobs=60, replicas=8))
 
 
 def main() -> None:
-    """Measure and write the sections `creation` and `memory` of the page."""
-    kubectl = install.with_operator()
-    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    replace(kubectl, namespace=NAMESPACE).until("serviceaccount", "default", bool)  # pods are refused before
-    try:
-        with kwok.nodes(kubectl, count=10):
-            rows = asyncio.run(measure(kubectl))
-            memory_mib = resident_mib(kubectl)
-    finally:
-        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
-    head = ["load", "rounds", "operator, s", "bare loop, s", "ratio, median of the pairs"]
+    """Measure and write the section `creation` of the page."""
+    rows = asyncio.run(measure())
+    head = [
+        "load",
+        "rounds",
+        "operator, s",
+        "bare loop, s",
+        "ratio, median of the pairs",
+        "operator's CPU, s a round",
+    ]
     report.write("creation", report.table(head, rows))
-    report.write(
-        "memory",
-        report.table(["after", "leader, MiB"], [[f"{ROUNDS} rounds of each load", f"{memory_mib:.0f}"]]),
-    )
 
 
-async def measure(kubectl: Kubectl) -> list[list[object]]:
+async def measure() -> list[list[object]]:
     """Return a row for each load."""
-    async with connect(kubectl.kubeconfig) as rest:
-        return [await compare(rest, load) for load in LOADS]
+    async with rig.running() as bench, bench.operator() as operator:
+        return [await compare(bench, operator, load) for load in LOADS]
 
 
-async def compare(rest: Rest, load: Load) -> list[object]:
+async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
     """Let operator and bare loop take turns over one load."""
-    ours, bare = [], []
+    ours, bare, cpu = [], [], []
     for _ in range(ROUNDS):
-        took_s, bodies = await by_operator(rest, load)
+        before = await usage(operator)
+        took_s, bodies = await by_operator(bench.rest, load)
+        cpu.append((await usage(operator)).cpu_s - before.cpu_s)
         ours.append(took_s)
-        bare.append(await by_loop(rest, load, bodies))
+        bare.append(await by_loop(bench.rest, load, bodies))
     ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bare, strict=True))
-    name = f"{load.jobs} jobs x {load.replicas} pods"
-    return [name, ROUNDS, report.seconds(ours), report.seconds(bare), f"{ratio:.2f}"]
+    return [load, ROUNDS, report.seconds(ours), report.seconds(bare), f"{ratio:.2f}", report.seconds(cpu)]
 
 
 async def by_operator(rest: Rest, load: Load) -> tuple[float, list[tuple[str, dict[str, Any]]]]:
@@ -107,9 +105,7 @@ async def by_loop(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]
     """Return the seconds that posting the same children takes."""
     took_s = await timed(rest, load, bodies)
     await rest.delete_all(PODS)
-    for path, body in bodies:
-        if path == SERVICES:
-            await rest.delete_all(f"{SERVICES}/{body['metadata']['name']}")
+    await rest.delete_each(SERVICES, [body["metadata"]["name"] for path, body in bodies if path == SERVICES])
     await rest.until_empty(PODS)
     return took_s
 
@@ -129,22 +125,11 @@ def strip(child: dict[str, Any]) -> dict[str, Any]:
     body.pop("status", None)
     meta = body["metadata"]
     body["metadata"] = {key: meta[key] for key in ("name", "labels") if key in meta}
-    for key in ("nodeName", "clusterIPs"):
-        body["spec"].pop(key, None)
+    for key in ("nodeName", "clusterIP", "clusterIPs"):
+        if body["spec"].get(key) not in ("None", ["None"]):
+            body["spec"].pop(key, None)
     # Without its labels the operator does not see it; a single one of ours would cost it a look.
     body["metadata"]["labels"] = {
         f"bench/{key.split('/')[-1]}": value for key, value in meta["labels"].items()
     }
     return body
-
-
-def resident_mib(kubectl: Kubectl) -> float:
-    """Return the resident memory of the leading operator replica, from its own metrics."""
-    lease = kubectl(
-        "get", "lease", "dtj-operator", "-n", "dtj-system", "-o", "jsonpath={.spec.holderIdentity}"
-    )
-    pod = lease.split("_")[0]
-    text = kubectl("get", "--raw", f"/api/v1/namespaces/dtj-system/pods/{pod}:8080/proxy/metrics")
-    match = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
-    assert match, f"{pod} reports no process_resident_memory_bytes"
-    return float(match[1]) / 2**20
