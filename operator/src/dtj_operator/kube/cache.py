@@ -112,9 +112,12 @@ class Cache(Generic[V]):
 
 
 class PodCache(Cache[PodView]):
-    """Pods by the job that owns them; `on_change` is called with the key of each change."""
+    """Pods by the job that owns them; `on_change` is called with the key of each change.
 
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
+    And with whether it can wait: a pod on its way up changes several times in a row.
+    """
+
+    def __init__(self, on_change: Callable[[Key, bool], None]) -> None:
         super().__init__()
         self._on_change = on_change
         self._on_node: dict[str, Counter[Key]] = {}
@@ -140,7 +143,8 @@ class PodCache(Cache[PodView]):
     def _changed(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
-            self._on_change(view.key)
+            on_its_way = old is not None and new is not None and not (new.ended or new.deleting)
+            self._on_change(view.key, on_its_way)
 
 
 def _newer(view: View, known: View) -> bool:
