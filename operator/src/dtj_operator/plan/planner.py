@@ -19,6 +19,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
+from dtj_operator.plan.pace import soonest
 from dtj_operator.plan.policies import deadline, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart
@@ -86,14 +87,14 @@ def _converge(s: Snapshot) -> Decision:
     if s.obsolete:
         return Decision(actions=_retire(s), look_again_at=due)
     if not s.missing:
-        return Decision(actions=_networking(s), look_again_at=due)
+        return Decision(actions=_networking(s), look_again_at=soonest(due, _mend_at(s)))
     if s.now < backoff_until(s):
         return Decision(look_again_at=min(t for t in (backoff_until(s), due) if t is not None))
     foreign = _foreign(s)
     if foreign:
         return Decision(refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
     pods = tuple(CreatePod(pod(s.job, index, s.memory.attempt)) for index in s.missing)
-    return Decision(actions=_networking(s) + pods, look_again_at=due)
+    return Decision(actions=_networking(s) + pods, look_again_at=soonest(due, _mend_at(s)))
 
 
 def _retire(s: Snapshot) -> tuple[Action, ...]:
@@ -104,12 +105,22 @@ def _retire(s: Snapshot) -> tuple[Action, ...]:
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
+    """What is not there is made, what somebody has edited is made anew."""
+    wanting = [Child.UNKNOWN, Child.ABSENT]
+    if s.now >= s.mend_at:
+        wanting.append(Child.EDITED)
     actions: list[Action] = []
-    if s.service in (Child.UNKNOWN, Child.ABSENT):
+    if s.service in wanting:
         actions.append(CreateService(service(s.job)))
-    if s.job.isolated and s.network_policy in (Child.UNKNOWN, Child.ABSENT):
+    if s.job.isolated and s.network_policy in wanting:
         actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
     return tuple(actions)
+
+
+def _mend_at(s: Snapshot) -> float | None:
+    """When an edited child has waited long enough since it was made anew for the last time."""
+    edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
+    return s.mend_at if edited and s.mend_at > s.now else None
 
 
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
