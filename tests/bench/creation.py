@@ -1,4 +1,4 @@
-"""Jobs applied -> all their pods created, against a bare loop that posts the very same pods, in turns."""
+"""Jobs applied -> all their pods created, deleted -> all gone, against a bare loop that posts the very same pods, in turns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 
 from tests.bench import report, rig
 from tests.bench.rest import Rest
-from tests.bench.rig import JOBS, PODS, SERVICES, Rig
+from tests.bench.rig import JOBS, PODS, POLICIES, SERVICES, Rig
 from tests.bench.usage import usage
 from tests.cluster import kwok
 from tests.integration.operator.process import Operator
 
 ROUNDS = 5
+Body = tuple[str, dict[str, Any]]  # where to post it, and what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Load:
             f"{self.jobs} jobs x {self.replicas} pods" if self.jobs > 1 else f"1 job x {self.replicas} pods"
         )
 
-    def manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def manifests(self) -> Iterator[Body]:
         """Yield path and body of every job; its pods go to KWOK's nodes and stay there."""
         container = {"name": "trainer", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
         pod = {"containers": [container], **kwok.PLACEMENT}
@@ -53,7 +54,20 @@ class Load:
             )
 
 
-LOADS = (Load(jobs=200, replicas=1), Load(jobs=60, replicas=8))
+LOADS = (
+    Load(jobs=200, replicas=1),
+    Load(jobs=60, replicas=8),
+    Load(jobs=1, replicas=500),
+    Load(jobs=1, replicas=1000),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Took:
+    """Seconds from the first post until all pods were there, and from the first deletion until all were gone."""
+
+    created_s: float
+    gone_s: float
 
 
 def main() -> None:
@@ -61,11 +75,13 @@ def main() -> None:
     rows = asyncio.run(measure())
     head = [
         "load",
-        "rounds",
-        "operator, s",
+        "created: operator, s",
         "bare loop, s",
-        "ratio, median of the pairs",
-        "operator's CPU, s a round",
+        "ratio",
+        "gone: operator, s",
+        "bare loop, s",
+        "ratio",
+        "operator's CPU, s",
     ]
     report.write("creation", report.table(head, rows))
 
@@ -78,44 +94,63 @@ async def measure() -> list[list[object]]:
 
 async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
     """Let operator and bare loop take turns over one load."""
-    ours, bare, cpu = [], [], []
+    ours: list[Took] = []
+    bare: list[Took] = []
+    cpu: list[float] = []
     for _ in range(ROUNDS):
         before = await usage(operator)
-        took_s, bodies = await by_operator(bench.rest, load)
+        took, bodies = await by_operator(bench.rest, load)
         cpu.append((await usage(operator)).cpu_s - before.cpu_s)
-        ours.append(took_s)
+        ours.append(took)
         bare.append(await by_loop(bench.rest, load, bodies))
-    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bare, strict=True))
-    return [load, ROUNDS, report.seconds(ours), report.seconds(bare), f"{ratio:.2f}", report.seconds(cpu)]
+    row: list[object] = [load]
+    for moment in ("created_s", "gone_s"):
+        mine, theirs = ([getattr(took, moment) for took in side] for side in (ours, bare))
+        ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+        row += [report.seconds(mine), report.seconds(theirs), f"{ratio:.2f}"]
+    return [*row, report.seconds(cpu)]
 
 
-async def by_operator(rest: Rest, load: Load) -> tuple[float, list[tuple[str, dict[str, Any]]]]:
-    """Return the seconds that the operator took, and its children as bodies that can be posted again."""
-    took_s = await timed(rest, load, list(load.manifests()))
+async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
+    """Return what the operator took, and its children as bodies that can be posted again."""
+    jobs = list(load.manifests())
+    created_s = await created(rest, load, jobs)
     children = [(SERVICES, strip(each)) for each in (await rest.list(SERVICES))["items"]]
     children += [(PODS, strip(each)) for each in (await rest.list(PODS))["items"]]
-    await rest.delete_all(JOBS)
-    await rest.until_empty(JOBS)
-    await rest.until_empty(PODS)
-    await rest.until_empty(SERVICES)
-    return took_s, children
+    gone_s = await gone(rest, JOBS, [body["metadata"]["name"] for _, body in jobs])
+    for path in (JOBS, SERVICES, POLICIES):
+        await rest.until_empty(path)
+    return Took(created_s=created_s, gone_s=gone_s), children
 
 
-async def by_loop(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]]]) -> float:
-    """Return the seconds that posting the same children takes."""
-    took_s = await timed(rest, load, bodies)
-    await rest.delete_all(PODS)
-    await rest.delete_each(SERVICES, [body["metadata"]["name"] for path, body in bodies if path == SERVICES])
-    await rest.until_empty(PODS)
-    return took_s
+async def by_loop(rest: Rest, load: Load, bodies: list[Body]) -> Took:
+    """Return what posting the same children takes, and deleting the pods one by one."""
+    created_s = await created(rest, load, bodies)
+    names = {
+        path: [body["metadata"]["name"] for where, body in bodies if where == path] for path, _ in bodies
+    }
+    gone_s = await gone(rest, PODS, names[PODS])
+    await rest.delete_each(SERVICES, names[SERVICES])
+    return Took(created_s=created_s, gone_s=gone_s)
 
 
-async def timed(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]]]) -> float:
+async def created(rest: Rest, load: Load, bodies: list[Body]) -> float:
     """Post bodies and return the seconds until a watch has shown all the pods of the load."""
     version = (await rest.list(PODS))["metadata"]["resourceVersion"]
     watching = asyncio.create_task(rest.until_seen(PODS, version, "ADDED", load.pods))
     began = time.monotonic()
     await rest.post_all(bodies)
+    return await watching - began
+
+
+async def gone(rest: Rest, path: str, names: list[str]) -> float:
+    """Delete objects and return the seconds until a watch has shown that no pod is left."""
+    await rest.until_running(PODS)  # a pod without a node goes at once, one that runs waits for its kubelet
+    pods = await rest.list(PODS)
+    version, count = pods["metadata"]["resourceVersion"], len(pods["items"])
+    watching = asyncio.create_task(rest.until_seen(PODS, version, "DELETED", count))
+    began = time.monotonic()
+    await rest.delete_each(path, names)
     return await watching - began
 
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -61,16 +61,40 @@ class Rest:
             for _ in range(CONNECTIONS):
                 group.create_task(sender())
 
+    async def watch(self, path: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """Yield (type, object) from `version` on, without end: a busy API server cuts watches, they go on."""
+        while True:
+            params = {"watch": "true", "resourceVersion": version}
+            async with self._session.get(path, params=params) as answer:
+                answer.raise_for_status()
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch of {path} ended: {event['object']}")
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event["type"], event["object"]
+
+    async def until_running(self, path: str) -> None:
+        """Return once every pod that is there now runs."""
+        listed = await self.list(path)
+        waiting = {pod["metadata"]["name"] for pod in listed["items"] if pod["status"]["phase"] == "Pending"}
+        if not waiting:
+            return
+        async with aclosing(self.watch(path, listed["metadata"]["resourceVersion"])) as events:
+            async for _, pod in events:
+                if pod["status"]["phase"] != "Pending":
+                    waiting.discard(pod["metadata"]["name"])
+                if not waiting:
+                    return
+
     async def until_seen(self, path: str, version: str, kind: str, count: int) -> float:
         """Watch from `version` until `count` events of this kind came; return the monotonic time."""
-        params = {"watch": "true", "resourceVersion": version}
-        async with self._session.get(path, params=params) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                count -= json.loads(line)["type"] == kind
+        async with aclosing(self.watch(path, version)) as events:
+            async for seen, _ in events:
+                count -= seen == kind
                 if count == 0:
-                    return time.monotonic()
-        raise RuntimeError(f"the watch of {path} ended, {count} events of kind {kind} short")
+                    break
+        return time.monotonic()
 
     async def until_empty(self, path: str) -> None:
         """Return once a collection is empty."""
