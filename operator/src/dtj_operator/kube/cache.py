@@ -112,15 +112,24 @@ class Cache(Generic[V]):
 
 
 class PodCache(Cache[PodView]):
-    """Pods by the job that owns them; `on_change` is called with the key of each change."""
+    """Pods by the job that owns them.
 
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
+    on_change   called with the key of each change
+    on_recall   called when the API server, and with it the certainty, is back
+    """
+
+    def __init__(
+        self, on_change: Callable[[Key], None], on_recall: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
-        self._on_change = on_change
+        self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 
     def pods(self, key: Key) -> tuple[PodView, ...]:
         return self.of(key)
+
+    def recall(self) -> None:
+        self._on_recall()
 
     def jobs_on(self, node: str) -> list[Key]:
         """Whose pods are on this node."""

@@ -23,10 +23,10 @@ def write_at(old: Json, new: Json, *, now: float, last_write: float, progress_s:
         return now
     due: list[float] = []
     if _patient(old) != _patient(new):
-        due.append(last_write + COUNTS_S)
+        due.append(last_write + COUNTS_S if last_write <= now else now)  # after: the clock was set back
     if old.get("progress") != new.get("progress"):
         observed = times.parse((old.get("progress") or {}).get("observedAt"))
-        due.append(now if observed is None else observed + progress_s)
+        due.append(now if observed is None or observed > now else observed + progress_s)
     return max(now, min(due)) if due else None
 
 
