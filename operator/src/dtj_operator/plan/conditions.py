@@ -8,7 +8,7 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.snapshot import FINAL, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
+from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
 
@@ -34,8 +34,17 @@ def obstacle(s: Snapshot) -> Refusal | None:
     """Why pods cannot start, if known: in the API server's words, else the scheduler's or the kubelet's."""
     if s.refusals:
         return s.refusals[0]
-    waiting = sorted(s.current.values(), key=lambda pod: pod.index)
+    waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(pod)) is not None), None)
+
+
+def shortage(s: Snapshot) -> str | None:
+    """Why an attempt has fewer pods than wished for, in words."""
+    known = s.memory.shortage
+    if known is None or s.size >= s.job.replicas:
+        return None
+    again = times.rfc3339(known.retry_at)
+    return f"there was room for {s.size} of {s.job.replicas} pods, all are tried again at {again}"
 
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
@@ -52,27 +61,34 @@ def _pods_ready(s: Snapshot, phase: str) -> Found:
     blocked = obstacle(s)
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
-    ready = sum(pod.ready or s.succeeded(pod) for pod in s.current.values())
-    if ready == s.job.replicas:
-        return "PodsReady", True, "AllReady", f"{ready} of {s.job.replicas} pods are ready"
-    return "PodsReady", False, "Starting", f"{ready} of {s.job.replicas} pods are ready{_gates(s)}"
+    ready = len(s.memory.done | {i for i, pod in s.current.items() if pod.ready or s.succeeded(pod)})
+    told = f"{ready} of {s.job.replicas} pods are ready"
+    short = shortage(s)
+    if short is not None:
+        return "PodsReady", False, "Unschedulable", f"{told}; {short}"
+    if ready >= s.size:
+        return "PodsReady", True, "AllReady", told
+    return "PodsReady", False, "Starting", f"{told}{_gates(s)}"
 
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+    """Of a job that waits for its pods there is nothing to tell."""
     if isinstance(verdict, Restart):
         return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
-    if phase == SUSPENDED:
-        return None
-    known = s.memory.condition("Healthy")
     if phase == RUNNING:
+        fewer = len(s.taking_part.keys() | s.memory.done)
+        if fewer < s.job.replicas:
+            told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"
+            return "Healthy", True, "RunningWithFewer", told
         return "Healthy", True, "Running", "every replica runs or is done"
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
-    if known is None:
+    known = s.memory.condition("Healthy")
+    if phase != RECOVERING or known is None:
         return None
-    return "Healthy", known["status"] == "True", known["reason"], known["message"]
+    return "Healthy", False, "Recovering", known["message"]
 
 
 def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
@@ -81,6 +97,8 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
     if isinstance(verdict, Resume):
         return "Suspended", False, "Resumed", "spec.suspend is false"
     known = s.memory.condition("Suspended")
+    if known is not None and isinstance(verdict, Succeed | Fail):
+        return "Suspended", False, "Finished", "the job has ended"
     return (
         None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
     )
