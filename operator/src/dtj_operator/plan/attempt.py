@@ -63,7 +63,8 @@ def done_before(s: Snapshot, verdict: Verdict | None) -> frozenset[int]:
     """Replicas that have ended well, whether their pods are still there or not."""
     if begins_anew(verdict) or isinstance(verdict, Suspend | Resume):
         return frozenset()
-    return s.memory.done | {index for index, pod in s.current.items() if s.succeeded(pod)}
+    known = {index for index in s.memory.done if index < s.size}
+    return frozenset(known | {index for index, pod in s.current.items() if s.succeeded(pod)})
 
 
 def _scope(s: Snapshot, verdict: Verdict | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
+from dtj_operator.plan.attempt import done_before, remaining
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
@@ -49,24 +50,30 @@ def shortage(s: Snapshot) -> str | None:
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
     """All conditions after this look, in a fixed order."""
-    found = [_pods_ready(s, phase), _healthy(s, verdict, phase), _suspended(s, verdict), *_final(s, verdict)]
+    found = [
+        _pods_ready(s, verdict, phase),
+        _healthy(s, verdict, phase),
+        _suspended(s, verdict),
+        *_final(s, verdict),
+    ]
     return [_stamped(s, *condition) for condition in found if condition is not None]
 
 
-def _pods_ready(s: Snapshot, phase: str) -> Found:
+def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
     if phase in FINAL:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
     if phase == SUSPENDED:
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
-    blocked = obstacle(s)
+    pods = remaining(s, verdict)
+    blocked = obstacle(s) if pods else None
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
-    ready = len(s.memory.done | {i for i, pod in s.current.items() if pod.ready or s.succeeded(pod)})
+    ready = len(done_before(s, verdict) | {pod.index for pod in pods if pod.ready})
     told = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
     if short is not None:
         return "PodsReady", False, "Unschedulable", f"{told}; {short}"
-    if ready >= s.size:
+    if ready >= s.job.replicas:
         return "PodsReady", True, "AllReady", told
     return "PodsReady", False, "Starting", f"{told}{_gates(s)}"
 
