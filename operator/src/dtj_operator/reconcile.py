@@ -60,7 +60,9 @@ class Reconciler:
             return None
         if isinstance(found, Gone):
             self._written.pop(key, None)
-            await self._applier.apply(key, "", plan_gone(found))
+            outcome = await self._applier.apply(key, "", plan_gone(found))
+            if outcome.blocked:
+                raise TryLater("what is left of the job has changed meanwhile")
             return None
         return await self._bring_closer(key, *found)
 

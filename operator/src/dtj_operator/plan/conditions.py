@@ -8,7 +8,7 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.attempt import done_before, remaining
+from dtj_operator.plan.attempt import begins_anew, done_before, remaining
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
@@ -64,11 +64,10 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
     if phase == SUSPENDED:
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
-    pods = remaining(s, verdict)
-    blocked = obstacle(s) if pods else None
+    blocked = None if begins_anew(verdict) else obstacle(s)
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
-    ready = len(done_before(s, verdict) | {pod.index for pod in pods if pod.ready})
+    ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
     told = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
     if short is not None:

@@ -93,14 +93,14 @@ def _converge(s: Snapshot) -> Decision:
     taken = {old.name for old in s.obsolete}
     absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
     if not absent:
-        return Decision(actions=_networking(s) + retired, look_again_at=again)
+        return Decision(actions=_networking(s) + retired, look_again_at=soonest(again, _mend_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, look_again_at=soonest(backoff_until(s), again))
     foreign = _foreign(s)
     if foreign:
         return Decision(actions=retired, refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
     pods = tuple(CreatePod(pod(s.job, _place(s, index))) for index in absent)
-    return Decision(actions=_networking(s) + retired + pods, look_again_at=again)
+    return Decision(actions=_networking(s) + retired + pods, look_again_at=soonest(again, _mend_at(s)))
 
 
 def _place(s: Snapshot, index: int) -> Place:
@@ -125,12 +125,22 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
+    """What is not there is made, what somebody has edited is made anew."""
+    wanting = [Child.UNKNOWN, Child.ABSENT]
+    if s.now >= s.mend_at:
+        wanting.append(Child.EDITED)
     actions: list[Action] = []
-    if s.service in (Child.UNKNOWN, Child.ABSENT):
+    if s.service in wanting:
         actions.append(CreateService(service(s.job)))
-    if s.job.isolated and s.network_policy in (Child.UNKNOWN, Child.ABSENT):
+    if s.job.isolated and s.network_policy in wanting:
         actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
     return tuple(actions)
+
+
+def _mend_at(s: Snapshot) -> float | None:
+    """When an edited child has waited long enough since it was made anew for the last time."""
+    edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
+    return s.mend_at if edited and s.mend_at > s.now else None
 
 
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:

@@ -4,11 +4,13 @@ Made by gather, read by everything in this package, changed by nobody. What must
 operator is read from `memory`, the job's own status; nothing here is remembered in the process.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import ranges, times
 from dtj_operator.spec import Job
@@ -29,6 +31,7 @@ class Child(Enum):
     UNKNOWN = "nobody looked yet"
     ABSENT = "does not exist"
     PRESENT = "exists and is ours"
+    EDITED = "exists and is ours, and somebody has made something else of it"
     FOREIGN = "exists and belongs to somebody else"
 
 
@@ -176,6 +179,8 @@ class Snapshot:
     pods: tuple[PodView, ...] = ()
     service: Child = Child.UNKNOWN
     network_policy: Child = Child.UNKNOWN
+    mend_at: float = 0.0  # edited ones are made anew from then on
+    nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
     operator_namespace: str = "dtj-system"

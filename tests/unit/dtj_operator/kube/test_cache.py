@@ -73,6 +73,14 @@ def test_an_answer_that_the_watch_overtook_does_not_revive_a_dead_pod(watched: W
     assert watched.names() == []
 
 
+def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9))  # to a watch by label it was gone
+    watched.cache.observe(at(12))
+
+    assert watched.names() == ["digits-0"]
+
+
 def test_the_end_of_an_old_pod_does_not_take_the_new_one_of_its_name(watched: Watched) -> None:
     watched.cache.observe(at(9, uid="new"))
     watched.cache.forget(at(5, uid="old"))
