@@ -10,6 +10,8 @@ from dtj_operator.plan import times
 
 Json = dict[str, Any]
 
+_COUNTS = ("replicas", "currentReplicas", "done", "ready")
+_CALM = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
 COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
 
 
@@ -57,10 +59,9 @@ def _urgent(status: Json) -> Json:
     """The restarts' highestStep moves with progress, and so does the end of a row without any."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
-    calm = ("replicas", "ready", "message", "progress", "step", "restarts", "conditions")
-    return {k: v for k, v in status.items() if k not in calm} | {"restarts": restarts, "conditions": states}
+    return {k: v for k, v in status.items() if k not in _CALM} | {"restarts": restarts, "conditions": states}
 
 
 def _patient(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
-    return {"replicas": status.get("replicas"), "ready": status.get("ready"), "messages": messages}
+    return {"messages": messages} | {name: status.get(name) for name in _COUNTS}
