@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from tests.cluster import kwok
 from tests.integration.operator.process import Operator
 
 ROUNDS = 5
+# No name is used twice: KWOK may still be about to remove an older pod of that name.
+_ROUND = itertools.count()
 Body = tuple[str, dict[str, Any]]  # where to post it, and what
 
 
@@ -38,7 +41,7 @@ class Load:
             f"{self.jobs} jobs x {self.replicas} pods" if self.jobs > 1 else f"1 job x {self.replicas} pods"
         )
 
-    def manifests(self) -> Iterator[Body]:
+    def manifests(self, prefix: str = "bench") -> Iterator[Body]:
         """Yield path and body of every job; its pods go to KWOK's nodes and stay there."""
         container = {"name": "trainer", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
         pod = {"containers": [container], **kwok.PLACEMENT}
@@ -48,7 +51,7 @@ class Load:
                 {
                     "apiVersion": "dtj.dev/v1alpha1",
                     "kind": "DistributedTrainingJob",
-                    "metadata": {"name": f"bench-{number}"},
+                    "metadata": {"name": f"{prefix}-{number}"},
                     "spec": {"replicas": self.replicas, "template": {"spec": pod}},
                 },
             )
@@ -64,7 +67,7 @@ LOADS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Took:
-    """Seconds from the first post until all pods were there, and from the first deletion until all were gone."""
+    """Seconds from the first post to the last pod, and from the first deletion to the last pod gone."""
 
     created_s: float
     gone_s: float
@@ -113,7 +116,7 @@ async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
 
 async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
     """Return what the operator took, and its children as bodies that can be posted again."""
-    jobs = list(load.manifests())
+    jobs = list(load.manifests(f"mine{next(_ROUND)}"))
     created_s = await created(rest, load, jobs)
     children = [(SERVICES, strip(each)) for each in (await rest.list(SERVICES))["items"]]
     children += [(PODS, strip(each)) for each in (await rest.list(PODS))["items"]]
@@ -159,7 +162,7 @@ def strip(child: dict[str, Any]) -> dict[str, Any]:
     body = copy.deepcopy(child)
     body.pop("status", None)
     meta = body["metadata"]
-    body["metadata"] = {key: meta[key] for key in ("name", "labels") if key in meta}
+    body["metadata"] = {"name": meta["name"].replace("mine", "loop")}
     for key in ("nodeName", "clusterIP", "clusterIPs"):
         if body["spec"].get(key) not in ("None", ["None"]):
             body["spec"].pop(key, None)

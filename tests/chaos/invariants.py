@@ -104,7 +104,7 @@ def violations(events: Iterable[Event]) -> list[str]:
 
 
 def remains(events: Iterable[Event]) -> list[str]:
-    """Return what is wrong with the last events of all objects: orphans, and jobs not where they should be."""
+    """Return what is wrong with the last events of all objects: orphans, jobs not where they should be."""
     world = World()
     for event in sorted(events, key=lambda each: each.version):
         list(_job(world, event) if event.kind == JOB else _child(world, event))

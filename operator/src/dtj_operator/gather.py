@@ -17,7 +17,7 @@ from dtj_operator.kube.nodes import NodeView
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.snapshot import RUNNING, Child, Gone, Memory, Snapshot
+from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
 MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
@@ -63,7 +63,7 @@ class Gatherer:
         if orphaning or not spec.managed_by_us(raw):
             return None
         snapshot = self._complete(key, raw)
-        if snapshot.memory.phase == RUNNING and snapshot.missing and not snapshot.job.deleting:
+        if snapshot.vanished and not snapshot.job.deleting:
             await self._refresh(key)
             snapshot = replace(snapshot, pods=self._caches.pods.pods(key))
         return snapshot, str(meta["resourceVersion"])

@@ -88,6 +88,11 @@ class WorkQueue(Generic[K]):
         self.add_after(key, delay)
         return delay
 
+    def hasten(self) -> None:
+        """What stood in the way has gone: look at once at what has failed."""
+        for key in list(self._failures):
+            self.add(key)
+
     def forget(self, key: K) -> None:
         """Forget the failures of a key that went well."""
         self._failures.pop(key, None)

@@ -112,18 +112,25 @@ class Cache(Generic[V]):
 
 
 class PodCache(Cache[PodView]):
-    """Pods by the job that owns them; `on_change` is called with the key of each change.
+    """Pods by the job that owns them.
 
-    And with whether it can wait: a pod on its way up changes several times in a row.
+    on_change   called with the key of each change, and whether it can wait: a pod on its way up changes
+                several times in a row
+    on_recall   called when the API server, and with it the certainty, is back
     """
 
-    def __init__(self, on_change: Callable[[Key, bool], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
-        self._on_change = on_change
+        self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 
     def pods(self, key: Key) -> tuple[PodView, ...]:
         return self.of(key)
+
+    def recall(self) -> None:
+        self._on_recall()
 
     def jobs_on(self, node: str) -> list[Key]:
         """Whose pods are on this node."""

@@ -11,6 +11,8 @@ from dtj_operator.plan import times
 
 Json = dict[str, Any]
 
+_COUNTS = ("replicas", "currentReplicas", "done", "ready")
+_CALM = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
 FIRST_S = 1.0  # in a burst of jobs all pods are made before statuses that are out of date at once
 COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
 
@@ -30,10 +32,10 @@ def write_at(
         return now
     due: list[float] = []
     if _patient(old) != _patient(new):
-        due.append(last_write + COUNTS_S)
+        due.append(last_write + COUNTS_S if last_write <= now else now)  # after: the clock was set back
     if old.get("progress") != new.get("progress"):
         observed = times.parse((old.get("progress") or {}).get("observedAt"))
-        due.append(now if observed is None else observed + progress_s)
+        due.append(now if observed is None or observed > now else observed + progress_s)
     return max(now, min(due)) if due else None
 
 
@@ -64,10 +66,9 @@ def _urgent(status: Json) -> Json:
     """The restarts' highestStep moves with progress, and so does the end of a row without any."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
-    calm = ("replicas", "ready", "message", "progress", "step", "restarts", "conditions")
-    return {k: v for k, v in status.items() if k not in calm} | {"restarts": restarts, "conditions": states}
+    return {k: v for k, v in status.items() if k not in _CALM} | {"restarts": restarts, "conditions": states}
 
 
 def _patient(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
-    return {"replicas": status.get("replicas"), "ready": status.get("ready"), "messages": messages}
+    return {"messages": messages} | {name: status.get(name) for name in _COUNTS}
