@@ -1,4 +1,4 @@
-"""Jobs applied -> all their pods created, deleted -> all gone, against a bare loop that posts the very same pods, in turns."""
+"""Jobs applied -> all pods created, deleted -> all gone, in turns with a bare loop that posts the same pods."""
 
 from __future__ import annotations
 
