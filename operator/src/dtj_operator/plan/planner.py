@@ -30,6 +30,7 @@ from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
+UNSEEN_LOOK_S = 1.0
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -86,8 +87,9 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 
 def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
-    again = soonest(deadline.due_at(s), size.look_at(s))
     retired = _retire(s)
+    unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
+    again = soonest(deadline.due_at(s), size.look_at(s), s.now + UNSEEN_LOOK_S if unseen else None)
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, look_again_at=again)
     taken = {old.name for old in s.obsolete}
