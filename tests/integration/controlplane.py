@@ -35,12 +35,16 @@ USERS = {
     "admin": ("admin", "system:masters"),
     "operator": (OPERATOR_USER, "system:serviceaccounts,system:serviceaccounts:dtj-system"),
     "alice": ("alice", ""),
+    # What benchmarks put beside the operator, each with a name of its own in the audit log.
+    "loop": ("loop", "system:masters"),
+    "peer": ("peer", "system:masters"),
 }
+AUDITED = [OPERATOR_USER, "loop", "peer"]
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+    "rules": [{"level": "Metadata", "users": AUDITED}, {"level": "None"}],
 }
 
 

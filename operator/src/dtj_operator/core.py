@@ -48,6 +48,8 @@ from dtj_operator.reconcile import Reconciler
 from dtj_operator.settings import Settings
 
 UNLIMITED = 1e9  # requests a second of the watch and the lease: there are few, and they must not wait
+SETTLE_S = 0.2  # a pod that starts changes several times in a row: one look at the end is enough
+PATIENCE_S = 2.0  # and while many jobs are begun at once, making their pods goes before telling of them
 STUCK_S = 300.0  # a key that waits this long for a worker means that no worker works
 
 V = TypeVar("V", bound=View)
@@ -66,9 +68,10 @@ class Core:
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch has shown
-        pods, nodes = PodCache(self.queue.add, self.queue.hasten), NodeCache(self._wake_node)
-        services = ChildCache(SERVICE, self.queue.add)
-        policies = ChildCache(NETWORK_POLICY, self.queue.add)
+        pods = PodCache(self._child_changed, self.queue.hasten)
+        nodes = NodeCache(self._wake_node)
+        services = ChildCache(SERVICE, self._child_changed)
+        policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         def reflect(source: Source[V], cache: Cache[V]) -> Reflector[V]:
             return Reflector(self._steady, source, cache, settings.namespace, chance)
@@ -191,6 +194,12 @@ class Core:
     async def _list_jobs(self) -> set[Key]:
         found = await read_list(self._steady, names.jobs_path(self._settings.namespace), wire.decode_names)
         return {Key(item.metadata.namespace, item.metadata.name) for item in found[0]}
+
+    def _child_changed(self, key: Key, can_wait: bool = False) -> None:
+        if can_wait or key not in self.jobs:  # what is left of a job that is gone leaves bit by bit
+            self.queue.add_after(key, SETTLE_S, patience_s=PATIENCE_S)
+        else:
+            self.queue.add(key)
 
     def _wake_node(self, node: str) -> None:
         for key in self._pods.jobs_on(node):

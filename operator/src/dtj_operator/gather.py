@@ -19,7 +19,7 @@ from dtj_operator.kube.views import decode_pod
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.snapshot import RUNNING, Child, Gone, Memory, Snapshot
+from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
 FEW = 20  # pods that are asked for one by one; of more all of the job's are listed
@@ -76,13 +76,13 @@ class Gatherer:
         A pod that lost its label is out of the watch's sight: neither it nor its end is ever told.
         """
         doubtful = [pod.name for pod in s.pods if pod.mislabelled]
-        if s.memory.phase == RUNNING and s.missing and not s.job.deleting:
-            if len(s.missing) > FEW:
-                await self._refresh(key)
-            else:
-                doubtful += [names.pod_name(key.name, index) for index in s.missing]
+        vanished = () if s.job.deleting else s.vanished
+        if len(vanished) > FEW:
+            await self._refresh(key)
+        else:
+            doubtful += [names.pod_name(key.name, index) for index in vanished]
         await asyncio.gather(*(self._look_for(key, name) for name in doubtful))
-        return bool(doubtful or s.missing)
+        return bool(doubtful or vanished)
 
     async def _look_for(self, key: Key, name: str) -> None:
         pods = self._caches.pods

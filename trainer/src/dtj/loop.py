@@ -38,6 +38,8 @@ def train(recipe: Recipe) -> None:
         run.say(f"done: {run.step} steps, held-out {recipe.metric} {evaluate(run, model, recipe):.4f}")
     else:
         run.say(f"done: {run.step} steps")
+    if recipe.sample is not None:
+        run.say(f"a sample:\n{recipe.sample(model)}")
 
 
 def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:

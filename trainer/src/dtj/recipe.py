@@ -38,6 +38,7 @@ class Recipe:
     held_out      data set to evaluate on after each epoch; None evaluates nothing
     score         (model, micro-batch of k) -> (k,), averaged over held_out
     metric        name under which that average is logged
+    sample        model -> text that shows what it has learned, printed at the end; called on every rank
     seed          of weights, data order and augmentation
     """
 
@@ -51,6 +52,7 @@ class Recipe:
     held_out: Any = None
     score: "Callable[[nn.Module, Any], torch.Tensor] | None" = None
     metric: str = "accuracy"
+    sample: "Callable[[nn.Module], str] | None" = None
     seed: int = 0
 
 

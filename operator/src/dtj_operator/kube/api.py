@@ -7,12 +7,12 @@ few times; a create may be, because the names of our objects are fixed and a sec
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 from dtj_operator import metrics
@@ -161,10 +161,12 @@ class Api:
         return response
 
 
+_decode = msgspec.json.Decoder(Json).decode
+
+
 def decode(raw: bytes) -> Json:
     """Decode one JSON object."""
-    decoded: Json = json.loads(raw)
-    return decoded
+    return _decode(raw)
 
 
 def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:

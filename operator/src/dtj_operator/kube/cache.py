@@ -120,12 +120,13 @@ class Cache(Generic[V]):
 class PodCache(Cache[PodView]):
     """Pods by the job that owns them.
 
-    on_change   called with the key of each change
+    on_change   called with the key of each change, and whether it can wait: a pod on its way up changes
+                several times in a row
     on_recall   called when the API server, and with it the certainty, is back
     """
 
     def __init__(
-        self, on_change: Callable[[Key], None], on_recall: Callable[[], None] = lambda: None
+        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__()
         self._on_change, self._on_recall = on_change, on_recall
@@ -155,7 +156,8 @@ class PodCache(Cache[PodView]):
     def _changed(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
-            self._on_change(view.key)
+            on_its_way = old is not None and new is not None and not (new.ended or new.deleting)
+            self._on_change(view.key, on_its_way)
 
 
 def _newer(view: View, known: View) -> bool:

@@ -43,6 +43,7 @@ class _Condition(Wire):
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_transition_time: datetime | None = None
 
 
 class _Status(Wire):
@@ -82,6 +83,7 @@ class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: str
     reason: str = ""
     message: str = ""
+    since: float | None = None  # seconds since the epoch at which the status last changed
 
 
 class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -167,7 +169,13 @@ def view(pod: _Pod) -> PodView:
         address=status.pod_i_p,
         deleting=meta.deletion_timestamp is not None,
         conditions=tuple(
-            ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
+            ConditionView(
+                type=c.type,
+                status=c.status,
+                reason=c.reason,
+                message=c.message,
+                since=_seconds(c.last_transition_time),
+            )
             for c in status.conditions
         ),
         containers=tuple(containers),
@@ -183,11 +191,15 @@ def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
             exit_code=ended.exit_code,
             reason=ended.reason,
             message=ended.message[:MESSAGE_LIMIT],
-            finished_at=ended.finished_at.timestamp() if ended.finished_at else None,
+            finished_at=_seconds(ended.finished_at),
         )
     if waiting is not None:
         return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=waiting.message)
     return ContainerView(name=status.name, init=init)
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment else None
 
 
 def _number(label: str | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault
-from dtj_operator.plan.snapshot import RUNNING, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
@@ -29,13 +29,8 @@ _PEER_PHRASES = re.compile(
 def first_fault(s: Snapshot) -> Fault | None:
     """The fault to blame among the pods of the current attempt, or None where all is well."""
     found = [fault for pod in s.current.values() if (fault := fault_of(s, pod)) is not None]
-    found += [_vanished(s, index) for index in vanished(s)]
+    found += [_vanished(s, index) for index in s.vanished]
     return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
-
-
-def vanished(s: Snapshot) -> tuple[int, ...]:
-    """Indices whose pod somebody removed: a job is only Running once every pod of the attempt was there."""
-    return s.missing if s.memory.phase == RUNNING else ()
 
 
 def fault_of(s: Snapshot, pod: PodView) -> Fault | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ContainerView, PodView
-from dtj_operator.plan import times
+from dtj_operator.plan import ranges, times
 from dtj_operator.spec import Job
 
 Json = dict[str, Any]
@@ -20,6 +20,9 @@ Json = dict[str, Any]
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 FINAL = (SUCCEEDED, FAILED)
+REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
+
+ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
 
 
 class Child(Enum):
@@ -34,10 +37,21 @@ class Child(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    counted: int = 0
+    counted: int = 0  # those healed in place included
     disruptions: int = 0
+    in_place: int = 0  # by the agents, without a new pod
+    in_place_now: int = 0  # of these, what the agents of the present attempt have told
     without_progress: int = 0
     highest_step: int | None = None  # ever reported; growth beyond it is progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """An attempt of scope Job is smaller than wished, for not all of its pods found room."""
+
+    replicas: int  # the size that was wished for
+    tries: int  # how often it did not fit
+    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -79,12 +93,42 @@ class Memory:
     def progress(self) -> Json:
         return dict(self.raw.get("progress") or {})
 
+    @property
+    def scope(self) -> str:
+        return str(self.raw.get("recoveryScope") or JOB)
+
+    @cached_property
+    def replacing(self) -> dict[int, str]:
+        """Uids of the pods that a verdict has condemned, by index; empty where the pod was gone already."""
+        return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
+
+    @cached_property
+    def done(self) -> frozenset[int]:
+        """Replicas of the present attempt that are known to have ended well."""
+        return frozenset(ranges.parse(str(self.raw.get("done") or "")))
+
+    @property
+    def wanted(self) -> int | None:
+        """Replicas that the present attempt comprises; kept for elastic jobs only."""
+        value = self.raw.get("wantedReplicas")
+        return None if value is None else int(value)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        raw = self.raw.get("shortage")
+        if not raw:
+            return None
+        retry_at = times.parse(raw.get("retryAt")) or 0.0
+        return Shortage(replicas=int(raw["replicas"]), tries=int(raw["tries"]), retry_at=retry_at)
+
     @cached_property
     def restarts(self) -> Restarts:
         raw = self.raw.get("restarts") or {}
         return Restarts(
             counted=raw.get("counted", 0),
             disruptions=raw.get("disruptions", 0),
+            in_place=raw.get("inPlace", 0),
+            in_place_now=raw.get("inPlaceOfAttempt", 0),
             without_progress=raw.get("withoutProgress", 0),
             highest_step=raw.get("highestStep"),
         )
@@ -102,6 +146,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Where the seconds of an attempt went, by its agents' account."""
+
+    productive: float = 0.0
+    startup: float = 0.0
+    lost: float = 0.0
+    recovering: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The last answer of replica 0's agent."""
 
@@ -113,6 +167,9 @@ class Progress:
     loss: float | None = None
     samples_per_second: float | None = None
     eta_s: float | None = None
+    rejoin: bool = False  # the agents of this attempt can heal around a replaced pod
+    in_place: int = 0  # heals without a new pod in this attempt
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,22 +196,80 @@ class Snapshot:
         return tuple(pod for pod in self.pods if pod.owner_uid == self.job.uid)
 
     @cached_property
+    def answer(self) -> Progress | None:
+        """What the agents of the present attempt said last."""
+        told = self.progress
+        return told if told is not None and told.attempt == self.memory.attempt else None
+
+    @cached_property
+    def scope(self) -> str:
+        """How much a recovery touches: Auto means Replica once the agents of this attempt said they can."""
+        wished = self.job.recovery.scope
+        if wished != "Auto":
+            return wished
+        able = self.memory.scope == REPLICA or (self.answer is not None and self.answer.rejoin)
+        return REPLICA if able else JOB
+
+    @cached_property
+    def size(self) -> int:
+        """Replicas that the present attempt is to have.
+
+        With scope Replica the attempt follows the spec; else it is what it was made with.
+        """
+        if self.job.elastic is None or self.scope == REPLICA or self.memory.wanted is None:
+            return self.job.replicas
+        return self.memory.wanted
+
+    @cached_property
     def current(self) -> dict[int, PodView]:
-        """Pods of the current attempt by index."""
-        indices = range(self.job.replicas)
-        attempt = self.memory.attempt
-        found = (pod for pod in self.ours if pod.attempt == attempt and not pod.mislabelled)
-        return {pod.index: pod for pod in found if pod.index in indices}
+        """Pods of the current attempt by index, without those that were told to go."""
+        return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and self._stays(p)}
+
+    def _stays(self, pod: PodView) -> bool:
+        condemned = self.memory.replacing.get(pod.index) == pod.uid
+        # Taken off by a smaller size, and wanted again before it was gone.
+        leaving = pod.deleting and self.memory.wanted is not None and pod.index >= self.memory.wanted
+        wanted = 0 <= pod.index < self.size and not pod.mislabelled
+        return wanted and not condemned and not leaving
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:
-        """Pods under our label that stand in the way: of an older attempt, or of a job that is gone."""
+        """Pods under our label in the way: condemned, of an older attempt, or of a job that is gone."""
         kept = {pod.uid for pod in self.current.values()}
         return tuple(pod for pod in self.pods if pod.owner_uid and pod.uid not in kept)
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        return tuple(index for index in range(self.job.replicas) if index not in self.current)
+        """Replicas that have no pod and need one."""
+        return tuple(i for i in range(self.size) if i not in self.current and i not in self.memory.done)
+
+    @cached_property
+    def vanished(self) -> tuple[int, ...]:
+        """Missing replicas whose pod somebody removed: a job only runs once all of them were there."""
+        if self.memory.phase != RUNNING:
+            return ()
+        known = self.size if self.memory.wanted is None else min(self.size, self.memory.wanted)
+        return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
+
+    @cached_property
+    def spared(self) -> frozenset[int]:
+        """Replicas whose pods find no room and that an elastic job of scope Replica goes on without.
+
+        Their pods stay where they are, Pending: the scheduler tells when there is room again.
+        """
+        if self.job.elastic is None or self.scope != REPLICA:
+            return frozenset()
+        homeless = frozenset(i for i, pod in self.current.items() if self.homeless(pod))
+        return homeless if self.size - len(homeless) >= self.job.lowest else frozenset()
+
+    @cached_property
+    def taking_part(self) -> dict[int, PodView]:
+        return {i: pod for i, pod in self.current.items() if i not in self.spared}
+
+    def homeless(self, pod: PodView) -> bool:
+        """Whether it has fitted no node for so long that it is not waited for."""
+        since = unschedulable_since(pod)
+        return since is not None and self.now - since >= ROOM_S
 
     def trainer(self, pod: PodView) -> ContainerView | None:
         """The container of this pod that runs the ranks, once the kubelet has reported it."""
@@ -174,6 +289,14 @@ class Snapshot:
     def started(self, pod: PodView) -> bool:
         """Its ranks run, or have run to a good end."""
         return pod.phase == "Running" or self.succeeded(pod)
+
+
+def unschedulable_since(pod: PodView) -> float | None:
+    """Since when the scheduler finds no node for it, or None where that is not so."""
+    told = pod.condition("PodScheduled")
+    if pod.phase != "Pending" or told is None or told.status != "False" or told.reason != "Unschedulable":
+        return None
+    return told.since
 
 
 @dataclass(frozen=True, kw_only=True)

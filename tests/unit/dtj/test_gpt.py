@@ -1,0 +1,115 @@
+"""The language model and its data."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from dtj.data import text
+from dtj.errors import RecipeError
+from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
+from dtj.recipes.text import recipe, split
+
+TINY = Shape(vocabulary=256, context=16, layers=2, heads=2, width=32)
+
+
+@pytest.fixture
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(TINY)
+
+
+def test_shape_of_gpt2_has_as_many_parameters_as_published() -> None:
+    """124 million; the vocabulary is padded from 50,257 to 50,304 rows of 768."""
+    with torch.device("meta"):
+        found = sum(p.numel() for p in GPT(GPT2_124M).parameters())
+    assert found == 124_439_808 + (50_304 - 50_257) * 768
+
+
+def test_no_token_sees_what_comes_after_it(model: GPT) -> None:
+    tokens = torch.randint(0, 256, (1, 16))
+    changed = tokens.clone()
+    changed[0, 10:] = (changed[0, 10:] + 1) % 256
+    before, after = model(tokens)[0], model(changed)[0]
+    assert torch.equal(before[:10], after[:10])
+    assert not torch.allclose(before[10], after[10])
+
+
+def test_untrained_model_is_as_good_as_chance(model: GPT) -> None:
+    tokens = torch.randint(0, 256, (64, 16))
+    loss = cross_entropy(model(tokens).flatten(0, 1), torch.randint(0, 256, (64 * 16,)))
+    assert abs(loss.item() - math.log(256)) < 0.1
+
+
+def test_heads_that_do_not_divide_the_width_are_named() -> None:
+    with pytest.raises(RecipeError, match=r"width is 100, which 3 heads do not divide\n.*width=102"):
+        Shape(vocabulary=256, context=16, layers=1, heads=3, width=100)
+
+
+def test_generation_is_the_same_for_the_same_seed(model: GPT) -> None:
+    prompt = torch.tensor([1, 2, 3])
+    one, same, other = (
+        generate(model, prompt, tokens=30, context=16, temperature=1.0, seed=seed) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert one.shape == (33,)
+    assert torch.equal(one[:3], prompt)
+
+
+def test_windows_predict_every_byte_but_the_first_once() -> None:
+    windows = text.Windows(bytes(range(100)), context=9)
+    pairs = [windows[index] for index in range(len(windows))]
+    assert len(pairs) == 11
+    assert torch.cat([x for x, _ in pairs]).tolist() == list(range(99))
+    assert torch.cat([y for _, y in pairs]).tolist() == list(range(1, 100))
+    with pytest.raises(IndexError):
+        windows[11]
+
+
+def test_text_that_is_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(RecipeError, match="the text has 9 bytes, fewer than one window of 9"):
+        text.Windows(bytes(9), context=9)
+
+
+def test_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(RecipeError, match="no installed package 'nothing_of_this_name'"):
+        text.python_sources("nothing_of_this_name", limit=1000)
+
+
+def test_files_are_whole_and_stay_within_the_limit() -> None:
+    files = text.python_sources("torch", limit=50_000)
+    assert 10_000 < sum(map(len, files)) <= 50_000
+    assert files == text.python_sources("torch", limit=50_000)
+
+
+def test_training_and_held_out_files_are_different() -> None:
+    train, held_out = split(context=64, limit=200_000)
+    assert len(train) > 5 * len(held_out) > 0
+
+
+def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
+    """On one thread, in seconds: below the entropy of single bytes, so it has learned from the context."""
+    chosen = recipe(kilobytes=300, context=32, layers=1, width=64)
+    torch.manual_seed(0)
+    model = chosen.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    counts = torch.zeros(256)
+    for index in range(len(chosen.data)):
+        counts += torch.bincount(chosen.data[index][0], minlength=256)
+    share = counts[counts > 0] / counts.sum()
+    entropy = float(-(share * share.log()).sum())
+
+    chance = torch.Generator().manual_seed(1)
+    for _ in range(250):
+        rows = torch.randint(0, len(chosen.data), (32,), generator=chance)
+        x, y = (torch.stack(column) for column in zip(*chosen.data.__getitems__(rows.tolist()), strict=True))
+        loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    x, y = (torch.stack(column) for column in zip(*(chosen.held_out[i] for i in range(64)), strict=True))
+    held_out = cross_entropy(model(x).flatten(0, 1), y.flatten())
+    assert held_out.item() < 0.9 * entropy

@@ -1,0 +1,58 @@
+"""Text as windows of bytes: a map-style data set for language models, without a tokenizer or a download."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dtj.errors import RecipeError
+
+VOCABULARY = 256
+
+
+class Windows:
+    """Consecutive windows of a long run of bytes; each byte but the first is predicted exactly once.
+
+    A batch is a pair of (k, context) int64: the bytes, and the bytes that follow each of them.
+    """
+
+    def __init__(self, text: bytes, *, context: int) -> None:
+        self._bytes = np.frombuffer(text, dtype=np.uint8)
+        self._context = context
+        if len(self) < 1:
+            raise RecipeError(
+                f"the text has {len(text)} bytes, fewer than one window of {context} and its successor",
+                fix="give more text, or a smaller context",
+            )
+
+    def __len__(self) -> int:
+        return (len(self._bytes) - 1) // self._context
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = range(len(self))[index] * self._context
+        window = torch.from_numpy(self._bytes[start : start + self._context + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self[index] for index in indices]
+
+
+def python_sources(package: str, *, limit: int) -> list[bytes]:
+    """The Python files of an installed package, by path, at most `limit` bytes in all.
+
+    The same files in the same order on every machine that has the same version of the package.
+    """
+    import importlib.util  # noqa: PLC0415
+
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise RecipeError(f"there is no installed package {package!r} to read", fix="pip install it")
+    root = Path(spec.submodule_search_locations[0])
+    files, size = [], 0
+    for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
+        text = path.read_bytes()
+        if text and size + len(text) <= limit:
+            files.append(text)
+            size += len(text)
+    return files

@@ -1,0 +1,149 @@
+"""A decoder-only transformer of the GPT-2 family, for any vocabulary.
+
+Architecture and initialisation: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dtj.errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a GPT.
+
+    vocabulary  different tokens
+    context     tokens that it looks back at, at most
+    layers      transformer blocks
+    heads       attention heads of each; width is divided among them
+    width       numbers that describe one token
+    """
+
+    vocabulary: int
+    context: int
+    layers: int
+    heads: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise RecipeError(
+                f"width is {self.width}, which {self.heads} heads do not divide",
+                fix=f"make it a multiple of heads, e.g. width={-(-self.width // self.heads) * self.heads}",
+            )
+
+
+# The smallest of the GPT-2 paper. Its 50,257 tokens are rounded up to a multiple of 128: a faster matrix.
+GPT2_124M = Shape(vocabulary=50304, context=1024, layers=12, heads=12, width=768)
+
+
+class GPT(nn.Module):
+    """Tokens in, scores of the next token out. No dropout: any split of a batch computes the same."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.token = nn.Embedding(shape.vocabulary, shape.width)
+        self.position = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head.weight = self.token.weight  # tied, as in the paper
+        self.apply(_initialise)
+        # Each block adds to the stream twice; together they are to be as loud as one.
+        for name, weights in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                nn.init.normal_(weights, std=0.02 / (2 * shape.layers) ** 0.5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, length <= context) int64 -> (batch, length, vocabulary) logits."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        stream = self.token(tokens) + self.position(places)
+        for block in self.blocks:
+            stream = block(stream)
+        logits: torch.Tensor = self.head(self.norm(stream))
+        return logits
+
+    def flops_per_token(self) -> float:
+        """Floating point operations of forward and backward, recomputation not counted.
+
+        6 per parameter that takes part in a product, and 12 x layers x width x context for attention
+        (Chowdhery et al., "PaLM", 2022, appendix B).
+        """
+        products = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
+        return 6.0 * products + 12.0 * self.shape.layers * self.shape.width * self.shape.context
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron; each reads a normalised copy of the stream and adds to it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(shape.width)
+        self.attention = CausalAttention(shape)
+        self.norm_mlp = nn.LayerNorm(shape.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(shape.width, 4 * shape.width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * shape.width, shape.width),
+        )
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) -> the same shape."""
+        stream = stream + self.attention(self.norm_attention(stream))
+        added: torch.Tensor = stream + self.mlp(self.norm_mlp(stream))
+        return added
+
+
+class CausalAttention(nn.Module):
+    """Every token looks at itself and at those before it."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_width = shape.width // shape.heads
+        self.query = nn.Linear(shape.width, shape.width)  # three matrices, not one: a tensor-parallel plan
+        self.key = nn.Linear(shape.width, shape.width)  # splits each of them by heads
+        self.value = nn.Linear(shape.width, shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) -> the same shape."""
+        query, key, value = (self._split(m(stream)) for m in (self.query, self.key, self.value))
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, found: torch.Tensor) -> torch.Tensor:
+        """(batch, length, heads x head_width) -> (batch, heads, length, head_width)."""
+        return found.view(*found.shape[:2], -1, self.head_width).transpose(1, 2)
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module, prompt: torch.Tensor, *, tokens: int, context: int, temperature: float, seed: int
+) -> torch.Tensor:
+    """Continue a prompt by sampling, one token at a time.
+
+    prompt       (length,) int64
+    context      tokens that the model looks back at
+    temperature  above 0; smaller keeps closer to the likeliest token
+    Returns (length + tokens,) int64, the same for the same seed.
+    """
+    chance = torch.Generator(device=prompt.device).manual_seed(seed)
+    text = prompt
+    for _ in range(tokens):
+        scores = model(text[-context:].unsqueeze(0))[0, -1].float() / temperature
+        chosen = torch.multinomial(scores.softmax(-1), 1, generator=chance)
+        text = torch.cat([text, chosen])
+    return text
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
