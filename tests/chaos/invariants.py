@@ -135,8 +135,9 @@ def _job(world: World, event: Event) -> Iterator[str]:
         if _number(new, path) < _number(old, path):
             yield f"job {_name(now)}: {'.'.join(path)} went from {_number(old, path)} to {_number(new, path)}"
     counted = _number(new, ("restarts", "counted"))
-    most = now["spec"].get("recovery", {}).get("maxRestarts", 10)
-    if isinstance(most, int) and counted > max(most, _number(old, ("restarts", "counted"))):
+    recovery = (now.get("spec") or {}).get("recovery")  # a schema of another version may have let in anything
+    most = recovery.get("maxRestarts", 10) if isinstance(recovery, dict) else 10
+    if counted > max(most, _number(old, ("restarts", "counted"))):
         yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
     for condition in new.get("conditions", ()):
         if condition["reason"] == "NameConflict" and not _blocked(world, now, condition["message"]):
@@ -179,7 +180,7 @@ def _blocked(world: World, job: Json, message: str) -> bool:
 
 def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
     """Return why the job is not where its spec says; empty where it is."""
-    spec, status = job["spec"], job.get("status", {})
+    spec, status = job.get("spec") or {}, job.get("status", {})
     phase, here = status.get("phase"), [pod for pod in pods if not pod.gone]
     network = {
         child.kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -50,11 +51,14 @@ class Api:
 
     async def create_patiently(self, path: str, body: Mapping[str, Any]) -> Json:
         """Create an object as soon as the API server takes it: it may not have learnt yet that it should."""
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                with contextlib.suppress(ApiError):
-                    return await self.create(path, body)
-                await asyncio.sleep(0.1)  # between two tries
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            try:
+                return await self.create(path, body)
+            except ApiError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)  # between two tries
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         """Merge a patch and return what became of the object."""

@@ -20,28 +20,41 @@ Json = dict[str, Any]
 ANYTHING: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 POD: Json = {"spec": {"containers": [{"name": "trainer", "image": "a"}]}}
 
+
+def container(**fields: Any) -> Json:
+    """Return a specification with one container that has these fields."""
+    return {"template": {"spec": {"containers": [{"name": "a", **fields}]}}}
+
+
+def rule(**fields: Any) -> Json:
+    """Return a specification with one recovery rule."""
+    return {"template": POD, "recovery": {"rules": [{"action": "FailJob", **fields}]}}
+
+
+CONTAINERS = "spec.template.spec.containers"
 # name -> (spec, the field that the complaint names)
 NONSENSE: dict[str, tuple[Any, str]] = {
     "nothing": (None, "spec"),
-    "no-template": ({"replicas": 2}, "spec.template"),
+    "no-template": ({"replicas": 2}, CONTAINERS),
     "template-is-text": ({"template": "a"}, "spec.template"),
-    "containers-is-a-map": ({"template": {"spec": {"containers": {"a": 1}}}}, "spec.template.spec.containers"),
-    "container-is-text": ({"template": {"spec": {"containers": ["a"]}}}, "spec.template.spec.containers[0]"),
+    "containers-is-a-map": ({"template": {"spec": {"containers": {"a": 1}}}}, CONTAINERS),
+    "container-is-text": ({"template": {"spec": {"containers": ["a"]}}}, f"{CONTAINERS}[0]"),
     "replicas-are-text": ({"replicas": "two", "template": POD}, "spec.replicas"),
-    "replicas-are-many": ({"replicas": 10**12, "template": POD}, "spec.replicas"),
+    "replicas-are-many": ({"replicas": 10**9, "template": POD}, "spec.replicas"),
     "rules-are-text": ({"recovery": {"rules": "all"}, "template": POD}, "spec.recovery.rules"),
     "codes-are-a-number": (
-        {"recovery": {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": 3}}]}, "template": POD},
+        rule(onExitCodes={"operator": "In", "values": 3}),
         "spec.recovery.rules[0].onExitCodes.values",
     ),
-    "env-is-text": ({"template": {"spec": {"containers": [{"name": "a", "env": "A=B"}]}}}, "spec.template.spec.containers[0].env"),
-    "resources-are-text": (
-        {"template": {"spec": {"containers": [{"name": "a", "resources": "much"}]}}},
-        "spec.template.spec.containers[0].resources",
+    "env-is-text": (container(env="A=B"), f"{CONTAINERS}[0].env"),
+    "resources-are-text": (container(resources="much"), "spec"),
+    "mounts-are-text": (
+        container(volumeMounts="a") | {"checkpoint": {"mountPath": "/c", "volume": {"emptyDir": {}}}},
+        "spec",
     ),
     "suspend-is-text": ({"suspend": "yes", "template": POD}, "spec.suspend"),
     "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # somebody else's
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -49,6 +62,7 @@ def loosened(granted: ControlPlane) -> Iterator[None]:
     """Have the API server take any object at all for a job, until the test tightens the schema again."""
     crd = json.loads(granted.kubectl("get", "crd", CRD, "-o", "json"))
     version = {**crd["spec"]["versions"][0], "schema": {"openAPIV3Schema": ANYTHING}}
+    version["subresources"] = {"status": {}}  # not scale: it would have the replicas be a number
     granted.kubectl("patch", "crd", CRD, "--type=merge", "-p", json.dumps({"spec": {"versions": [version]}}))
     yield
     controlplane.install_crd(granted)
