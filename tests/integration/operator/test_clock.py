@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dtj_operator.plan import times
+from tests.chaos.clock import Clock
 from tests.chaos.witness import Witness
-from tests.cluster import debian
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
@@ -17,28 +17,6 @@ from tests.integration.operator.conftest import Cluster
 from tests.support.predicates import phase
 
 Json = dict[str, Any]
-
-
-class Clock:
-    """The wall clock of a process that is started with `environment`; its monotonic clock stays honest."""
-
-    def __init__(self, folder: Path) -> None:
-        debian.install("libfaketime", why="the tests that set the operator's clock")
-        (library,) = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
-        self._file = folder / "offset"
-        self.shift(0)
-        self.environment = {
-            "LD_PRELOAD": str(library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def shift(self, hours: float) -> None:
-        """Set the clock this many hours off the true time, from now on."""
-        new = self._file.with_suffix(".new")
-        new.write_text(f"{hours * 3600:+.0f}\n")
-        new.replace(self._file)
 
 
 @pytest.fixture
