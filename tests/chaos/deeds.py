@@ -221,7 +221,7 @@ async def mangle_watches(stage: Chaos) -> bool:
 async def set_clock(stage: Chaos) -> bool:
     """The operators' clocks are an hour off, or right again."""
     stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
-    return True
+    return bool(stage.clock.environment)
 
 
 @deed(1)
