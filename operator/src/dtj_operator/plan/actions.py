@@ -83,6 +83,11 @@ class Resize:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """The agents of this attempt can heal: from now on only what is broken is replaced."""
+
+
+@dataclass(frozen=True)
 class Suspend:
     pass
 
@@ -99,7 +104,7 @@ class Settle:
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Resize | Suspend | Resume | Settle
+Verdict = Succeed | Fail | Restart | Resize | Trust | Suspend | Resume | Settle
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import ranges, times
-from dtj_operator.plan.actions import Resize, Restart, Resume, Suspend, Verdict
+from dtj_operator.plan.actions import Resize, Restart, Resume, Suspend, Trust, Verdict
 from dtj_operator.plan.policies.size import kept_shortage
 from dtj_operator.plan.snapshot import FINAL, JOB, REPLICA, Shortage, Snapshot
 
@@ -69,9 +69,10 @@ def done_before(s: Snapshot, verdict: Verdict | None) -> frozenset[int]:
 
 def _scope(s: Snapshot, verdict: Verdict | None) -> str:
     """A new attempt begins anew: its agents have not spoken yet."""
-    if s.job.recovery.scope != "Auto":
-        return s.job.recovery.scope
-    return JOB if begins_anew(verdict) or isinstance(verdict, Suspend) else s.scope
+    if isinstance(verdict, Trust):
+        return REPLICA
+    over = s.job.recovery.scope == "Auto" and (begins_anew(verdict) or isinstance(verdict, Suspend))
+    return JOB if over else s.scope
 
 
 def _wanted(s: Snapshot, verdict: Verdict | None) -> int | None:

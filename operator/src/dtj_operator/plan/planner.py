@@ -26,6 +26,7 @@ from dtj_operator.plan.pace import soonest
 from dtj_operator.plan.policies import deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart
+from dtj_operator.plan.policies.scope import trust
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
@@ -37,7 +38,15 @@ def bad_spec(s: Snapshot) -> Fail | None:
     return Fail("BadSpec", str(s.job.error)) if s.job.error else None
 
 
-POLICIES = (bad_spec, success, suspend, deadline.deadline, restart, size.resize)  # the first verdict wins
+POLICIES = (
+    bad_spec,
+    success,
+    suspend,
+    deadline.deadline,
+    trust,
+    restart,
+    size.resize,
+)  # the first verdict wins
 
 
 def plan(s: Snapshot) -> Decision:

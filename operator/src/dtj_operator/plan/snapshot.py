@@ -205,10 +205,7 @@ class Snapshot:
     def scope(self) -> str:
         """How much a recovery touches: Auto means Replica once the agents of this attempt said they can."""
         wished = self.job.recovery.scope
-        if wished != "Auto":
-            return wished
-        able = self.memory.scope == REPLICA or (self.answer is not None and self.answer.rejoin)
-        return REPLICA if able else JOB
+        return self.memory.scope if wished == "Auto" else wished
 
     @cached_property
     def size(self) -> int:

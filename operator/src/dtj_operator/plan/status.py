@@ -94,6 +94,8 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
             return message
         case Restart(fault):
             return fault.sentence
+        case Resize(_, why, True):
+            return why
     if phase in (SUCCEEDED, SUSPENDED):
         return None
     blocked = obstacle(s)
@@ -120,8 +122,9 @@ def _step(progress: Json | None) -> str | None:
 
 
 def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends an attempt too: whatever remains of it is old from then on."""
-    return s.memory.attempt + (begins_anew(verdict) or (isinstance(verdict, Suspend) and bool(s.ours)))
+    """A suspension ends an attempt too, if there was one: whatever remains of it is old from then on."""
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.ours)
+    return s.memory.attempt + (begins_anew(verdict) or stopped)
 
 
 def _start_time(s: Snapshot, phase: str) -> str | None:
