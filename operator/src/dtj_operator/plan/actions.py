@@ -88,6 +88,13 @@ class Trust:
 
 
 @dataclass(frozen=True)
+class Lift:
+    """No node is avoided any more; these pods (index, uid), which found no room, are made anew."""
+
+    replaces: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class Suspend:
     pass
 
@@ -104,7 +111,7 @@ class Settle:
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Resize | Trust | Suspend | Resume | Settle
+Verdict = Succeed | Fail | Restart | Resize | Trust | Lift | Suspend | Resume | Settle
 
 
 @dataclass(frozen=True)
