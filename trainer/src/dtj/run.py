@@ -86,9 +86,7 @@ class Run:
         self._pulsed = (0, 0.0)  # step and time of the last one
         self._next_pulse = 0
         self._unsettled = False
-        self._keeper = Keeper(
-            settings=settings, world=world, device=device, group=group, clock=time.monotonic, say=self.say
-        )
+        self._keeper = Keeper(settings=settings, world=world, group=group, clock=time.monotonic, say=self.say)
 
     @property
     def rank(self) -> int:
@@ -132,7 +130,7 @@ class Run:
     def state(self, **parts: Stateful) -> None:
         """Name what a checkpoint holds; if there is one, it is restored right here.
 
-        Each part has state_dict and load_state_dict. Step and random generators come without being named.
+        Each part has state_dict and load_state_dict. The step comes without being named.
         """
         self._keeper.parts = {n: ddp.unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
         if not self._keeper.run_dir:
@@ -150,8 +148,6 @@ class Run:
         feed = self._need_feed()
         if self._keeper.run_dir and not self._keeper.parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
-        if not self._keeper.generators_restored:
-            random_state.seed(random_state.derive(self._seed, self.step, self.rank))
         self._diary = Diary(
             settings=self._settings,
             rank=self.rank,
@@ -164,6 +160,7 @@ class Run:
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         while self.step < total:
             self._diary.begin(self.step + 1)
+            random_state.begin_step(self._seed, self.step, self.rank, self.device)
             batch = feed.batch()
             yield batch
             feed.advance(batch)
