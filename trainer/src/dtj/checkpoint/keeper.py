@@ -3,10 +3,12 @@
 `save.py` and `load.py` touch the disk and know nothing of ranks; this stands between them and `run.py`.
 """
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from dtj.checkpoint import layout, load, save
@@ -82,6 +84,25 @@ class Keeper:
         state = self._read()
         if state is None:
             return None
+        self._load(state)
+        step: int = state["step"]
+        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
+            self._saved_step = step
+        return step
+
+    def pack(self, step: int) -> bytes:
+        """The parts as they are now, for another rank."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        save.check_loadable(parts, "state")
+        buffer = io.BytesIO()
+        torch.save({"step": step, "parts": parts}, buffer)
+        return buffer.getvalue()
+
+    def unpack(self, data: bytes) -> None:
+        """Take over what another rank packed."""
+        self._load(load.parse(data))
+
+    def _load(self, state: dict[str, Any]) -> None:
         self._check_names(state["parts"])
         for name, part in self.parts.items():
             try:
@@ -91,10 +112,6 @@ class Keeper:
                     f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
                     fix="build the same model and optimizer, or start a new run without the checkpoint",
                 ) from error
-        step: int = state["step"]
-        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
-            self._saved_step = step
-        return step
 
     def _read(self) -> dict[str, Any] | None:
         """Rank 0 reads, all get the same bytes: no rank needs the volume but rank 0."""
