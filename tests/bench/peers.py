@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import shutil
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ PYTORCHJOBS = f"/apis/kubeflow.org/v1/namespaces/{NAMESPACE}/pytorchjobs"
 THEIR_NAMESPACE = "kubeflow"
 # Where its webhook looks for a certificate, which in a cluster is a mounted Secret.
 CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
+START_S = 180
 THREADS, QPS, BURST = 16, 500, 1000  # of the tuned one: as many workers as ours, and its client rate
 Json = dict[str, Any]
 
@@ -77,7 +78,7 @@ def systems() -> tuple[System, ...]:
     def peer(name: str, program: Path, *flags: str) -> System:
         @asynccontextmanager
         async def start(bench: Rig) -> AsyncIterator[int]:
-            async with _pytorchjob_operator(bench, program, flags) as pid:
+            with _pytorchjob_operator(bench, program, flags) as pid:
                 yield pid
 
         return System(
@@ -184,8 +185,8 @@ def says_running(job: Json) -> bool:
     return states.get("Running") == "True" and active == wanted
 
 
-@asynccontextmanager
-async def _pytorchjob_operator(bench: Rig, program: Path, flags: tuple[str, ...]) -> AsyncIterator[int]:
+@contextlib.contextmanager
+def _pytorchjob_operator(bench: Rig, program: Path, flags: tuple[str, ...]) -> Iterator[int]:
     """Have their operator running, with its CRDs and nothing else of its manifests."""
     kubectl, plane = bench.plane.kubectl, bench.plane
     crds = go.module_folder(MODULE, SOURCE) / "manifests" / "base" / "crds"
@@ -216,10 +217,10 @@ async def _pytorchjob_operator(bench: Rig, program: Path, flags: tuple[str, ...]
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
     try:
-        made = kubectl_until_filled(bench, secret)
+        made = _until_filled(bench, secret)
         for name in ("tls.crt", "tls.key", "ca.crt", "ca.key"):
             (CERTIFICATES / name).write_bytes(base64.b64decode(made["data"][name]))
-        await _until_listening(process, health, log)
+        _until_working(process, log)
         yield process.pid
     finally:
         process.kill()
@@ -228,19 +229,19 @@ async def _pytorchjob_operator(bench: Rig, program: Path, flags: tuple[str, ...]
             path.unlink()
 
 
-def kubectl_until_filled(bench: Rig, secret: Json) -> Json:
+def _until_filled(bench: Rig, secret: Json) -> Json:
     """Wait until their operator has put its certificates into its Secret, and return that."""
     kubectl = replace(bench.plane.kubectl, namespace=secret["namespace"])
     return kubectl.until("secret", secret["name"], lambda found: "tls.crt" in found.get("data", {}))
 
 
-async def _until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Its health port answers before its controllers work; it says in its log when those do."""
-    async with asyncio.timeout(180):
-        while "Starting workers" not in log.read_text():
-            if process.poll() is not None:
-                raise RuntimeError(f"the training operator ended:\n{log.read_text()[-3000:]}")
-            await asyncio.sleep(0.2)  # between two looks
+def _until_working(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Its health port answers before its controllers work; its log says when those do."""
+    deadline = time.monotonic() + START_S
+    while "Starting workers" not in log.read_text():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the training operator does not work:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)  # between two looks
 
 
 def _unused_webhook() -> Json:

@@ -5,7 +5,8 @@ does not show is looked for in the API before anything is concluded. Before this
 the planner.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dtj_operator import names, spec
@@ -14,12 +15,14 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.nodes import NodeView
+from dtj_operator.kube.views import PodView, decode_pod
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
 from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
+FEW = 20  # pods that are asked for one by one; of more all of the job's are listed
 MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
 
 
@@ -34,6 +37,26 @@ class Caches:
     services: ChildCache
     policies: ChildCache
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
+
+
+class AbsentNodes:
+    """Since when nodes are gone that this process has seen; of others the cluster's own collector knows."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    def since(
+        self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
+    ) -> Mapping[str, float]:
+        """Return the moments for the nodes of these pods."""
+        for name in {pod.node for pod in pods if pod.node} if nodes is not None else ():
+            if nodes is not None and name in nodes:
+                self._seen.add(name)
+                self._since.pop(name, None)
+            elif name in self._seen:
+                self._since.setdefault(name, now)
+        return self._since
 
 
 class Gatherer:
@@ -51,6 +74,7 @@ class Gatherer:
     ) -> None:
         self._api, self._caches, self._refresh = api, caches, refresh
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
+        self._absent = AbsentNodes()
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: there is no job; None: hands off."""
@@ -63,23 +87,47 @@ class Gatherer:
         if orphaning or not spec.managed_by_us(raw):
             return None
         snapshot = self._complete(key, raw)
-        if snapshot.vanished and not snapshot.job.deleting:
-            await self._refresh(key)
+        if await self._made_sure(key, snapshot):
             snapshot = replace(snapshot, pods=self._caches.pods.pods(key))
         return snapshot, str(meta["resourceVersion"])
+
+    async def _made_sure(self, key: Key, s: Snapshot) -> bool:
+        """Ask the API for pods that the caches cannot be trusted about; return whether there were any.
+
+        A pod that lost its label is out of the watch's sight: neither it nor its end is ever told.
+        """
+        doubtful = [pod.name for pod in s.pods if pod.mislabelled]
+        vanished = () if s.job.deleting else s.vanished
+        if len(vanished) > FEW:
+            await self._refresh(key)
+        else:
+            doubtful += [names.pod_name(key.name, index) for index in vanished]
+        await asyncio.gather(*(self._look_for(key, name) for name in doubtful))
+        return bool(doubtful or vanished)
+
+    async def _look_for(self, key: Key, name: str) -> None:
+        pods = self._caches.pods
+        try:
+            pods.observe(decode_pod(await self._api.get(f"{names.pods_path(key.namespace)}/{name}")))
+        except NotFound:
+            for pod in pods.pods(key):
+                if pod.name == name:
+                    pods.forget(pod)
 
     def _complete(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         policy = network_policy(job, self._operator_namespace)
+        pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
         mended_s = min(cache.since_mended(key) for cache in (self._caches.services, self._caches.policies))
         return Snapshot(
             job=job,
             memory=memory,
-            pods=self._caches.pods.pods(key),
+            pods=pods,
             service=_state(self._caches.services, key, job.uid, service(job)),
             network_policy=_state(self._caches.policies, key, job.uid, policy),
             mend_at=now + max(0.0, MEND_PAUSE_S - mended_s),
-            nodes=self._caches.nodes(),
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),
             operator_namespace=self._operator_namespace,
             now=now,
@@ -89,10 +137,14 @@ class Gatherer:
         self._poller.forget(key)
         for cache in (self._caches.services, self._caches.policies):
             cache.settle(key)
+        pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
         return Gone(
             namespace=key.namespace,
             name=key.name,
-            pods=self._caches.pods.pods(key),
+            pods=pods,
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
+            now=now,
             service_uid=_left_behind(self._caches.services.get(key), key),
             network_policy_uid=_left_behind(self._caches.policies.get(key), key),
         )

@@ -38,7 +38,8 @@ class Cache(Generic[V]):
 
     def __init__(self) -> None:
         self._kept: dict[Key, dict[str, V]] = {}
-        self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
+        # uid -> the last version that is old news now, and whether it is that or only those before it
+        self._dead: OrderedDict[str, tuple[str, bool]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
@@ -64,9 +65,12 @@ class Cache(Generic[V]):
         if not quiet and (known is None or _matters(view, known)):
             self._changed(known, view)
 
-    def forget(self, view: V) -> None:
-        """An object is gone: the watch said so, or a call found it missing."""
-        self._dead[view.uid] = view.version
+    def forget(self, view: V, *, by_watch: bool = False) -> None:
+        """An object is gone: a call found it missing, or the watch said so.
+
+        by_watch   `view` is as of that moment. It may still exist at that version, without our label
+        """
+        self._dead[view.uid] = view.version, by_watch
         if len(self._dead) > REMEMBERED_DEAD:
             self._dead.popitem(last=False)
         kept = self._kept.get(view.key, {})
@@ -101,8 +105,10 @@ class Cache(Generic[V]):
 
     def _died_later(self, view: V) -> bool:
         """Whether this is old news of something that is gone; a label taken off and put back is new news."""
-        died = self._dead.get(view.uid)
-        return died is not None and not _later(view.version, died)
+        version, by_watch = self._dead.get(view.uid, (None, False))
+        if version is None or (by_watch and view.version == version):
+            return False
+        return not _later(view.version, version)
 
     def _moved(self, old: V | None, new: V | None) -> None:
         """For indices: what is kept has changed, in whatever way."""

@@ -115,6 +115,22 @@ def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Wa
     assert watched.names() == ["digits-0"]
 
 
+def test_a_pod_that_only_lost_its_label_can_be_found_by_asking(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9), by_watch=True)
+    watched.cache.observe(at(9, mislabelled=True))
+
+    assert watched.names() == ["digits-0"]
+
+
+def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(5))
+    watched.cache.observe(at(5))
+
+    assert watched.names() == []
+
+
 def test_the_end_of_an_old_pod_does_not_take_the_new_one_of_its_name(watched: Watched) -> None:
     watched.cache.observe(at(9, uid="new"))
     watched.cache.forget(at(5, uid="old"))

@@ -250,7 +250,7 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def attempts_never_overlap(self) -> None:
         if hasattr(self, "world"):
-            assert not self.world.overlaps
+            assert self.world.overlaps == [], self.world.overlaps
 
     @invariant()
     def budgets_hold_and_the_end_is_final(self) -> None:
