@@ -80,6 +80,9 @@ class PodBuilder:
     def attempt(self, number: int) -> Self:
         return self._with(attempt=number, uid=f"{self.pod.uid}-{number}")
 
+    def with_uid(self, uid: str) -> Self:
+        return self._with(uid=uid)
+
     def owned_by(self, uid: str) -> Self:
         return self._with(owner_uid=uid)
 

@@ -107,7 +107,7 @@ def test_change(kubectl: Kubectl, suspended: bool, changes: Json, words: str):
         assert words in kubectl.refusal(*command, given=json.dumps(after))
 
 
-ELASTIC = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
+ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
 
 
 @pytest.mark.parametrize(
