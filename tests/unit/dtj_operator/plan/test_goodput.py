@@ -4,7 +4,7 @@ from typing import Any
 
 from dtj_operator.plan.actions import Verdict
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Ledger
+from dtj_operator.plan.snapshot import Ledger, Progress
 from dtj_operator.plan.status import report
 from tests.support.builders import NOW, JobBuilder, job, pod
 
@@ -44,8 +44,8 @@ def test_attempts_add_up_and_the_time_between_them_is_recovering() -> None:
     waiting = TWO.stored(fallen).having().seeing(now=NOW + 7, progress=None)
     up = waiting.having(*(pod(i, attempt=1).running() for i in (0, 1)))
     risen = told(up)
-    later = up.stored(risen).answering(attempt=1, ledger=ledger(30, startup=3)).seeing(now=NOW + 40)
-    account = told(later)["goodput"]
+    late = Progress(attempt=1, observed_at=NOW + 40, ledger=ledger(30, startup=3))
+    account = told(up.stored(risen).seeing(progress=late, now=NOW + 40))["goodput"]
 
     assert fallen["goodput"]["productiveSeconds"] == 40
     assert risen["goodput"]["recoveringSeconds"] == 7
@@ -68,6 +68,20 @@ def test_agents_that_heal_in_place_count_that_time_themselves() -> None:
     risen = told(up.seeing(now=NOW + 9, progress=None))["goodput"]
 
     assert (risen["recoveringSeconds"], risen["queuedSeconds"]) == (0, 0)
+
+
+def test_the_account_goes_on_where_replica_0_is_replaced_in_place() -> None:
+    healing = TWO.recovery(scope="Replica")
+    failing = healing.answering(ledger=ledger(50, startup=10)).but(pod(0).crashed())
+    fallen = told(failing, restart(failing.snapshot()))
+    up = healing.stored(fallen).having(pod(0).with_uid("young").running(), pod(1).running())
+    risen = told(up.answering(ledger=ledger(50, startup=10)).seeing(now=NOW + 9))
+    late = Progress(attempt=0, observed_at=NOW + 60, ledger=ledger(30))
+    later = up.stored(risen).seeing(progress=late, now=NOW + 60)
+
+    assert risen["goodput"]["productiveSeconds"] == 50, "the old agent's last word is not added again"
+    assert risen["goodput"]["recoveringSeconds"] == 9
+    assert told(later)["goodput"]["productiveSeconds"] == 80
 
 
 def test_an_agent_that_lost_its_account_makes_no_time_undone() -> None:
