@@ -104,7 +104,7 @@ def violations(events: Iterable[Event]) -> list[str]:
 
 
 def remains(events: Iterable[Event]) -> list[str]:
-    """Return what is wrong with the last events of all objects: orphans, and jobs not where they should be."""
+    """Return what is wrong with the last events of all objects: orphans, jobs not where they should be."""
     world = World()
     for event in sorted(events, key=lambda each: each.version):
         list(_job(world, event) if event.kind == JOB else _child(world, event))
@@ -160,6 +160,8 @@ def _child(world: World, event: Event) -> Iterator[str]:
 def _birth(world: World, pod: Child) -> Iterator[str]:
     uid = pod.owner["uid"]
     for other in world.pods_of(uid):
+        if not controller(other.now):
+            continue  # somebody took it away from its job, and with it the operator's right to touch it
         if other.lives and other.rank == pod.rank:
             yield f"{pod.label} is born while {other.label} of the same rank lives"
         elif other.lives and other.attempt != pod.attempt:

@@ -48,10 +48,15 @@ class Witness:
                 return
         raise AssertionError("\n".join([f"not settled within {within_s} s:", *self._remains()]))
 
-    async def until(self, holds: Callable[[list[Event]], bool], *, within_s: float = WITHIN_S) -> None:
+    @property
+    def births(self) -> int:
+        """Return how many pods have come into being."""
+        return sum(event.kind == POD and event.type == "ADDED" for event in self.events)
+
+    async def until(self, holds: Callable[[Witness], bool], *, within_s: float = WITHIN_S) -> None:
         """Wait until the history looks right."""
         async with asyncio.timeout(within_s), self._changed:
-            await self._changed.wait_for(lambda: holds(self.events))
+            await self._changed.wait_for(lambda: holds(self))
 
     async def follow(self, kind: str, begun: asyncio.Event) -> None:
         """Follow one kind for ever."""

@@ -103,12 +103,9 @@ class Applier:
         labels = body["metadata"]["labels"]
         if not found.owner_uid or found.job != labels[names.JOB_NAME]:
             return name_conflict("Pod", found.name)
-        if not found.label:  # out of the caches' sight, so nobody else would ever look after it
-            if not found.deleting:
-                await self._delete_pod(DeletePod(found))
-            return False
         self._pods.observe(found, quiet=True)
-        return found.owner_uid == uid and str(found.attempt) == labels[names.ATTEMPT] and not found.deleting
+        usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
+        return usable and str(found.attempt) == labels[names.ATTEMPT]
 
     async def _delete_pod(self, action: DeletePod) -> bool:
         """Return False where it has changed and was to be deleted only if not."""
@@ -125,7 +122,7 @@ class Applier:
                 self._pods.forget(pod)
             return not action.unchanged
         left = views.decode_pod(raw)
-        if left.uid == pod.uid and left.deleting and left.label:
+        if left.uid == pod.uid and left.deleting:
             self._pods.observe(left, quiet=True)
         else:  # it had ended or never started, and was removed at once
             self._pods.forget(pod)

@@ -17,16 +17,18 @@ from typing import Any, NoReturn, TypeVar
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import health, metrics
+from dtj_operator import health, metrics, names
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Caches, Gatherer
 from dtj_operator.health import Health
+from dtj_operator.kube import wire
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
+from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.recorder import Recorder
@@ -38,6 +40,7 @@ from dtj_operator.kube.reflector import (
     SILENCE_S,
     Reflector,
     Source,
+    read_list,
 )
 from dtj_operator.names import Key
 from dtj_operator.progress import HttpAsk, Poller
@@ -45,6 +48,8 @@ from dtj_operator.reconcile import Reconciler
 from dtj_operator.settings import Settings
 
 UNLIMITED = 1e9  # requests a second of the watch and the lease: there are few, and they must not wait
+SETTLE_S = 0.2  # a pod that starts changes several times in a row: one look at the end is enough
+PATIENCE_S = 2.0  # and while many jobs are begun at once, making their pods goes before telling of them
 STUCK_S = 300.0  # a key that waits this long for a worker means that no worker works
 
 V = TypeVar("V", bound=View)
@@ -56,16 +61,17 @@ class Core:
     def __init__(self, settings: Settings, config: Configuration) -> None:
         chance = random.Random()
         self._settings, self._chance = settings, chance
-        self._api = Api(config, Bucket(settings.requests_per_second), chance)
-        self._steady = Api(
-            config, Bucket(UNLIMITED), chance
-        )  # watch and lease: a burst of writes cannot starve them
+        who, bucket = settings.identity, Bucket(settings.requests_per_second)
+        self._api = Api(config, bucket, chance, identity=who, may_write=self._may_act)
+        # Watches and the lease: a burst of writes cannot starve them.
+        self._steady = Api(config, Bucket(UNLIMITED), chance, identity=who)
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch has shown
-        pods, nodes = PodCache(self.queue.add), NodeCache(self._wake_node)
-        services = ChildCache(SERVICE, self.queue.add)
-        policies = ChildCache(NETWORK_POLICY, self.queue.add)
+        pods = PodCache(self._child_changed, self.queue.hasten)
+        nodes = NodeCache(self._wake_node)
+        services = ChildCache(SERVICE, self._child_changed)
+        policies = ChildCache(NETWORK_POLICY, self._child_changed)
 
         def reflect(source: Source[V], cache: Cache[V]) -> Reflector[V]:
             return Reflector(self._steady, source, cache, settings.namespace, chance)
@@ -156,26 +162,44 @@ class Core:
             await reflector.synced.wait()
         if self._settings.leader_election:
             await self._lease.acquire()
+            self._begin("lease", self._lease.keep())
             # The leader before us may have written after our watches last spoke.
             await self._relist()
         for number in range(self._settings.workers):
             self._begin(f"worker {number}", work(self.queue, self._reconciler))
-        self._begin("resync", self._resync())
-        if self._settings.leader_election:
-            await self._lease.keep()
-        else:
-            await asyncio.Event().wait()
+        await self._resync()
 
     async def _resync(self) -> None:
-        """Look at everything now and then: the bound on the harm of an event that was lost."""
+        """Read and look at everything now and then: the bound on the harm of an event that was lost."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            for key in self.jobs.union(self._pods.keys()):
+            await self._relist()
+            for key in self.jobs.union(*(reflector.keys() for reflector in self._needed)):
                 self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
 
     async def _relist(self) -> None:
-        for reflector in self._needed:
-            await reflector.relist()
+        """Fill the caches anew, and learn of jobs whose event never came; in whatever time it takes."""
+        while True:
+            try:
+                for reflector in self._reflectors:
+                    if reflector.current:  # one that is not is about to do so itself
+                        await reflector.relist()
+                self.jobs = await self._list_jobs()
+            except ApiError as error:
+                _log.warning("could not read everything, trying again", extra={"error": str(error)})
+                await asyncio.sleep(self._chance.uniform(1, 2))
+            else:
+                return
+
+    async def _list_jobs(self) -> set[Key]:
+        found = await read_list(self._steady, names.jobs_path(self._settings.namespace), wire.decode_names)
+        return {Key(item.metadata.namespace, item.metadata.name) for item in found[0]}
+
+    def _child_changed(self, key: Key, can_wait: bool = False) -> None:
+        if can_wait or key not in self.jobs:  # what is left of a job that is gone leaves bit by bit
+            self.queue.add_after(key, SETTLE_S, patience_s=PATIENCE_S)
+        else:
+            self.queue.add(key)
 
     def _wake_node(self, node: str) -> None:
         for key in self._pods.jobs_on(node):

@@ -5,6 +5,7 @@ does not show is looked for in the API before anything is concluded. Before this
 the planner.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -14,13 +15,14 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import PodView
+from dtj_operator.kube.views import PodView, decode_pod
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
 from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
+FEW = 20  # pods that are asked for one by one; of more all of the job's are listed
 MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
 
 
@@ -85,10 +87,32 @@ class Gatherer:
         if orphaning or not spec.managed_by_us(raw):
             return None
         snapshot = self._complete(key, raw)
-        if snapshot.vanished and not snapshot.job.deleting:
-            await self._refresh(key)
+        if await self._made_sure(key, snapshot):
             snapshot = replace(snapshot, pods=self._caches.pods.pods(key))
         return snapshot, str(meta["resourceVersion"])
+
+    async def _made_sure(self, key: Key, s: Snapshot) -> bool:
+        """Ask the API for pods that the caches cannot be trusted about; return whether there were any.
+
+        A pod that lost its label is out of the watch's sight: neither it nor its end is ever told.
+        """
+        doubtful = [pod.name for pod in s.pods if pod.mislabelled]
+        vanished = () if s.job.deleting else s.vanished
+        if len(vanished) > FEW:
+            await self._refresh(key)
+        else:
+            doubtful += [names.pod_name(key.name, index) for index in vanished]
+        await asyncio.gather(*(self._look_for(key, name) for name in doubtful))
+        return bool(doubtful or vanished)
+
+    async def _look_for(self, key: Key, name: str) -> None:
+        pods = self._caches.pods
+        try:
+            pods.observe(decode_pod(await self._api.get(f"{names.pods_path(key.namespace)}/{name}")))
+        except NotFound:
+            for pod in pods.pods(key):
+                if pod.name == name:
+                    pods.forget(pod)
 
     def _complete(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()

@@ -51,6 +51,11 @@ def job_path(key: Key) -> str:
     return f"/apis/{API_VERSION}/namespaces/{key.namespace}/{PLURAL}/{key.name}"
 
 
+def jobs_path(namespace: str | None) -> str:
+    root = f"/apis/{API_VERSION}"
+    return f"{root}/namespaces/{namespace}/{PLURAL}" if namespace else f"{root}/{PLURAL}"
+
+
 def pods_path(namespace: str | None) -> str:
     """All pods of one namespace, or of the whole cluster where it is None."""
     return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"

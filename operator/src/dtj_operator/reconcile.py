@@ -14,7 +14,7 @@ from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.names import Key
 from dtj_operator.plan import pace
-from dtj_operator.plan.actions import DeleteJob, Fail, Restart, Succeed, Verdict
+from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.snapshot import RECOVERING, RUNNING, Gone, Snapshot
 from dtj_operator.plan.status import events, report
@@ -76,7 +76,8 @@ class Reconciler:
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
         status = report(after, decision.verdict)
         self._ask_agent(key, after, status)
-        write_at = await self._write(key, after, decision.verdict, status, version)
+        begun = not outcome.refusals and any(isinstance(action, CreatePod) for action in decision.actions)
+        write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
         again_at = pace.soonest(decision.look_again_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
@@ -85,12 +86,14 @@ class Reconciler:
         return again_s if decision.verdict is None else 0.0  # a verdict is written down now: act on it
 
     async def _write(
-        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str
+        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str, *, begun: bool
     ) -> float | None:
         """Write the status if it is due; return when it will be, if it is not yet."""
         stored = s.memory.raw
         last_write, _ = self._written.get(key, (0.0, ""))
-        due = pace.write_at(stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s)
+        due = pace.write_at(
+            stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s, begun=begun
+        )
         if due is None or due > s.now:
             return due
         if pace.only_progress(stored, status) and not self._progress_writes.try_take():

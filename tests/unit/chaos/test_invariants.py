@@ -1,4 +1,4 @@
-"""The judge of the chaos runs must itself be beyond doubt: each crime is seen, and honest lives are not blamed."""
+"""The judge of the chaos runs must itself be beyond doubt: it sees each crime and blames no honest life."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
+torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
 PROGRAMS = Path(__file__).parent / "programs"
 _DEADLINE_S = 60.0
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -125,6 +128,14 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.005)
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def is_dead(pid: int) -> bool:

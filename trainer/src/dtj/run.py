@@ -6,6 +6,7 @@ Every rank calls the same verbs in the same order. Nothing here waits for the ac
 """
 
 import atexit
+import math
 import os
 import sys
 import time
@@ -19,19 +20,22 @@ from torch.utils.data import default_collate
 
 from dtj import random_state
 from dtj.checkpoint.keeper import Keeper, Stateful
-from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
+from dtj.contract import EXIT_PEER_LOST, EXIT_SIGNAL, EXIT_STOPPED
 from dtj.data import order
 from dtj.data.feed import Batch, Collate, Feed, fetch, length_of
 from dtj.errors import RecipeError, Stopped
+from dtj.heal import NOWHERE, Place, Reunion
 from dtj.parallel import ddp
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.stop import StopFlag
+from dtj.team import Team
 from dtj.watch import channel, pulse
 from dtj.watch.diary import Diary
-from dtj.world import World, choose_device, close_group, open_group
+from dtj.world import World, choose_device
 
 Module = TypeVar("Module", bound=nn.Module)
+T = TypeVar("T")
 
 
 def init(
@@ -51,12 +55,13 @@ def init(
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
     chosen = choose_device(world, wish=device)
-    group = open_group(world, chosen)
-    atexit.register(close_group)
     stop = StopFlag()
+    team = Team(world, chosen, stop)
+    team.open()
+    atexit.register(team.close)
     stop.install()
     random_state.seed(seed)
-    return Run(world=world, device=chosen, group=group, settings=settings, stop=stop, seed=seed)
+    return Run(world=world, device=chosen, team=team, settings=settings, stop=stop, seed=seed)
 
 
 class Run:
@@ -67,7 +72,7 @@ class Run:
         *,
         world: World,
         device: torch.device,
-        group: "dist.ProcessGroup | None",
+        team: Team,
         settings: Settings,
         stop: StopFlag,
         seed: int,
@@ -75,19 +80,22 @@ class Run:
         self.world = world
         self.device = device
         self.step = 0
-        self._group = group
+        self._team = team
+        self._reunion = Reunion()
+        self._is_whole = False  # this rank's state is that of its place in the program
+        self._verb = 0  # verbs done by all ranks together since the last step
         self._settings = settings
         self._stop = stop
         self._seed = seed
         self._models: list[nn.Module] = []
         self._feed: Feed | None = None
         self._diary: Diary | None = None
-        self._pulse = pulse.Pulse(group)
+        self._pulse = pulse.Pulse(team.control)
         self._pulsed = (0, 0.0)  # step and time of the last one
         self._next_pulse = 0
         self._unsettled = False
         self._keeper = Keeper(
-            settings=settings, world=world, device=device, group=group, clock=time.monotonic, say=self.say
+            settings=settings, world=world, group=team.control, clock=time.monotonic, say=self.say
         )
 
     @property
@@ -102,7 +110,7 @@ class Run:
 
     def parallel(self, model: Module) -> Module:
         """The model on this rank's device, its gradients averaged with those of the other ranks."""
-        wrapped = ddp.wrap(model, world=self.world, device=self.device)
+        wrapped = ddp.wrap(model, world=self.world, device=self.device, is_healing=self._team.is_healing)
         self._models.append(wrapped)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
 
@@ -132,15 +140,18 @@ class Run:
     def state(self, **parts: Stateful) -> None:
         """Name what a checkpoint holds; if there is one, it is restored right here.
 
-        Each part has state_dict and load_state_dict. Step and random generators come without being named.
+        Each part has state_dict and load_state_dict. The step comes without being named.
         """
         self._keeper.parts = {n: ddp.unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
         if not self._keeper.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
+        if self._team.is_healing and self._compare():
+            return  # the state itself comes where the others wait, see heal.py
         restored = self._keeper.restore()
         if restored is not None:
             self.step = restored
             self._unsettled = self.size > 1
+        self._is_whole = True
 
     def steps(self, total: int) -> Iterator[Batch]:
         """Global batches from the committed step up to `total`.
@@ -150,8 +161,6 @@ class Run:
         feed = self._need_feed()
         if self._keeper.run_dir and not self._keeper.parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
-        if not self._keeper.generators_restored:
-            random_state.seed(random_state.derive(self._seed, self.step, self.rank))
         self._diary = Diary(
             settings=self._settings,
             rank=self.rank,
@@ -162,14 +171,25 @@ class Run:
         )
         self._pulsed = (self.step, time.monotonic())
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
-        while self.step < total:
+        self._hold()
+        while True:
+            self._meet()
+            if self.step >= total:
+                break
             self._diary.begin(self.step + 1)
+            random_state.begin_step(self._seed, self.step, self.rank, self.device)
             batch = feed.batch()
             yield batch
             feed.advance(batch)
             self.step += 1
-            self._end_step(self._diary, batch.epoch, is_last=self.step == total)
-        self._keeper.save(self.step)
+            self._verb = 0
+            if not self._is_behind:
+                try:
+                    self._end_step(self._diary, batch.epoch, is_last=self.step == total)
+                except RuntimeError as error:
+                    self._heal(error)
+        if not self._is_behind:
+            self._keeper.save(self.step)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -177,10 +197,17 @@ class Run:
         loss_of  micro-batch -> () tensor, the mean loss of its samples
         Returns () on the device, detached; give it to `log`, which averages it when a line is due.
         """
-        if self._unsettled:
-            step_backward.settle(loss_of, batch, models=self._models, device=self.device)
-            self._unsettled = False
-        return step_backward.backward(loss_of, batch, models=self._models, size=self.size)
+
+        def act() -> torch.Tensor:
+            if self._unsettled:
+                step_backward.settle(loss_of, batch, models=self._models, device=self.device)
+                self._unsettled = False
+            return step_backward.backward(loss_of, batch, models=self._models, size=self.size)
+
+        before = step_backward.Before(self._models, self.device) if self._team.can_heal else None
+        return self._together(
+            act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
+        )
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
@@ -192,7 +219,8 @@ class Run:
             raise RecipeError(
                 "run.log was called outside `for batch in run.steps(...)`", fix="print it instead"
             )
-        self._diary.note(values, now=now)
+        if not self._is_behind:
+            self._diary.note(values, now=now)
 
     def evaluate(
         self,
@@ -209,20 +237,24 @@ class Run:
         Returns the same number on every rank.
         """
         mine = torch.arange(length_of(dataset))[order.share(len(dataset), rank=self.rank, size=self.size)]
-        sums = []
-        with ddp.evaluating(self._models), torch.no_grad():
-            for some in torch.split(mine, batch):
-                found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
-                if found.numel() != len(some) and len(some):
-                    raise RecipeError(
-                        f"the score of {len(some)} samples has shape {tuple(found.shape)}",
-                        fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
-                    )
-                sums.append(found.sum())
-        total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
-        if self._group is not None:
-            dist.all_reduce(total, group=self._group)
-        return float(total[0] / total[1])
+
+        def act() -> float:
+            sums = []
+            with ddp.evaluating(self._models), torch.no_grad():
+                for some in torch.split(mine, batch):
+                    found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
+                    if found.numel() != len(some) and len(some):
+                        raise RecipeError(
+                            f"the score of {len(some)} samples has shape {tuple(found.shape)}",
+                            fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
+                        )
+                    sums.append(found.sum())
+            total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
+            if self._team.control is not None:
+                dist.all_reduce(total, group=self._team.control)
+            return float(total[0] / total[1])
+
+        return self._together(act, undo=None, stand_in=math.nan)
 
     def say(self, message: str) -> None:
         """Print a line for people, once for all ranks."""
@@ -267,8 +299,10 @@ class Run:
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
         folder = self._keeper.save(self.step)
-        if self._group is not None:
-            dist.barrier(group=self._group)  # no rank may claim a checkpoint that rank 0 has not committed
+        if self._team.control is not None:
+            dist.barrier(
+                group=self._team.control
+            )  # no rank may claim a checkpoint that rank 0 has not committed
         channel.send({"step": self.step})
         if folder is None:
             self.say(f"stopped at step {self.step}; nothing was saved")
@@ -280,3 +314,87 @@ class Run:
         if self._feed is None:
             raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
         return self._feed
+
+    # Healing in place, see heal.py.
+
+    @property
+    def _place(self) -> Place:
+        return Place(self.step, self._verb, self._feed.position if self._feed else 0)
+
+    @property
+    def _is_behind(self) -> bool:
+        """The others wait further on; until there, everything is done without the model and without them."""
+        return self._reunion.is_behind(self._place)
+
+    def _together(self, act: Callable[[], T], *, undo: Callable[[], None] | None, stand_in: T) -> T:
+        """A verb that takes all ranks: repeated where one is lost, left out where the others have done it."""
+        while True:
+            self._meet()
+            if self._is_behind:
+                result = stand_in
+                break
+            try:
+                result = act()
+                break
+            except RuntimeError as error:
+                if undo and self._team.can_heal:
+                    undo()
+                self._heal(error)
+        self._verb += 1
+        return result
+
+    def _meet(self) -> None:
+        """Where the others wait: take over the state; where others are behind: hand it over."""
+        while self._reunion.target is not None and not self._is_behind:
+            try:
+                group = self._need_control()
+                taken = self._reunion.meet(group, pack=lambda: self._keeper.pack(self.step))
+                if taken is not None:
+                    self._keeper.unpack(taken)
+                    self._is_whole = True
+                    self._hold()
+            except RuntimeError as error:
+                self._heal(error)
+
+    def _heal(self, error: RuntimeError) -> None:
+        """Join the next generation and find out who is where; raise the error where it is no lost peer's."""
+        while True:
+            self._team.reform(error)
+            try:
+                for model in self._models:
+                    ddp.relay(model)
+                self._pulse = pulse.Pulse(self._team.control)
+                self._unsettled = self.step > 0
+                if self._diary:
+                    self._diary.forget()
+                self._compare()
+            except RuntimeError as another:
+                error = another
+            else:
+                return
+
+    def _compare(self) -> bool:
+        """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""
+        place = self._place if self._is_whole else NOWHERE
+        target = self._reunion.compare(place, self._need_control())
+        if target is None:
+            if self._diary:  # it had begun: whoever knew how far it was is gone
+                raise SystemExit(EXIT_PEER_LOST)
+            return False
+        if not self._is_whole:
+            self.step, self._verb = target.step, 0
+            self._need_feed().position = target.position
+            self._unsettled = self.step > 0
+        elif self._is_behind:
+            self._is_whole = False
+            channel.send({"hold": False})
+        return True
+
+    def _hold(self) -> None:
+        """Tell the agent that this rank need not be restarted when another one is."""
+        if self._is_whole and self._team.can_heal and self._keeper.parts and self.size > 1:
+            channel.send({"hold": True}, wait_s=1.0)
+
+    def _need_control(self) -> "dist.ProcessGroup":
+        assert self._team.control is not None  # a world of one process has nobody to lose
+        return self._team.control

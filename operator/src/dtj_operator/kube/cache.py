@@ -38,7 +38,8 @@ class Cache(Generic[V]):
 
     def __init__(self) -> None:
         self._kept: dict[Key, dict[str, V]] = {}
-        self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
+        # uid -> the last version that is old news now, and whether it is that or only those before it
+        self._dead: OrderedDict[str, tuple[str, bool]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
@@ -64,9 +65,12 @@ class Cache(Generic[V]):
         if not quiet and (known is None or _matters(view, known)):
             self._changed(known, view)
 
-    def forget(self, view: V) -> None:
-        """An object is gone: the watch said so, or a call found it missing."""
-        self._dead[view.uid] = view.version
+    def forget(self, view: V, *, by_watch: bool = False) -> None:
+        """An object is gone: a call found it missing, or the watch said so.
+
+        by_watch   `view` is as of that moment. It may still exist at that version, without our label
+        """
+        self._dead[view.uid] = view.version, by_watch
         if len(self._dead) > REMEMBERED_DEAD:
             self._dead.popitem(last=False)
         kept = self._kept.get(view.key, {})
@@ -101,8 +105,10 @@ class Cache(Generic[V]):
 
     def _died_later(self, view: V) -> bool:
         """Whether this is old news of something that is gone; a label taken off and put back is new news."""
-        died = self._dead.get(view.uid)
-        return died is not None and not _later(view.version, died)
+        version, by_watch = self._dead.get(view.uid, (None, False))
+        if version is None or (by_watch and view.version == version):
+            return False
+        return not _later(view.version, version)
 
     def _moved(self, old: V | None, new: V | None) -> None:
         """For indices: what is kept has changed, in whatever way."""
@@ -112,15 +118,25 @@ class Cache(Generic[V]):
 
 
 class PodCache(Cache[PodView]):
-    """Pods by the job that owns them; `on_change` is called with the key of each change."""
+    """Pods by the job that owns them.
 
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
+    on_change   called with the key of each change, and whether it can wait: a pod on its way up changes
+                several times in a row
+    on_recall   called when the API server, and with it the certainty, is back
+    """
+
+    def __init__(
+        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
-        self._on_change = on_change
+        self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 
     def pods(self, key: Key) -> tuple[PodView, ...]:
         return self.of(key)
+
+    def recall(self) -> None:
+        self._on_recall()
 
     def jobs_on(self, node: str) -> list[Key]:
         """Whose pods are on this node."""
@@ -140,7 +156,8 @@ class PodCache(Cache[PodView]):
     def _changed(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
-            self._on_change(view.key)
+            on_its_way = old is not None and new is not None and not (new.ended or new.deleting)
+            self._on_change(view.key, on_its_way)
 
 
 def _newer(view: View, known: View) -> bool:

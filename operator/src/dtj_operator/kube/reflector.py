@@ -27,9 +27,10 @@ from dtj_operator.names import Key
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next one goes on where it was
 SILENCE_S = 75.0
-LONGEST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 10.0  # a handful of requests: what it costs is to be late when the server is back
 FORBIDDEN_PAUSE_S = 300.0  # how often to see whether a right that one can do without has been given
 
+T = TypeVar("T")
 V = TypeVar("V", bound=View)
 
 _log = logging.getLogger(__name__)
@@ -105,6 +106,9 @@ class Reflector(Generic[V]):
     def what(self) -> str:
         return self._source.what
 
+    def keys(self) -> list[Key]:
+        return self._cache.keys()
+
     async def run(self) -> None:
         pause = 0.5
         while True:
@@ -137,17 +141,7 @@ class Reflector(Generic[V]):
         self._cache.replace(found, version, key)
 
     async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
-        found: list[V] = []
-        query = [("limit", PAGE), *_selecting(selector)]
-        token = ""
-        while True:
-            more = [("continue", token)] if token else []
-            raw = await self._api.get(path, [*query, *more], timeout_s=LIST_TIMEOUT_S)
-            page = self._source.decode_list(raw)
-            found += page.items
-            token = page.metadata.continue_
-            if not token:
-                return found, page.metadata.resource_version
+        return await read_list(self._api, path, self._source.decode_list, selector)
 
     async def _follow(self, version: str) -> None:
         """Watch from `version` until the history is gone."""
@@ -171,10 +165,10 @@ class Reflector(Generic[V]):
             failure = wire.decode_failure(event.object)
             raise Expired(f"WATCH {self._path}", failure.code, "watch ended", failure.message)
         if event.type == "BOOKMARK":
-            return wire.decode_bookmark(event.object).metadata.resource_version
+            return wire.decode_named(event.object).metadata.resource_version
         view = self._source.decode(event.object)
         if event.type == "DELETED":
-            self._cache.forget(view)
+            self._cache.forget(view, by_watch=True)
         else:
             self._cache.observe(view)
         return view.version
@@ -195,6 +189,22 @@ class Reflector(Generic[V]):
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._random.uniform(0.8, 1.2))
+
+
+async def read_list(
+    api: Api, path: str, decode: Callable[[bytes], Page[T]], selector: str = ""
+) -> tuple[list[T], str]:
+    """Read a collection in pages; return it and its version, which is that of one moment."""
+    found: list[T] = []
+    query = [("limit", PAGE), *_selecting(selector)]
+    token = ""
+    while True:
+        more = [("continue", token)] if token else []
+        page = decode(await api.get(path, [*query, *more], timeout_s=LIST_TIMEOUT_S))
+        found += page.items
+        token = page.metadata.continue_
+        if not token:
+            return found, page.metadata.resource_version
 
 
 def _selecting(selector: str) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str
     version: str = ""  # resourceVersion
     job: str = ""  # whose it is; where it has no owner, whom its label names
-    label: str = ""  # the job that its label names
+    mislabelled: bool = False  # by somebody else, so that the Service does not find it
     owner_uid: str = ""  # uid of the controller, where that is a job of ours
     index: int = -1
     attempt: int = -1
@@ -157,7 +157,8 @@ def view(pod: _Pod) -> PodView:
         uid=meta.uid,
         version=meta.resource_version,
         job=owner.name or meta.labels.get(names.JOB_NAME, ""),
-        label=meta.labels.get(names.JOB_NAME, ""),
+        mislabelled=bool(owner.uid)
+        and not names.child_labels(owner.name, owner.uid).items() <= meta.labels.items(),
         owner_uid=owner.uid,
         index=_number(meta.labels.get(names.REPLICA_INDEX)),
         attempt=_number(meta.labels.get(names.ATTEMPT)),

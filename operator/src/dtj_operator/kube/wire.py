@@ -66,10 +66,13 @@ class Failure(Wire):
     message: str = ""
 
 
-class _Bookmark(Wire):
+class Named(Wire):
+    """Any object at all, or a bookmark."""
+
     metadata: Meta
 
 
 decode_event = msgspec.json.Decoder(WatchEvent).decode
 decode_failure = msgspec.json.Decoder(Failure).decode
-decode_bookmark = msgspec.json.Decoder(_Bookmark).decode
+decode_named = msgspec.json.Decoder(Named).decode
+decode_names = msgspec.json.Decoder(Page[Named]).decode

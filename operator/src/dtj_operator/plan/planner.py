@@ -32,6 +32,7 @@ from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
+UNSEEN_LOOK_S = 1.0
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -101,8 +102,10 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 
 def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
-    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s))
     retired = _retire(s)
+    unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
+    unseen_at = s.now + UNSEEN_LOOK_S if unseen else None
+    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s), unseen_at)
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, look_again_at=again)
     taken = {old.name for old in s.obsolete}

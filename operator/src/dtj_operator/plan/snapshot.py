@@ -253,7 +253,8 @@ class Snapshot:
         condemned = self.memory.replacing.get(pod.index) == pod.uid
         # Taken off by a smaller size, and wanted again before it was gone.
         leaving = pod.deleting and self.memory.wanted is not None and pod.index >= self.memory.wanted
-        return 0 <= pod.index < self.size and not condemned and not leaving
+        wanted = 0 <= pod.index < self.size and not pod.mislabelled
+        return wanted and not condemned and not leaving
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:

@@ -90,7 +90,7 @@ def test_a_snapshot_does_not_change_afterwards(watched: Watched) -> None:
 
 
 def test_pods_are_found_by_their_node() -> None:
-    pods = PodCache(lambda _: None)
+    pods = PodCache(lambda *_: None)
     pods.observe(pod(0).on("a").pod)
     pods.observe(pod(1).on("a").pod)
     pods.observe(pod(0, job="other").on("b").pod)

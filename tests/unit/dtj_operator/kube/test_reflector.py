@@ -63,7 +63,7 @@ class Followed:
         self._changed = asyncio.Event()
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
-        self.cache = PodCache(lambda _: self._changed.set())
+        self.cache = PodCache(lambda *_: self._changed.set())
         self.reflector = Reflector(self.api, PODS, self.cache, None, Random(1), silence_s=silence_s)
 
     def shown(self) -> dict[str, str]:

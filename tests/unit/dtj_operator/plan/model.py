@@ -182,7 +182,8 @@ class World:
             self._act(action, fault)
         after = s.after(tuple(self.cache.values()), decision.refusals)
         new = report(after, decision.verdict)
-        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60)
+        begun = any(isinstance(action, CreatePod) for action in decision.actions)
+        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60, begun=begun)
         if due is not None and due <= self.now:
             with _failing(fault("status")) as happens:
                 if happens:

@@ -3,6 +3,7 @@
 `save.py` and `load.py` touch the disk and know nothing of ranks; this stands between them and `run.py`.
 """
 
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dtj import random_state
 from dtj.checkpoint import layout, load, save
 from dtj.errors import RecipeError
 from dtj.settings import Settings
@@ -29,25 +29,22 @@ class Stateful(Protocol):
 
 
 class Keeper:
-    """Saves and restores named parts, the step, and the random generators of every rank."""
+    """Saves and restores named parts and the step, which is all: the random generators follow from it."""
 
     def __init__(
         self,
         *,
         settings: Settings,
         world: World,
-        device: torch.device,
         group: "dist.ProcessGroup | None",
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
         self.run_dir = Path(settings.checkpoint_dir) if settings.checkpoint_dir else None
         self.parts: dict[str, Stateful] = {}
-        self.generators_restored = False
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._world = world
-        self._device = device
         self._group = group
         self._clock = clock
         self._say = say
@@ -74,11 +71,10 @@ class Keeper:
         folder = self.run_dir / layout.name_of(step)
         if self._saved_step == step:
             return folder
-        generators = self._gather(random_state.capture(self._device))
         if self._world.rank == 0:
             parts = {name: part.state_dict() for name, part in self.parts.items()}
             save.check_loadable(parts, "state")
-            save.commit(self.run_dir, step, {"step": step, "parts": parts, "generators": generators})
+            save.commit(self.run_dir, step, {"step": step, "parts": parts})
             channel.send({"step": step, "checkpoint": {"step": step, "path": str(folder)}})
         self._saved_step, self._saved_at = step, self._clock()
         return folder
@@ -88,6 +84,25 @@ class Keeper:
         state = self._read()
         if state is None:
             return None
+        self._load(state)
+        step: int = state["step"]
+        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
+            self._saved_step = step
+        return step
+
+    def pack(self, step: int) -> bytes:
+        """The parts as they are now, for another rank."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        save.check_loadable(parts, "state")
+        buffer = io.BytesIO()
+        torch.save({"step": step, "parts": parts}, buffer)
+        return buffer.getvalue()
+
+    def unpack(self, data: bytes) -> None:
+        """Take over what another rank packed."""
+        self._load(load.parse(data))
+
+    def _load(self, state: dict[str, Any]) -> None:
         self._check_names(state["parts"])
         for name, part in self.parts.items():
             try:
@@ -97,20 +112,6 @@ class Keeper:
                     f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
                     fix="build the same model and optimizer, or start a new run without the checkpoint",
                 ) from error
-        if len(state["generators"]) == self._world.size:
-            random_state.restore(state["generators"][self._world.rank], self._device)
-            self.generators_restored = True
-        step: int = state["step"]
-        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
-            self._saved_step = step
-        return step
-
-    def _gather(self, mine: dict[str, Any]) -> list[Any]:
-        if self._group is None:
-            return [mine]
-        everyone: list[Any] = [None] * self._world.size
-        dist.gather_object(mine, everyone if self._world.rank == 0 else None, group=self._group)
-        return everyone
 
     def _read(self) -> dict[str, Any] | None:
         """Rank 0 reads, all get the same bytes: no rank needs the volume but rank 0."""

@@ -12,8 +12,32 @@ from dtj.errors import RecipeError
 from dtj.world import World
 
 
-def wrap(model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
-    """The model on its device; among several ranks with rank 0's weights and synchronised gradients."""
+class Replica(DistributedDataParallel):
+    """DDP that can be laid over a new process group, whoever holds a reference to it."""
+
+    def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
+        # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
+        super().__init__(
+            module,
+            device_ids=[device.index] if device.index is not None else None,
+            gradient_as_bucket_view=True,
+            init_sync=init_sync,
+        )
+        self._own_device = device
+
+    def relay(self) -> None:
+        """Average over the present default group; nothing is exchanged, weights are left as they are."""
+        module, device, is_training = self.module, self._own_device, self.training
+        del self.reducer  # takes its hooks off the parameters
+        self.__init__(module, device=device, init_sync=False)  # type: ignore[misc]
+        self.train(is_training)  # type: ignore[no-untyped-call]
+
+
+def wrap(model: nn.Module, *, world: World, device: torch.device, is_healing: bool) -> nn.Module:
+    """The model on its device; among several ranks with rank 0's weights and synchronised gradients.
+
+    is_healing  the others train already and will hand over their weights: exchange nothing now
+    """
     model = model.to(device)
     if world.size == 1:
         return model
@@ -22,10 +46,13 @@ def wrap(model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
             f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
             fix="unfreeze a layer, or leave the model out of run.parallel",
         )
-    # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
-    return DistributedDataParallel(
-        model, device_ids=[device.index] if device.index is not None else None, gradient_as_bucket_view=True
-    )
+    return Replica(model, device=device, init_sync=not is_healing)
+
+
+def relay(model: nn.Module) -> None:
+    """After a change of process groups, before the next forward."""
+    if isinstance(model, Replica):
+        model.relay()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

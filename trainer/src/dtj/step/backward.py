@@ -40,22 +40,36 @@ def backward(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], size: in
 
 
 def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], device: torch.device) -> None:
-    """One backward pass whose result is thrown away: for the first step after a restore.
+    """One backward pass whose result is thrown away: for the first step with new process groups.
 
-    DDP lays its buckets anew after its first backward. A resumed run would spend one step in the first layout
-    where the unbroken one was in the second, and with three ranks or more their sums round differently.
-    Gradients, buffers and random generators are left as they were.
+    DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
+    first layout where the unbroken one was in the second, and with three ranks or more their sums round
+    differently.
     """
-    plain = [ddp.unwrap(m) for m in models]
-    buffers = [b.clone() for m in plain for b in m.buffers()]
-    generators = random_state.capture(device)
+    before = Before(models, device)
     _one(loss_of, next(iter(batch)), 1.0)
-    for model in plain:
-        model.zero_grad()
-    with torch.no_grad():
-        for buffer, before in zip((b for m in plain for b in m.buffers()), buffers, strict=True):
-            buffer.copy_(before)
-    random_state.restore(generators, device)
+    before.restore()
+
+
+class Before:
+    """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
+
+    def __init__(self, models: list[nn.Module], device: torch.device) -> None:
+        self._device = device
+        self._plain = [ddp.unwrap(m) for m in models]
+        self._buffers = [(b, b.clone()) for m in self._plain for b in m.buffers()]
+        self._generators = random_state.capture(device)
+        parameters = [p for m in self._plain for p in m.parameters()]
+        self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+
+    def restore(self) -> None:
+        """Undo a pass, whole or broken off."""
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        random_state.restore(self._generators, self._device)
 
 
 def _one(loss_of: LossOf, samples: Any, scale: float) -> torch.Tensor:

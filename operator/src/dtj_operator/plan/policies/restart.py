@@ -60,6 +60,8 @@ def backoff_until(s: Snapshot) -> float:
         return s.now
     doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
     delay = min(LONGEST_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
+    if s.memory.changed_at > s.now + delay:
+        return s.now  # the clock was set back since: the delay has no beginning any more
     so_far = s.memory.restarts.counted + s.memory.restarts.disruptions
     return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}/{so_far}"))
 
