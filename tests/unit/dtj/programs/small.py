@@ -104,7 +104,8 @@ def main() -> None:
 
     def score(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         fail_if_told(run.rank, run.step, "evaluate")
-        return (model(mb["x"]) - mb["y"]).square().mean(1)
+        errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
+        return errors
 
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
