@@ -18,7 +18,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
+torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
 PROGRAMS = Path(__file__).parent / "programs"
 _DEADLINE_S = 60.0
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
