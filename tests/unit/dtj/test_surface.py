@@ -35,6 +35,7 @@ def test_public_verbs_of_a_run() -> None:
     verbs = {name for name in vars(dtj.Run) if not name.startswith("_")}
     assert verbs == {
         "backward",
+        "clip",
         "data",
         "evaluate",
         "log",
@@ -50,10 +51,18 @@ def test_public_verbs_of_a_run() -> None:
 def test_commands_and_flags() -> None:
     common = {
         *(
+            "--async-save",
             "--checkpoint",
+            "--compile",
+            "--keep",
             "--log",
             "--log-every",
+            "--mesh",
             "--micro-batch",
+            "--parallel",
+            "--precision",
+            "--recompute",
+            "--tf32",
             "--nproc",
             "--port",
             "--ranks",

@@ -51,6 +51,20 @@ _FLAGS = [
     click.option(
         "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
     ),
+    click.option("--keep", type=click.IntRange(min=2), help="Newest checkpoints to keep. [default: 2]"),
+    click.option("--async-save", is_flag=True, help="Write checkpoints in the background."),
+    click.option(
+        "--parallel",
+        type=click.Choice(list(settings.STRATEGIES)),
+        help="How ranks share the work. [default: ddp]",
+    ),
+    click.option("--mesh", metavar="AXIS=SIZE,...", help="Sizes of its axes, e.g. tp=2. [default: derived]"),
+    click.option(
+        "--precision", type=click.Choice(settings.PRECISIONS), help="Of forward and backward. [default: fp32]"
+    ),
+    click.option("--tf32", is_flag=True, help="Faster, less exact float32 matrix products on CUDA."),
+    click.option("--compile", is_flag=True, help="torch.compile the model."),
+    click.option("--recompute", is_flag=True, help="Keep fewer activations; compute them again in backward."),
     click.option(
         "--port", type=click.IntRange(min=1, max=65535), help="Serve /status, /metrics and /healthz here."
     ),
@@ -135,10 +149,22 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.SAVE_EVERY: flags["save_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
+        settings.KEEP: flags["keep"],
+        settings.ASYNC_SAVE: _switch(flags["async_save"]),
+        settings.PARALLEL: flags["parallel"],
+        settings.MESH: flags["mesh"],
+        settings.PRECISION: flags["precision"],
+        settings.TF32: _switch(flags["tf32"]),
+        settings.COMPILE: _switch(flags["compile"]),
+        settings.RECOMPUTE: _switch(flags["recompute"]),
         contract.CHECKPOINT_DIR: flags["checkpoint_dir"] and Path(flags["checkpoint_dir"]).resolve(),
         contract.RESUME_DIR: flags["resume_dir"] and Path(flags["resume_dir"]).resolve(),
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _switch(on: bool) -> str | None:
+    return "1" if on else None
 
 
 def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,11 +22,15 @@ from dtj import random_state
 from dtj.checkpoint.keeper import Keeper, Stateful
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.data import order
-from dtj.data.feed import Batch, Collate, Feed, fetch, length_of
+from dtj.data.feed import Batch, Collate, Cut, Feed, fetch, length_of
 from dtj.errors import RecipeError, Stopped
-from dtj.parallel import ddp
+from dtj.parallel import layout
+from dtj.parallel.choose import choose
+from dtj.parallel.strategy import Strategy, blocks
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
+from dtj.step import memory
+from dtj.step.precision import Precision
 from dtj.stop import StopFlag
 from dtj.watch import channel, pulse
 from dtj.watch.diary import Diary
@@ -50,13 +55,28 @@ def init(
     """
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
+    grid = layout.lay_out(settings.parallel, settings.mesh, world)
     chosen = choose_device(world, wish=device)
     group = open_group(world, chosen)
     atexit.register(close_group)
     stop = StopFlag()
     stop.install()
     random_state.seed(seed)
-    return Run(world=world, device=chosen, group=group, settings=settings, stop=stop, seed=seed)
+    precision = Precision(settings.precision, chosen)
+    strategy = choose(grid, chosen, half=precision.half)
+    strategy.autocast = precision.autocast
+    if settings.tf32:
+        torch.set_float32_matmul_precision("high")
+    return Run(
+        world=world,
+        device=chosen,
+        group=group,
+        settings=settings,
+        stop=stop,
+        seed=seed,
+        strategy=strategy,
+        precision=precision,
+    )
 
 
 class Run:
@@ -71,6 +91,8 @@ class Run:
         settings: Settings,
         stop: StopFlag,
         seed: int,
+        strategy: Strategy,
+        precision: Precision,
     ) -> None:
         self.world = world
         self.device = device
@@ -79,6 +101,8 @@ class Run:
         self._settings = settings
         self._stop = stop
         self._seed = seed
+        self._strategy = strategy
+        self._precision = precision
         self._models: list[nn.Module] = []
         self._feed: Feed | None = None
         self._diary: Diary | None = None
@@ -87,8 +111,10 @@ class Run:
         self._next_pulse = 0
         self._unsettled = False
         self._keeper = Keeper(
-            settings=settings, world=world, device=device, group=group, clock=time.monotonic, say=self.say
+            settings=settings, world=world, strategy=strategy, group=group, clock=time.monotonic, say=self.say
         )
+        if precision.scales:
+            self._keeper.extras["precision"] = precision
 
     @property
     def rank(self) -> int:
@@ -101,8 +127,13 @@ class Run:
         return self.world.size
 
     def parallel(self, model: Module) -> Module:
-        """The model on this rank's device, its gradients averaged with those of the other ranks."""
-        wrapped = ddp.wrap(model, world=self.world, device=self.device)
+        """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh)."""
+        layers = blocks(model)
+        if self._settings.recompute:
+            memory.recompute(layers or [model])
+        if self._settings.compile:
+            memory.compile_in_place(layers or [model])
+        wrapped = self._strategy.wrap(model)
         self._models.append(wrapped)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
 
@@ -120,9 +151,13 @@ class Run:
         self._feed = Feed(
             dataset,
             global_batch=global_batch,
-            world=self.world,
+            world=replace(self.world, rank=self._data_rank, size=self._data_size),
             device=self.device,
-            micro_batch=self._settings.micro_batch,
+            cut=Cut(
+                micro_batch=self._settings.micro_batch,
+                in_lockstep=self._strategy.in_lockstep,
+                pipelined=self._strategy.pipelined,
+            ),
             seed=self._seed,
             shuffle=shuffle,
             collate=collate,
@@ -134,13 +169,16 @@ class Run:
 
         Each part has state_dict and load_state_dict. Step and random generators come without being named.
         """
-        self._keeper.parts = {n: ddp.unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
+        self._keeper.parts = {
+            name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
+            for name, part in parts.items()
+        }
         if not self._keeper.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         restored = self._keeper.restore()
         if restored is not None:
             self.step = restored
-            self._unsettled = self.size > 1
+            self._unsettled = self._strategy.settles
 
     def steps(self, total: int) -> Iterator[Batch]:
         """Global batches from the committed step up to `total`.
@@ -169,7 +207,7 @@ class Run:
             feed.advance(batch)
             self.step += 1
             self._end_step(self._diary, batch.epoch, is_last=self.step == total)
-        self._keeper.save(self.step)
+        self._keeper.save(self.step, last=True)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -178,9 +216,23 @@ class Run:
         Returns () on the device, detached; give it to `log`, which averages it when a line is due.
         """
         if self._unsettled:
-            step_backward.settle(loss_of, batch, models=self._models, device=self.device)
+            step_backward.settle(loss_of, batch, strategy=self._strategy, models=self._models)
             self._unsettled = False
-        return step_backward.backward(loss_of, batch, models=self._models, size=self.size)
+        loss = step_backward.backward(
+            loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
+        )
+        if self._precision.scales:
+            self._precision.unscale(self._parameters(), all_finite=self._all_finite)
+        return loss
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down where their norm, over all ranks and parameters, exceeds max_norm.
+
+        Called after `backward`, when they are the mean over the global batch: clipping each rank's own part
+        first would give another result for every number of ranks.
+        Returns () the norm before, on the device: log it.
+        """
+        return self._strategy.clip(self._parameters(), max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
@@ -208,19 +260,25 @@ class Run:
         batch  samples that a rank works on at once
         Returns the same number on every rank.
         """
-        mine = torch.arange(length_of(dataset))[order.share(len(dataset), rank=self.rank, size=self.size)]
-        sums = []
-        with ddp.evaluating(self._models), torch.no_grad():
-            for some in torch.split(mine, batch):
-                found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
-                if found.numel() != len(some) and len(some):
+        mine = torch.arange(length_of(dataset))[
+            order.share(len(dataset), rank=self._data_rank, size=self._data_size)
+        ]
+        rounds = -(-len(dataset) // (self._data_size * batch))  # the same on all ranks: forward may need them
+        scores = torch.zeros((), dtype=torch.float64, device=self.device)
+        with self._strategy.evaluating(self._models), torch.no_grad(), self._precision.autocast():
+            for first in range(0, rounds * batch, batch):
+                some = mine[first : first + batch]
+                indices = some if len(some) else torch.zeros(1, dtype=torch.int64)  # a stand-in, not counted
+                found = score(fetch(dataset, indices.numpy(), device=self.device, collate=collate))
+                if found.numel() != len(indices):
                     raise RecipeError(
-                        f"the score of {len(some)} samples has shape {tuple(found.shape)}",
+                        f"the score of {len(indices)} samples has shape {tuple(found.shape)}",
                         fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
                     )
-                sums.append(found.sum())
-        total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
-        if self._group is not None:
+                if len(some):
+                    scores += found.sum()
+        total = torch.tensor([float(scores), len(mine)], dtype=torch.float64)
+        if self._group is not None:  # ranks that split one model count the same samples: no harm in a mean
             dist.all_reduce(total, group=self._group)
         return float(total[0] / total[1])
 
@@ -228,6 +286,24 @@ class Run:
         """Print a line for people, once for all ranks."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    @property
+    def _data_rank(self) -> int:
+        return self._strategy.layout.data_rank
+
+    @property
+    def _data_size(self) -> int:
+        return self._strategy.layout.data_size
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for model in self._models for p in model.parameters()]
+
+    def _all_finite(self, mine: torch.Tensor) -> bool:
+        if self.size > 1:
+            worst = mine.to(torch.uint8)
+            dist.all_reduce(worst, op=dist.ReduceOp.MIN)
+            mine = worst
+        return bool(mine)
 
     def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
         channel.step(self.step)
@@ -266,7 +342,7 @@ class Run:
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
-        folder = self._keeper.save(self.step)
+        folder = self._keeper.save(self.step, last=True)
         if self._group is not None:
             dist.barrier(group=self._group)  # no rank may claim a checkpoint that rank 0 has not committed
         channel.send({"step": self.step})

@@ -3,65 +3,57 @@
 import contextlib
 from collections.abc import Iterator
 
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dtj.errors import RecipeError
-from dtj.world import World
+from dtj.parallel.strategy import Strategy, check_trainable
 
 
-def wrap(model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
-    """The model on its device; among several ranks with rank 0's weights and synchronised gradients."""
-    model = model.to(device)
-    if world.size == 1:
-        return model
-    if not any(p.requires_grad for p in model.parameters()):
-        raise RecipeError(
-            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
-            fix="unfreeze a layer, or leave the model out of run.parallel",
+class DataParallel(Strategy):
+    """torch's DistributedDataParallel with weights of unequal shares (step/backward.py).
+
+    It lays its buckets anew after the first backward, so that sums round differently from then on.
+    """
+
+    settles = True
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """With rank 0's weights and synchronised gradients."""
+        check_trainable(model)
+        index = self.device.index
+        # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
+        return DistributedDataParallel(
+            model.to(self.device),
+            device_ids=[index] if index is not None else None,
+            gradient_as_bucket_view=True,
         )
-    # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
-    return DistributedDataParallel(
-        model, device_ids=[device.index] if device.index is not None else None, gradient_as_bucket_view=True
-    )
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Without the `module.` prefix."""
+        return unwrap(model)
+
+    @contextlib.contextmanager
+    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for model in models:
+                if isinstance(model, DistributedDataParallel):
+                    stack.enter_context(model.no_sync())
+            yield
+
+    @contextlib.contextmanager
+    def evaluating(self, models: list[nn.Module]) -> Iterator[None]:
+        """Like the others, and without DDP's own broadcast of buffers before each forward."""
+        wrapped = [m for m in models if isinstance(m, DistributedDataParallel)]
+        with super().evaluating(models):
+            for model in wrapped:
+                model.require_forward_param_sync = False
+            try:
+                yield
+            finally:
+                for model in wrapped:
+                    model.require_forward_param_sync = True
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module, whose state has no `module.` prefixes."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextlib.contextmanager
-def without_sync(models: list[nn.Module]) -> Iterator[None]:
-    """Backward passes in here only add up locally."""
-    with contextlib.ExitStack() as stack:
-        for model in models:
-            if isinstance(model, DistributedDataParallel):
-                stack.enter_context(model.no_sync())
-        yield
-
-
-@contextlib.contextmanager
-def evaluating(models: list[nn.Module]) -> Iterator[None]:
-    """Evaluation mode, with rank 0's buffers on every rank and no collective in forward.
-
-    Ranks evaluate different numbers of batches, so DDP's own broadcast of buffers (batch norm's statistics)
-    before each forward would pair with the wrong message, or with none.
-    """
-    wrapped = [m for m in models if isinstance(m, DistributedDataParallel)]
-    training = [m for m in models if m.training]
-    for replicated in wrapped:
-        for buffer in replicated.module.buffers():
-            dist.broadcast(buffer, src=0)
-        replicated.require_forward_param_sync = False
-    for model in training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model in training:
-            model.train()
-        for replicated in wrapped:
-            replicated.require_forward_param_sync = True
