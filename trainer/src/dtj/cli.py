@@ -62,6 +62,8 @@ _FLAGS = [
     click.option(
         "--precision", type=click.Choice(settings.PRECISIONS), help="Of forward and backward. [default: fp32]"
     ),
+    click.option("--sync", metavar="every|local:K|postlocal:K|diloco:K|stale:K", help="When ranks exchange."),
+    click.option("--compress", metavar="bf16|fp16|powersgd[:RANK]|topk[:PERCENT]", help="Smaller gradients."),
     click.option("--tf32", is_flag=True, help="Faster, less exact float32 matrix products on CUDA."),
     click.option("--compile", is_flag=True, help="torch.compile the model."),
     click.option("--recompute", is_flag=True, help="Keep fewer activations; compute them again in backward."),
@@ -154,6 +156,8 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.PARALLEL: flags["parallel"],
         settings.MESH: flags["mesh"],
         settings.PRECISION: flags["precision"],
+        settings.SYNC: flags["sync"],
+        settings.COMPRESS: flags["compress"],
         settings.TF32: _switch(flags["tf32"]),
         settings.COMPILE: _switch(flags["compile"]),
         settings.RECOMPUTE: _switch(flags["recompute"]),

@@ -20,12 +20,12 @@ from torch.utils.data import default_collate
 
 from dtj import random_state
 from dtj.checkpoint.keeper import Keeper, Stateful
+from dtj.choose import choose
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.data import order
 from dtj.data.feed import Batch, Collate, Cut, Feed, fetch, length_of
 from dtj.errors import RecipeError, Stopped
 from dtj.parallel import layout
-from dtj.parallel.choose import choose
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
@@ -34,6 +34,7 @@ from dtj.step.precision import Precision
 from dtj.stop import StopFlag
 from dtj.watch import channel, pulse
 from dtj.watch.diary import Diary
+from dtj.watch.finite import FiniteWatch
 from dtj.world import World, choose_device, close_group, open_group
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -63,7 +64,7 @@ def init(
     stop.install()
     random_state.seed(seed)
     precision = Precision(settings.precision, chosen)
-    strategy = choose(grid, chosen, half=precision.half)
+    strategy = choose(settings, grid, chosen, half=precision.half)
     strategy.autocast = precision.autocast
     if settings.tf32:
         torch.set_float32_matmul_precision("high")
@@ -107,9 +108,11 @@ class Run:
         self._feed: Feed | None = None
         self._diary: Diary | None = None
         self._pulse = pulse.Pulse(group)
+        self._finite = FiniteWatch(device)
         self._pulsed = (0, 0.0)  # step and time of the last one
         self._next_pulse = 0
         self._unsettled = False
+        self._save_due = False
         self._keeper = Keeper(
             settings=settings, world=world, strategy=strategy, group=group, clock=time.monotonic, say=self.say
         )
@@ -173,6 +176,8 @@ class Run:
             name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
             for name, part in parts.items()
         }
+        if self._strategy.extra:
+            self._keeper.extras["sync"] = self._strategy.extra
         if not self._keeper.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         restored = self._keeper.restore()
@@ -199,6 +204,7 @@ class Run:
             samples=feed.position,
         )
         self._pulsed = (self.step, time.monotonic())
+        self._strategy.begin(self.step, total)
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         while self.step < total:
             self._diary.begin(self.step + 1)
@@ -207,6 +213,7 @@ class Run:
             feed.advance(batch)
             self.step += 1
             self._end_step(self._diary, batch.epoch, is_last=self.step == total)
+        self._meet()
         self._keeper.save(self.step, last=True)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
@@ -221,6 +228,7 @@ class Run:
         loss = step_backward.backward(
             loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
         )
+        self._finite.note(loss, self.step + 1)
         if self._precision.scales:
             self._precision.unscale(self._parameters(), all_finite=self._all_finite)
         return loss
@@ -307,10 +315,18 @@ class Run:
 
     def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
         channel.step(self.step)
-        agreed = self._hear(diary)
-        if not agreed.stop and (agreed.save or self._keeper.is_due(self.step)):
+        self._strategy.after_step(self.step)
+        agreed = pulse.Agreement()
+        if self.step > self._pulsed[0] + self._strategy.slack:
+            agreed = self._hear(diary)
+        if agreed.broken:
+            self._check_finite()
+        self._save_due = self._save_due or agreed.save or self._keeper.is_due(self.step)
+        if self._save_due and not agreed.stop and self._strategy.is_together(self.step):
+            self._save_due = False
+            self._check_finite()
             self._keeper.save(self.step)
-        if self.step >= self._next_pulse or diary.is_due or agreed.stop:
+        if not self._pulse.is_under_way and (self.step >= self._next_pulse or diary.is_due or agreed.stop):
             self._send(diary, epoch)
         if is_last or agreed.stop:  # the last words are not left in the air
             self._hear(diary)
@@ -326,6 +342,7 @@ class Run:
                 stop=bool(self._stop),
                 save=self._keeper.wants_save(),
                 log=diary.wants_line(),
+                broken=self._finite.has_seen_one(),
                 pause=pause if self.rank == 0 else 0,
                 values=diary.end(self.step, samples=self._need_feed().position, epoch=epoch),
             )
@@ -342,6 +359,7 @@ class Run:
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
+        self._meet()
         folder = self._keeper.save(self.step, last=True)
         if self._group is not None:
             dist.barrier(group=self._group)  # no rank may claim a checkpoint that rank 0 has not committed
@@ -351,6 +369,14 @@ class Run:
             raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
         self.say(f"stopped at step {self.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
+
+    def _check_finite(self) -> None:
+        self._finite.check(self._group, size=self.size, saved=self._keeper.saved_step)
+
+    def _meet(self) -> None:
+        """Before the last save: no rank goes on by itself, and nothing broken is saved."""
+        self._strategy.after_step(self.step, force=True)
+        self._check_finite()
 
     def _need_feed(self) -> Feed:
         if self._feed is None:

@@ -20,6 +20,8 @@ PRECISION = "DTJ_PRECISION"
 TF32 = "DTJ_TF32"
 COMPILE = "DTJ_COMPILE"
 RECOMPUTE = "DTJ_RECOMPUTE"
+SYNC = "DTJ_SYNC"
+COMPRESS = "DTJ_COMPRESS"
 KEEP = "DTJ_KEEP"
 ASYNC_SAVE = "DTJ_ASYNC_SAVE"
 
@@ -36,6 +38,17 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "pp+ddp": ("pp", "ddp"),
 }
 PRECISIONS = ("fp32", "bf16", "fp16")
+# Name -> what the number after the colon is, "" where none follows.
+SYNCS = {"every": "", "local": "K", "postlocal": "K", "diloco": "K", "stale": "K"}
+COMPRESSIONS = {"bf16": "", "fp16": "", "powersgd": "RANK", "topk": "PERCENT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`diloco:20` as name and amount."""
+
+    name: str
+    amount: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +69,8 @@ class Settings:
     precision       one of PRECISIONS, of forward and backward (step/precision.py)
     tf32            CUDA may round the inputs of float32 matrix products: faster, less exact
     compile         torch.compile the model
+    sync            when ranks exchange what they learned, and every how many steps (sync/local.py, stale.py)
+    compress        how gradients are made smaller, and how much (sync/compress.py)
     recompute       keep no activations inside blocks, compute them again in backward: memory for time
     """
 
@@ -73,6 +88,8 @@ class Settings:
     tf32: bool = False
     compile: bool = False
     recompute: bool = False
+    sync: Choice | None = None
+    compress: Choice | None = None
 
     @classmethod
     def read(
@@ -98,6 +115,8 @@ class Settings:
             precision=_one_of(PRECISION, env.get(PRECISION), PRECISIONS) or "fp32",
             tf32=env.get(TF32) == "1",
             compile=env.get(COMPILE) == "1",
+            sync=_choice(SYNC, env.get(SYNC), SYNCS),
+            compress=_choice(COMPRESS, env.get(COMPRESS), COMPRESSIONS),
             recompute=env.get(RECOMPUTE) == "1",
         )
 
@@ -106,6 +125,25 @@ def _one_of(name: str, value: str | None, known: Collection[str]) -> str | None:
     if value and value not in known:
         raise RecipeError(f"{name} is {value!r}", fix=f"choose one of {', '.join(known)}")
     return value or None
+
+
+def _choice(name: str, text: str | None, known: Mapping[str, str]) -> Choice | None:
+    if not text:
+        return None
+    word, colon, number = text.partition(":")
+    forms = ", ".join(f"{k}:{v}" if v else k for k, v in known.items())
+    try:
+        amount = float(number) if colon else None
+    except ValueError:
+        amount = 0.0
+    takes = known.get(word)
+    if takes is None or (amount is not None and (not takes or amount <= 0)):
+        raise RecipeError(f"{name} is {text!r}", fix=f"choose one of {forms}")
+    if takes in {"K", "RANK"} and amount is not None and amount != int(amount):
+        raise RecipeError(f"{name} is {text!r}, expected a whole number", fix=f"choose one of {forms}")
+    if takes == "K" and amount is None:
+        raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
+    return Choice(name=word, amount=amount)
 
 
 def _positive(name: str, flag: str | None, wish: int | None) -> int | None:

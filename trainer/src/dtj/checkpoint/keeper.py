@@ -85,7 +85,7 @@ class Keeper:
         self._group = group
         self._clock = clock
         self._say = say
-        self._saved_step: int | None = None
+        self.saved_step: int | None = None
         self._saved_at = clock()
         self._writer: threading.Thread | None = None
         self._writer_group: dist.ProcessGroup | None = None
@@ -119,7 +119,7 @@ class Keeper:
             return None
         self._wait_for_writer()
         folder = self.run_dir / layout.name_of(step)
-        if self._saved_step != step:
+        if self.saved_step != step:
             snapshot = self._snapshot(step)
             self._saved_at = self._clock()
             if self._in_background and not last:
@@ -155,7 +155,7 @@ class Keeper:
             random_state.restore(state["generators"][self._world.rank], self._device)
             self.generators_restored = True
         if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
-            self._saved_step = step
+            self.saved_step = step
             if state["best"]:
                 self.best = Best(**state["best"])
         return step
@@ -207,7 +207,7 @@ class Keeper:
         except CheckpointError as error:
             self._failure = error
             return
-        self._failure, self._saved_step = None, snapshot.step
+        self._failure, self.saved_step = None, snapshot.step
         if folder:
             channel.send({"step": snapshot.step, "checkpoint": {"step": snapshot.step, "path": str(folder)}})
 
@@ -255,9 +255,7 @@ class Keeper:
     def _tell_failure(self) -> None:
         if self._failure is not None:
             good = (
-                f"the last good one is of step {self._saved_step}"
-                if self._saved_step
-                else "there is none yet"
+                f"the last good one is of step {self.saved_step}" if self.saved_step else "there is none yet"
             )
             self._say(f"{self._failure.what}; {good}, training goes on\n  fix: {self._failure.fix}")
             self._failure = None

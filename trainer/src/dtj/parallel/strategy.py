@@ -25,16 +25,22 @@ class Strategy:
     in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
     settles      the first backward after a start rounds differently from the later ones
     pipelined    micro-batches must have one size; how many of them are good
+    slack        steps that a rank may be ahead of the slowest one
+    extra        what a checkpoint must hold of the strategy itself
     """
 
     replicated = True
     in_lockstep = False
     settles = False
     pipelined: int | None = None
+    slack = 0
+    extra: Any = None
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
+        self.step = 0
+        self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -70,8 +76,19 @@ class Strategy:
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training goes on after `step`."""
+        self.step, self.total_steps = step, total_steps
+
     def after_step(self, step: int, *, force: bool = False) -> None:
-        """The optimizer has done `step`: policies that let ranks differ bring them together."""
+        """The optimizer has done `step`. Ranks that differ meet when it is time, with `force` at once."""
+        del force
+        self.step = step
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Around a backward pass whose gradients are thrown away."""
+        yield
 
     def keeps(self, parameter: nn.Parameter) -> bool:
         """This rank keeps the optimizer's state of the parameter."""

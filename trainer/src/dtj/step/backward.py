@@ -49,7 +49,8 @@ def settle(loss_of: LossOf, batch: Batch, *, strategy: Strategy, models: list[nn
     plain = [strategy.unwrap(m) for m in models]
     buffers = [b.clone() for m in plain for b in m.buffers()]
     generators = random_state.capture(strategy.device)
-    strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
+    with strategy.settling():
+        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
     for model in plain:
         model.zero_grad()
     with torch.no_grad():
