@@ -1,26 +1,27 @@
-"""Jobs applied -> all their pods created, against a bare loop that posts the very same pods, in turns."""
+"""Jobs applied -> all pods created, deleted -> all gone, in turns with a bare loop that posts the same."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import re
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tests.bench import report
-from tests.bench.rest import Rest, connect
-from tests.cluster import install, kwok
-from tests.support.kubectl import Kubectl
+from tests.bench import report, rig
+from tests.bench.rest import Rest
+from tests.bench.rig import JOBS, PODS, POLICIES, SERVICES, Rig
+from tests.bench.usage import usage
+from tests.cluster import kwok
+from tests.integration.operator.process import Operator
 
-NAMESPACE = "bench-creation"
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
-JOBS = f"/apis/dtj.dev/v1alpha1/namespaces/{NAMESPACE}/distributedtrainingjobs"
-ROUNDS = 3
+ROUNDS = 5
+# No name is used twice: KWOK may still be about to remove an older pod of that name.
+_ROUND = itertools.count()
+Body = tuple[str, dict[str, Any]]  # where to post it, and what
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,12 @@ class Load:
         """How many pods that makes."""
         return self.jobs * self.replicas
 
-    def manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def __str__(self) -> str:
+        return (
+            f"{self.jobs} jobs x {self.replicas} pods" if self.jobs > 1 else f"1 job x {self.replicas} pods"
+        )
+
+    def manifests(self, prefix: str = "bench") -> Iterator[Body]:
         """Yield path and body of every job; its pods go to KWOK's nodes and stay there."""
         container = {"name": "trainer", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
         pod = {"containers": [container], **kwok.PLACEMENT}
@@ -45,76 +51,93 @@ class Load:
                 {
                     "apiVersion": "dtj.dev/v1alpha1",
                     "kind": "DistributedTrainingJob",
-                    "metadata": {"name": f"bench-{number}"},
+                    "metadata": {"name": f"{prefix}-{number}"},
                     "spec": {"replicas": self.replicas, "template": {"spec": pod}},
                 },
             )
 
 
-LOADS = (Load(jobs=200, replicas=1), Load(jobs=60, replicas=8))
+LOADS = (
+    Load(jobs=200, replicas=1),
+    Load(jobs=60, replicas=8),
+    Load(jobs=1, replicas=500),
+    Load(jobs=1, replicas=1000),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Took:
+    """Seconds from the first post to the last pod, and from the first deletion to the last pod gone."""
+
+    created_s: float
+    gone_s: float
 
 
 def main() -> None:
-    """Measure and write the sections `creation` and `memory` of the page."""
-    kubectl = install.with_operator()
-    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    replace(kubectl, namespace=NAMESPACE).until("serviceaccount", "default", bool)  # pods are refused before
-    try:
-        with kwok.nodes(kubectl, count=10):
-            rows = asyncio.run(measure(kubectl))
-            memory_mib = resident_mib(kubectl)
-    finally:
-        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
-    head = ["load", "rounds", "operator, s", "bare loop, s", "ratio, median of the pairs"]
+    """Measure and write the section `creation` of the page."""
+    rows = asyncio.run(measure())
+    head = [
+        "load",
+        "created: operator, s",
+        "bare loop, s",
+        "ratio",
+        "gone: operator, s",
+        "bare loop, s",
+        "ratio",
+        "operator's CPU, s",
+    ]
     report.write("creation", report.table(head, rows))
-    report.write(
-        "memory",
-        report.table(["after", "leader, MiB"], [[f"{ROUNDS} rounds of each load", f"{memory_mib:.0f}"]]),
-    )
 
 
-async def measure(kubectl: Kubectl) -> list[list[object]]:
+async def measure() -> list[list[object]]:
     """Return a row for each load."""
-    async with connect(kubectl.kubeconfig) as rest:
-        return [await compare(rest, load) for load in LOADS]
+    async with rig.running() as bench, bench.operator() as operator:
+        return [await compare(bench, operator, load) for load in LOADS]
 
 
-async def compare(rest: Rest, load: Load) -> list[object]:
+async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
     """Let operator and bare loop take turns over one load."""
-    ours, bare = [], []
+    ours: list[Took] = []
+    bare: list[Took] = []
+    cpu: list[float] = []
     for _ in range(ROUNDS):
-        took_s, bodies = await by_operator(rest, load)
-        ours.append(took_s)
-        bare.append(await by_loop(rest, load, bodies))
-    ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, bare, strict=True))
-    name = f"{load.jobs} jobs x {load.replicas} pods"
-    return [name, ROUNDS, report.seconds(ours), report.seconds(bare), f"{ratio:.2f}"]
+        before = await usage(operator)
+        took, bodies = await by_operator(bench.rest, load)
+        cpu.append((await usage(operator)).cpu_s - before.cpu_s)
+        ours.append(took)
+        bare.append(await by_loop(bench.rest, load, bodies))
+    row: list[object] = [load]
+    for moment in ("created_s", "gone_s"):
+        mine, theirs = ([getattr(took, moment) for took in side] for side in (ours, bare))
+        ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+        row += [report.seconds(mine), report.seconds(theirs), f"{ratio:.2f}"]
+    return [*row, report.seconds(cpu)]
 
 
-async def by_operator(rest: Rest, load: Load) -> tuple[float, list[tuple[str, dict[str, Any]]]]:
-    """Return the seconds that the operator took, and its children as bodies that can be posted again."""
-    took_s = await timed(rest, load, list(load.manifests()))
+async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
+    """Return what the operator took, and its children as bodies that can be posted again."""
+    jobs = list(load.manifests(f"mine{next(_ROUND)}"))
+    created_s = await created(rest, load, jobs)
     children = [(SERVICES, strip(each)) for each in (await rest.list(SERVICES))["items"]]
     children += [(PODS, strip(each)) for each in (await rest.list(PODS))["items"]]
-    await rest.delete_all(JOBS)
-    await rest.until_empty(JOBS)
-    await rest.until_empty(PODS)
-    await rest.until_empty(SERVICES)
-    return took_s, children
+    gone_s = await gone(rest, JOBS, [body["metadata"]["name"] for _, body in jobs])
+    for path in (JOBS, SERVICES, POLICIES):
+        await rest.until_empty(path)
+    return Took(created_s=created_s, gone_s=gone_s), children
 
 
-async def by_loop(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]]]) -> float:
-    """Return the seconds that posting the same children takes."""
-    took_s = await timed(rest, load, bodies)
-    await rest.delete_all(PODS)
-    for path, body in bodies:
-        if path == SERVICES:
-            await rest.delete_all(f"{SERVICES}/{body['metadata']['name']}")
-    await rest.until_empty(PODS)
-    return took_s
+async def by_loop(rest: Rest, load: Load, bodies: list[Body]) -> Took:
+    """Return what posting the same children takes, and deleting the pods one by one."""
+    created_s = await created(rest, load, bodies)
+    names = {
+        path: [body["metadata"]["name"] for where, body in bodies if where == path] for path, _ in bodies
+    }
+    gone_s = await gone(rest, PODS, names[PODS])
+    await rest.delete_each(SERVICES, names[SERVICES])
+    return Took(created_s=created_s, gone_s=gone_s)
 
 
-async def timed(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]]]) -> float:
+async def created(rest: Rest, load: Load, bodies: list[Body]) -> float:
     """Post bodies and return the seconds until a watch has shown all the pods of the load."""
     version = (await rest.list(PODS))["metadata"]["resourceVersion"]
     watching = asyncio.create_task(rest.until_seen(PODS, version, "ADDED", load.pods))
@@ -123,28 +146,28 @@ async def timed(rest: Rest, load: Load, bodies: list[tuple[str, dict[str, Any]]]
     return await watching - began
 
 
+async def gone(rest: Rest, path: str, names: list[str]) -> float:
+    """Delete objects and return the seconds until a watch has shown that no pod is left."""
+    await rest.until_running(PODS)  # a pod without a node goes at once, one that runs waits for its kubelet
+    pods = await rest.list(PODS)
+    version, count = pods["metadata"]["resourceVersion"], len(pods["items"])
+    watching = asyncio.create_task(rest.until_seen(PODS, version, "DELETED", count))
+    began = time.monotonic()
+    await rest.delete_each(path, names)
+    return await watching - began
+
+
 def strip(child: dict[str, Any]) -> dict[str, Any]:
     """Return what the operator posted: without what the API server added, and owned by nobody."""
     body = copy.deepcopy(child)
     body.pop("status", None)
     meta = body["metadata"]
-    body["metadata"] = {key: meta[key] for key in ("name", "labels") if key in meta}
-    for key in ("nodeName", "clusterIPs"):
-        body["spec"].pop(key, None)
+    body["metadata"] = {"name": meta["name"].replace("mine", "loop")}
+    for key in ("nodeName", "clusterIP", "clusterIPs"):
+        if body["spec"].get(key) not in ("None", ["None"]):
+            body["spec"].pop(key, None)
     # Without its labels the operator does not see it; a single one of ours would cost it a look.
     body["metadata"]["labels"] = {
         f"bench/{key.split('/')[-1]}": value for key, value in meta["labels"].items()
     }
     return body
-
-
-def resident_mib(kubectl: Kubectl) -> float:
-    """Return the resident memory of the leading operator replica, from its own metrics."""
-    lease = kubectl(
-        "get", "lease", "dtj-operator", "-n", "dtj-system", "-o", "jsonpath={.spec.holderIdentity}"
-    )
-    pod = lease.split("_")[0]
-    text = kubectl("get", "--raw", f"/api/v1/namespaces/dtj-system/pods/{pod}:8080/proxy/metrics")
-    match = re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)
-    assert match, f"{pod} reports no process_resident_memory_bytes"
-    return float(match[1]) / 2**20

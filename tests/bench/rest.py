@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import ssl
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import aiohttp
-import yaml
 
 CONNECTIONS = 16
 
@@ -51,16 +47,54 @@ class Rest:
         async with self._session.delete(path, params={"gracePeriodSeconds": "0"}) as answer:
             answer.raise_for_status()
 
+    async def delete_each(self, path: str, names: Iterable[str]) -> None:
+        """Delete objects by name over CONNECTIONS connections."""
+        queue = iter(names)
+
+        async def sender() -> None:
+            for name in queue:
+                async with self._session.delete(f"{path}/{name}") as answer:
+                    if answer.status not in (200, 202, 404):
+                        raise RuntimeError(f"DELETE {path}/{name}: {answer.status} {await answer.text()}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CONNECTIONS):
+                group.create_task(sender())
+
+    async def watch(self, path: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """Yield (type, object) from `version` on, without end: a busy API server cuts watches, they go on."""
+        while True:
+            params = {"watch": "true", "resourceVersion": version}
+            async with self._session.get(path, params=params) as answer:
+                answer.raise_for_status()
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch of {path} ended: {event['object']}")
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event["type"], event["object"]
+
+    async def until_running(self, path: str) -> None:
+        """Return once every pod that is there now runs."""
+        listed = await self.list(path)
+        waiting = {pod["metadata"]["name"] for pod in listed["items"] if pod["status"]["phase"] == "Pending"}
+        if not waiting:
+            return
+        async with aclosing(self.watch(path, listed["metadata"]["resourceVersion"])) as events:
+            async for _, pod in events:
+                if pod["status"]["phase"] != "Pending":
+                    waiting.discard(pod["metadata"]["name"])
+                if not waiting:
+                    return
+
     async def until_seen(self, path: str, version: str, kind: str, count: int) -> float:
         """Watch from `version` until `count` events of this kind came; return the monotonic time."""
-        params = {"watch": "true", "resourceVersion": version}
-        async with self._session.get(path, params=params) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                count -= json.loads(line)["type"] == kind
+        async with aclosing(self.watch(path, version)) as events:
+            async for seen, _ in events:
+                count -= seen == kind
                 if count == 0:
-                    return time.monotonic()
-        raise RuntimeError(f"the watch of {path} ended, {count} events of kind {kind} short")
+                    break
+        return time.monotonic()
 
     async def until_empty(self, path: str) -> None:
         """Return once a collection is empty."""
@@ -69,27 +103,13 @@ class Rest:
             await self.until_seen(path, listed["metadata"]["resourceVersion"], "DELETED", left)
 
 
-def credentials(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
-    """Return the server of a kubeconfig and a context with its client certificate."""
-    config = yaml.safe_load(kubeconfig.read_text())
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-    context = ssl.create_default_context(cadata=authority)
-    with tempfile.NamedTemporaryFile(suffix=".pem") as pem:
-        pem.write(base64.b64decode(user["client-certificate-data"]))
-        pem.write(base64.b64decode(user["client-key-data"]))
-        pem.flush()
-        context.load_cert_chain(pem.name)
-    return str(cluster["server"]), context
-
-
 @asynccontextmanager
-async def connect(kubeconfig: Path) -> AsyncIterator[Rest]:
-    """Open a session with the cluster of a kubeconfig that holds a client certificate."""
-    server, context = credentials(kubeconfig)
-    connector = aiohttp.TCPConnector(ssl=context, limit=CONNECTIONS + 4)
+async def connect(server: str, tls: ssl.SSLContext, token: str) -> AsyncIterator[Rest]:
+    """Open a session as the user of a bearer token."""
+    connector = aiohttp.TCPConnector(ssl=tls, limit=CONNECTIONS + 4)
     timeout = aiohttp.ClientTimeout(total=600)
+    headers = {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(
-        server, connector=connector, timeout=timeout, read_bufsize=1 << 22
+        server, connector=connector, timeout=timeout, headers=headers, read_bufsize=1 << 22
     ) as session:
         yield Rest(session)

@@ -12,7 +12,7 @@ import pytest
 
 from dtj import contract as trainer
 from dtj_operator import names, spec
-from dtj_operator.plan.children.env import environment
+from dtj_operator.plan.children.env import Place, environment
 from tests.support.builders import JobBuilder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
@@ -34,7 +34,8 @@ def environment_of(job: JobBuilder) -> set[str]:
     """Return the names of the variables that the operator gives to replica 0."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    return {variable["name"] for variable in environment(parsed, container, 0, 0)}
+    place = Place(index=0, attempt=0, size=parsed.replicas, restarts_left=0)
+    return {variable["name"] for variable in environment(parsed, container, place)}
 
 
 VOLUME: dict[str, dict[str, str]] = {"emptyDir": {}}
@@ -44,6 +45,7 @@ def test_operator_sets_exactly_the_variables_on_the_page():
     job = (
         JobBuilder()
         .container(resources={"limits": {"cpu": "2"}})
+        .wants(elastic={"maxReplicas": 2})
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": "monday"})
     )
     assert environment_of(job) == set(flat("Environment of the training container"))

@@ -82,14 +82,15 @@ class Api:
         for item in listed["items"]:
             yield "ADDED", item
         version = listed["metadata"]["resourceVersion"]
-        async with aclosing(self._follow(path, version, query)) as events:
+        async with aclosing(self.follow(path, version, query)) as events:
             async for event in events:
                 yield event
 
-    async def _follow(
-        self, path: str, version: str, query: Mapping[str, str]
+    async def follow(
+        self, path: str, version: str, query: Mapping[str, str] | None = None
     ) -> AsyncGenerator[tuple[str, Json]]:
-        params = {**query, "watch": "true", "resourceVersion": version}
+        """Watch from a version on: yield (type, object) until the stream ends."""
+        params = {**(query or {}), "watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
             try:
                 async for line in answer.content:
@@ -132,7 +133,7 @@ class Api:
                 if not listed["items"]:
                     return
                 version = listed["metadata"]["resourceVersion"]
-                async with aclosing(self._follow(folder, version, only)) as events:
+                async with aclosing(self.follow(folder, version, only)) as events:
                     async for kind, _seen in events:
                         if kind == "DELETED":
                             return

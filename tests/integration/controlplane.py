@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import tools
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Kubectl, KubectlError
 
 Json = dict[str, Any]
 START_S = 60
@@ -34,13 +35,53 @@ USERS = {
     "admin": ("admin", "system:masters"),
     "operator": (OPERATOR_USER, "system:serviceaccounts,system:serviceaccounts:dtj-system"),
     "alice": ("alice", ""),
+    # What benchmarks put beside the operator, each with a name of its own in the audit log.
+    "loop": ("loop", "system:masters"),
+    "peer": ("peer", "system:masters"),
 }
+AUDITED = [OPERATOR_USER, "loop", "peer"]
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+    "rules": [{"level": "Metadata", "users": AUDITED}, {"level": "None"}],
 }
+
+
+class Server:
+    """One program of the control plane, which tests may kill, freeze and start again."""
+
+    def __init__(self, log: Path, program: Path, *flags: str) -> None:
+        self._log, self._command = log, [str(program), *flags]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; its data are where they were."""
+        with self._log.open("ab") as out:
+            self.process = subprocess.Popen(self._command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """End it at once, with all that it had in memory."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        """Let it hang."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def check(self) -> None:
+        """Raise RuntimeError with the end of its log where it has ended by itself."""
+        if self.process is not None and self.process.poll() is not None:
+            tail = self._log.read_text()[-3000:]
+            raise RuntimeError(f"{self._command[0]} ended with {self.process.returncode}:\n{tail}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +98,28 @@ class ControlPlane:
     ca: Path
     folder: Path
     kubectl: Kubectl
+    apiserver: Server
+    etcd: Server
+    etcd_url: str
+
+    def restart(self, server: Server) -> None:
+        """Kill one of the two and start it again; return when all is ready."""
+        server.kill()
+        server.start()
+        wait_until_ready(self)
+
+    def compact(self) -> int:
+        """Have etcd forget all history; return the version up to which it is gone."""
+        version = int(self._etcd("range", {"key": "YQ=="})["header"]["revision"])
+        self._etcd("compaction", {"revision": str(version), "physical": True})
+        return version
+
+    def _etcd(self, call: str, body: Json) -> Json:
+        """Ask etcd's JSON gateway; keys in base64."""
+        request = urllib.request.Request(f"{self.etcd_url}/v3/kv/{call}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            said: Json = json.load(answer)
+            return said
 
     def kubeconfig(self, user: str, *, server: str = "") -> Path:
         """Write a kubeconfig for one of USERS; `server` where the way leads through a proxy."""
@@ -98,24 +161,57 @@ def token(user: str) -> str:
 def running(folder: Path) -> Iterator[ControlPlane]:
     """Start a control plane whose data lie in `folder`, and stop it at the end."""
     programs = tools.ensure("etcd", "kube-apiserver", "kubectl")
-    with contextlib.ExitStack() as stack:
-        etcd = start_etcd(stack, programs["etcd"], folder)
-        plane = start_apiserver(stack, programs, folder, etcd)
+    plane = prepare(programs, folder)
+    try:
+        plane.etcd.start()
+        plane.apiserver.start()
+        wait_until_ready(plane)
+        plane.kubeconfig("admin").rename(plane.kubectl.kubeconfig)
         yield plane
+    finally:  # their data are thrown away, so there is nothing to end in good order
+        plane.apiserver.kill()
+        plane.etcd.kill()
 
 
 def install_crd(plane: ControlPlane) -> None:
     """Make our API known, and wait until the API server really serves it."""
-    plane.kubectl("apply", "--server-side", "-f", str(CRDS))
-    plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
-    plane.kubectl("get", "dtj", "--all-namespaces")  # asks again while its cache is being set up
+    steps = (
+        ("apply", "--server-side", "-f", str(CRDS)),
+        ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s"),
+        ("get", "dtj", "--all-namespaces"),
+    )
+    deadline = time.monotonic() + START_S
+    for step in steps:
+        while True:
+            try:
+                plane.kubectl(*step)
+            except KubectlError:  # it says that it is ready a little before all of it is
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)  # between two tries
+            else:
+                break
 
 
-def start_etcd(stack: contextlib.ExitStack, program: Path, folder: Path) -> str:
-    """Start etcd and return its URL."""
-    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
-    launch(
-        stack,
+def prepare(programs: dict[str, Path], folder: Path) -> ControlPlane:
+    """Return a control plane whose programs are not started yet."""
+    client, peer, secure = free_ports(3)
+    etcd_url = f"http://127.0.0.1:{client}"
+    kubeconfig = folder / "kubeconfig-admin"
+    return ControlPlane(
+        url=f"https://127.0.0.1:{secure}",
+        ca=folder / "certificates" / "apiserver.crt",
+        folder=folder,
+        kubectl=Kubectl(binary=programs["kubectl"], kubeconfig=kubeconfig),
+        etcd=etcd(programs["etcd"], folder, etcd_url, f"http://127.0.0.1:{peer}"),
+        etcd_url=etcd_url,
+        apiserver=apiserver(programs["kube-apiserver"], folder, etcd_url, secure),
+    )
+
+
+def etcd(program: Path, folder: Path, client: str, peer: str) -> Server:
+    """Return an etcd that listens on these URLs."""
+    return Server(
         folder / "etcd.log",
         program,
         f"--data-dir={folder}/etcd",
@@ -126,25 +222,20 @@ def start_etcd(stack: contextlib.ExitStack, program: Path, folder: Path) -> str:
         f"--initial-cluster=default={peer}",
         "--unsafe-no-fsync",  # nobody needs these data after a power cut
     )
-    return client
 
 
-def start_apiserver(
-    stack: contextlib.ExitStack, programs: dict[str, Path], folder: Path, etcd: str
-) -> ControlPlane:
-    """Start kube-apiserver, wait until it is ready and return how to reach it."""
-    (port,) = free_ports(1)
+def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
+    """Return a kube-apiserver; what it needs beside etcd is made here."""
     (folder / "tokens.csv").write_text(
         "".join(f'{token(key)},{user},{user},"{groups}"\n' for key, (user, groups) in USERS.items())
     )
     (folder / "audit.json").write_text(json.dumps(AUDIT_POLICY))
     key = folder / "service-account.key"
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-    process = launch(
-        stack,
+    return Server(
         folder / "kube-apiserver.log",
-        programs["kube-apiserver"],
-        f"--etcd-servers={etcd}",
+        program,
+        f"--etcd-servers={etcd_url}",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
         f"--cert-dir={folder}/certificates",
@@ -161,44 +252,20 @@ def start_apiserver(
         f"--audit-policy-file={folder}/audit.json",
         f"--audit-log-path={folder}/audit.log",
     )
-    ca = folder / "certificates" / "apiserver.crt"
-    kubeconfig = folder / "kubeconfig-admin"
-    plane = ControlPlane(
-        url=f"https://127.0.0.1:{port}",
-        ca=ca,
-        folder=folder,
-        kubectl=Kubectl(binary=programs["kubectl"], kubeconfig=kubeconfig),
-    )
-    wait_until_ready(plane, process)
-    plane.kubeconfig("admin").rename(kubeconfig)
-    return plane
 
 
-def wait_until_ready(plane: ControlPlane, process: subprocess.Popen[bytes]) -> None:
+def wait_until_ready(plane: ControlPlane) -> None:
     """Ask /readyz until it agrees; the deadline is generous because the machine may be busy."""
     deadline = time.monotonic() + START_S
-    log = plane.folder / "kube-apiserver.log"
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"kube-apiserver ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+        plane.etcd.check()
+        plane.apiserver.check()
         with contextlib.suppress(OSError, urllib.error.URLError):  # not there yet, or not ready
             urllib.request.urlopen(f"{plane.url}/readyz", context=plane.tls(), timeout=5).close()
             return
         time.sleep(0.1)  # between two questions, not instead of an answer
-    raise RuntimeError(f"kube-apiserver not ready within {START_S} s:\n{log.read_text()[-3000:]}")
-
-
-def launch(stack: contextlib.ExitStack, log: Path, program: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """Start a program that the stack ends, with its output in `log`."""
-    out = stack.enter_context(log.open("wb"))
-    process = subprocess.Popen([program, *flags], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-
-    def stop() -> None:
-        process.kill()  # its data are thrown away, so there is nothing to end in good order
-        process.wait()
-
-    stack.callback(stop)
-    return process
+    log = (plane.folder / "kube-apiserver.log").read_text()[-3000:]
+    raise RuntimeError(f"kube-apiserver not ready within {START_S} s:\n{log}")
 
 
 def free_ports(count: int) -> list[int]:

@@ -13,9 +13,12 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
+
 from tests.integration.api import PODS, WITHIN_S, Api, ApiError, NeverHappenedError
 
 Json = dict[str, Any]
+OUTAGES = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
 class Kubelet:
@@ -33,39 +36,65 @@ class Kubelet:
         self.born: list[tuple[str, str]] = []
         self.starts = True
         self.holds: set[str] = set()
+        self._known: set[tuple[str, str]] = set()
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follow the pods for ever."""
-        async with asyncio.TaskGroup() as work, aclosing(self._api.watch(self._folder)) as events:
+        """Follow the pods for ever; where the API server goes away, begin anew once it is back."""
+        async with asyncio.TaskGroup() as work:
+            while True:
+                with contextlib.suppress(*OUTAGES):
+                    await self._follow(work)
+                await asyncio.sleep(0.1)  # between two tries
+
+    async def _follow(self, work: asyncio.TaskGroup) -> None:
+        listed = await self._api.get(self._folder)
+        self.pods = {}
+        for pod in listed["items"]:
+            await self._see("MODIFIED", pod, work)
+        async with aclosing(self._api.follow(self._folder, listed["metadata"]["resourceVersion"])) as events:
             async for kind, pod in events:
-                name = pod["metadata"]["name"]
-                if kind == "DELETED":
-                    self.pods.pop(name, None)
-                elif kind in ("ADDED", "MODIFIED"):
-                    if kind == "ADDED":
-                        self.born.append((name, pod["metadata"]["uid"]))
-                    self.pods[name] = pod
-                    work.create_task(self._tend(pod))
-                async with self._changed:
-                    self._changed.notify_all()
+                if kind == "ERROR":
+                    return
+                await self._see(kind, pod, work)
+
+    async def _see(self, kind: str, pod: Json, work: asyncio.TaskGroup) -> None:
+        name, born = pod["metadata"]["name"], (pod["metadata"]["name"], pod["metadata"]["uid"])
+        if kind == "DELETED":
+            self.pods.pop(name, None)
+        else:
+            if born not in self._known:
+                self._known.add(born)
+                self.born.append(born)
+            self.pods[name] = pod
+            work.create_task(self._tend(pod))
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _tend(self, pod: Json) -> None:
-        name, meta = pod["metadata"]["name"], pod["metadata"]
-        with contextlib.suppress(
-            ApiError
-        ):  # the pod has gone, or is another by now: nothing to do for this one
-            if "deletionTimestamp" in meta:
-                if name not in self.holds:
-                    await self.let_go(name, meta["uid"])
-            elif not pod["spec"].get("nodeName") and self.starts:
-                await self.start(name)
+        """Do what is to be done about a pod, as often as it takes."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        while True:
+            try:
+                return await self._look_after(pod)
+            except (*OUTAGES, KeyError) as error:
+                known = self.pods.get(name)
+                if known is None or known["metadata"]["uid"] != uid or getattr(error, "status", 500) < 500:
+                    return None  # the pod has gone, or is another by now
+            await asyncio.sleep(0.2)  # the server is away: between two tries
 
-    async def start(self, name: str) -> None:
+    async def _look_after(self, pod: Json) -> None:
+        name, meta = pod["metadata"]["name"], pod["metadata"]
+        if "deletionTimestamp" in meta:
+            if name not in self.holds:
+                await self.let_go(name, meta["uid"])
+        elif self.starts and pod["status"].get("phase", "Pending") == "Pending":
+            await self.start(name, placed="nodeName" in pod["spec"])
+
+    async def start(self, name: str, *, placed: bool = False) -> None:
         """Place a pod on a node and make it ready."""
-        target = {"apiVersion": "v1", "kind": "Node", "name": f"node-{name.rpartition('-')[2]}"}
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
-        await self._api.create(f"{self._folder}/{name}/binding", binding)
+        if not placed:
+            await self._place(name)
         status = {
             "phase": "Running",
             "podIP": "10.1.0.1",
@@ -76,6 +105,15 @@ class Kubelet:
             ],
         }
         await self.set_status(name, status)
+
+    async def _place(self, name: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": f"node-{name.rpartition('-')[2]}"}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        try:
+            await self._api.create(f"{self._folder}/{name}/binding", binding)
+        except ApiError as error:
+            if error.status != 409:  # placed before, by a call whose answer was lost
+                raise
 
     async def finish(self, name: str, code: int = 0, *, message: str = "") -> None:
         """End the pod's container with an exit code and a termination message."""
@@ -100,6 +138,12 @@ class Kubelet:
         self.holds.discard(name)
         conditions = {"preconditions": {"uid": uid}} if uid else {}
         await self._api.delete(f"{self._folder}/{name}", gracePeriodSeconds=0, **conditions)
+
+    async def release(self, name: str) -> None:
+        """Hold a pod no longer, whether it is deleted already or will be."""
+        self.holds.discard(name)
+        if name in self.pods:
+            await self._tend(self.pods[name])
 
     async def until(
         self, holds: Callable[[dict[str, Json]], bool], *, within_s: float = WITHIN_S

@@ -61,9 +61,9 @@ class PodBuilder:
     def waiting(self, reason: str, message: str = "") -> Self:
         return self._with(containers=(ContainerView(name="trainer", waiting=reason, message=message),))
 
-    def unschedulable(self, message: str) -> Self:
+    def unschedulable(self, message: str = "no room", *, since: float = NOW) -> Self:
         condition = ConditionView(
-            type="PodScheduled", status="False", reason="Unschedulable", message=message
+            type="PodScheduled", status="False", reason="Unschedulable", message=message, since=since
         )
         return self._with(conditions=(condition,))
 
@@ -123,6 +123,9 @@ class JobBuilder:
     def replicas(self, count: int) -> Self:
         return self.wants(replicas=count)
 
+    def elastic(self, lowest: int, highest: int) -> Self:
+        return self.wants(elastic={"minReplicas": lowest, "maxReplicas": highest})
+
     def container(self, **fields: Any) -> Self:
         """Set fields of the training container."""
         inner = self.spec["template"]["spec"]
@@ -172,8 +175,12 @@ class JobBuilder:
     def refused(self, reason: str, message: str = "no") -> Self:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
+    def answering(self, *, attempt: int = 0, **fields: Any) -> Self:
+        """Replica 0's agent has answered."""
+        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, **fields))
+
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:
-        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, step=step, total_steps=total))
+        return self.answering(attempt=attempt, step=step, total_steps=total)
 
     def raw(self) -> Json:
         meta = {

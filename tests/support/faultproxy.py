@@ -1,7 +1,8 @@
 """A proxy between a client and the API server that misbehaves on demand, as networks and busy servers do.
 
-A fault says which requests it hits, how often, and how: an HTTP status instead of an answer, or an answer
-that is lost after the server has acted. Open watches can be cut at any moment.
+A fault says which requests it hits, how often, and how: an HTTP status instead of an answer, an answer that
+is lost after the server has acted, or one that comes late. Open watches can be cut or fall silent at any
+moment, and their lines can be lost, doubled or told in another order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from random import Random
 
 import aiohttp
 from aiohttp import web
@@ -30,19 +32,25 @@ class Fault:
     status   answer with this HTTP status and pass nothing on; 0 passes the request on and loses the answer
     times    how many requests it hits
     headers  of the answer
+    late_s   only late: pass the request on after so many seconds, and the answer back
     """
 
     matches: Callable[[web.Request], bool]
     status: int
     times: int = 1
     headers: tuple[tuple[str, str], ...] = ()
+    late_s: float = 0.0
+
+
+Mangle = Callable[[bytes], list[bytes]]  # what becomes of a line of a watch
 
 
 class FaultProxy:
     """Forwards everything to `target`, unless a fault is due.
 
-    url    where it listens, plain HTTP on loopback
-    hits   how many requests each kind of fault has hit, by status; "cut" for watches
+    url      where it listens, plain HTTP on loopback
+    hits     how many requests each kind of fault has hit, by status; "cut" for watches, "late" for delays
+    mangle   makes, for each watch, what decides about its lines
     """
 
     def __init__(self, target: str, tls: ssl.SSLContext) -> None:
@@ -51,6 +59,21 @@ class FaultProxy:
         self._watches: set[asyncio.Transport] = set()
         self.hits: Counter[int | str] = Counter()
         self.url = ""
+        self.mangle: Callable[[], Mangle] = faithful
+        self._speaks = asyncio.Event()
+        self._speaks.set()
+
+    @property
+    def silent(self) -> bool:
+        """Whether watches are open and say nothing, as behind a firewall that forgot them."""
+        return not self._speaks.is_set()
+
+    @silent.setter
+    def silent(self, silent: bool) -> None:
+        if silent:
+            self._speaks.clear()
+        else:
+            self._speaks.set()
 
     def inject(self, *faults: Fault) -> None:
         """Have these happen."""
@@ -69,8 +92,11 @@ class FaultProxy:
         fault = next((each for each in self._faults if each.times and each.matches(request)), None)
         if fault is not None:
             fault.times -= 1
-            self.hits[fault.status] += 1
-            if fault.status:
+            self.hits["late" if fault.late_s else fault.status] += 1
+            if fault.late_s:
+                await asyncio.sleep(fault.late_s)
+                fault = None
+            elif fault.status:
                 return refusal(fault, stream=is_watch(request))
         body = await request.read() or None  # else aiohttp invents a content type for it
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
@@ -91,7 +117,7 @@ class FaultProxy:
         if connection is not None and is_watch(request):
             self._watches.add(connection)
         try:
-            async for chunk in answer.content.iter_any():
+            async for chunk in self._lines(answer) if is_watch(request) else answer.content.iter_any():
                 await reply.write(chunk)
             await reply.write_eof()
         except (ConnectionError, aiohttp.ClientError):
@@ -101,6 +127,17 @@ class FaultProxy:
             if connection is not None:
                 self._watches.discard(connection)
         return reply
+
+    async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        begin = self.mangle
+        mangle = begin()
+        async for line in answer.content:
+            if begin is not self.mangle:
+                begin = self.mangle
+                mangle = begin()
+            for told in mangle(line):
+                await self._speaks.wait()
+                yield told
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FaultProxy]:
@@ -113,7 +150,9 @@ class FaultProxy:
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         timeout = aiohttp.ClientTimeout(total=None)
-        async with session(self._tls, timeout=timeout, auto_decompress=False) as self._session:
+        async with session(
+            self._tls, timeout=timeout, auto_decompress=False, read_bufsize=2**22
+        ) as self._session:
             try:
                 yield self
             finally:
@@ -136,6 +175,37 @@ def refusal(fault: Fault, *, stream: bool) -> web.Response:
     text = json.dumps({"type": "ERROR", "object": said} if inside else said)
     status, headers = 200 if inside else fault.status, dict(fault.headers)
     return web.Response(status=status, headers=headers, text=f"{text}\n", content_type="application/json")
+
+
+def losing(
+    chance: Random, *, lost: float = 0.0, doubled: float = 0.0, swapped: float = 0.0
+) -> Callable[[], Mangle]:
+    """Mangle streams: so many lines, from 0 to 1, are lost, come twice, or come after the next one."""
+
+    def begin() -> Mangle:
+        held: list[bytes] = []
+
+        def mangle(line: bytes) -> list[bytes]:
+            dice = chance.random()
+            before = [*held]
+            held.clear()
+            if dice < lost:
+                return before
+            if dice < lost + doubled:
+                return [line, *before, line]
+            if dice < lost + doubled + swapped:
+                held.append(line)
+                return before
+            return [line, *before]
+
+        return mangle
+
+    return begin
+
+
+def faithful() -> Mangle:
+    """Tell every line once and in order."""
+    return lambda line: [line]
 
 
 def is_watch(request: web.Request) -> bool:

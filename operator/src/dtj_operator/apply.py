@@ -5,15 +5,17 @@ raised.
 """
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dtj_operator import names
-from dtj_operator.gather import Children, left_behind, owned_by
+from dtj_operator.gather import Caches, as_made
 from dtj_operator.kube import views
-from dtj_operator.kube.api import Api, Json, decode
-from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.api import Api, Json
+from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import Conflict, NotFound, Refused
 from dtj_operator.names import Key
 from dtj_operator.plan.actions import (
@@ -27,9 +29,11 @@ from dtj_operator.plan.actions import (
     DeleteService,
 )
 from dtj_operator.plan.planner import name_conflict
-from dtj_operator.plan.snapshot import Child, Refusal
+from dtj_operator.plan.snapshot import Refusal
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 AT_ONCE = 32  # calls in flight; more only queue up in the API server
 
@@ -43,8 +47,8 @@ class Outcome:
 
 
 class Applier:
-    def __init__(self, api: Api, cache: PodCache, children: Children) -> None:
-        self._api, self._cache, self._children = api, cache, children
+    def __init__(self, api: Api, caches: Caches) -> None:
+        self._api, self._caches, self._pods = api, caches, caches.pods
         self._in_flight = asyncio.Semaphore(AT_ONCE)
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
@@ -54,12 +58,15 @@ class Applier:
         """
         deletes = [a for a in actions if isinstance(a, DeletePod)]
         creates = [a for a in actions if isinstance(a, CreatePod)]
-        await self._all(self._delete_pod(action) for action in deletes)
+        blocked = False in await self._all(self._delete_pod(action) for action in deletes)
         for action in actions:
             if not isinstance(action, DeletePod | CreatePod):
-                refusal = await self._other(key, uid, action)
-                if refusal is not None:
-                    return Outcome(refusals=(refusal,))
+                result = await self._other(key, uid, action)
+                if isinstance(result, Refusal):
+                    return Outcome(refusals=(result,))
+                blocked = blocked or not result
+        if blocked:
+            return Outcome(blocked=True)
         return await self._create_pods(creates, uid)
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str) -> Outcome:
@@ -84,7 +91,7 @@ class Applier:
             return await self._occupied(f"{folder}/{body['metadata']['name']}", body, uid)
         except Refused as error:
             return refusal_of(error)
-        self._cache.observe(views.decode_pod(raw), quiet=True)
+        self._pods.observe(views.decode_pod(raw), quiet=True)
         return True
 
     async def _occupied(self, path: str, body: Json, uid: str) -> Refusal | bool:
@@ -96,78 +103,89 @@ class Applier:
         labels = body["metadata"]["labels"]
         if not found.owner_uid or found.job != labels[names.JOB_NAME]:
             return name_conflict("Pod", found.name)
-        self._cache.observe(found, quiet=True)
-        return found.owner_uid == uid and str(found.attempt) == labels[names.ATTEMPT] and not found.deleting
+        self._pods.observe(found, quiet=True)
+        usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
+        return usable and str(found.attempt) == labels[names.ATTEMPT]
 
-    async def _delete_pod(self, action: DeletePod) -> None:
+    async def _delete_pod(self, action: DeletePod) -> bool:
+        """Return False where it has changed and was to be deleted only if not."""
         pod = action.pod
         path = f"{names.pods_path(pod.namespace)}/{pod.name}"
         version = pod.version if action.unchanged else None
         try:
             raw = await self._api.delete(path, uid=pod.uid, version=version, grace_s=action.grace_s)
         except NotFound:
-            self._cache.forget(pod)
-            return
+            self._pods.forget(pod)
+            return True
         except Conflict:
             if not action.unchanged:  # the name belongs to a younger pod
-                self._cache.forget(pod)
-            return
+                self._pods.forget(pod)
+            return not action.unchanged
         left = views.decode_pod(raw)
         if left.uid == pod.uid and left.deleting:
-            self._cache.observe(left, quiet=True)
+            self._pods.observe(left, quiet=True)
         else:  # it had ended or never started, and was removed at once
-            self._cache.forget(pod)
+            self._pods.forget(pod)
+        return True
 
-    async def _other(self, key: Key, uid: str, action: Action) -> Refusal | None:
-        services, policies = names.services_path(key.namespace), names.policies_path(key.namespace)
+    async def _other(self, key: Key, uid: str, action: Action) -> Refusal | bool:
+        """Return False where something must go first."""
         match action:
             case CreateService(body):
-                refusal = await self._create(services, body, uid)
-                self._children.learn(key, uid, service=Child.UNKNOWN if refusal else Child.PRESENT)
-                return refusal
+                return await self._create(self._caches.services, key, body, uid)
             case CreateNetworkPolicy(body):
-                refusal = await self._create(policies, body, uid)
-                self._children.learn(key, uid, policy=Child.UNKNOWN if refusal else Child.PRESENT)
-                return refusal
+                return await self._create(self._caches.policies, key, body, uid)
             case DeleteService(known):
-                await self._delete(f"{services}/{key.name}", known, uid)
-                self._children.learn(key, uid, service=Child.ABSENT)
+                return await self._delete(self._caches.services, key, known, uid)
             case DeleteNetworkPolicy(known):
-                await self._delete(f"{policies}/{key.name}", known, uid)
-                self._children.learn(key, uid, policy=Child.ABSENT)
+                return await self._delete(self._caches.policies, key, known, uid)
             case DeleteJob():
-                await self._delete(names.job_path(key), uid, uid)
-        return None
+                with contextlib.suppress(NotFound, Conflict):
+                    await self._api.delete(names.job_path(key), uid=uid)
+        return True
 
-    async def _create(self, folder: str, body: Json, uid: str) -> Refusal | None:
-        name = body["metadata"]["name"]
+    async def _create(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
+        """Make it; in the place of one that a job of this name left, or that somebody has edited."""
+        folder = cache.kind.path(key.namespace)
         try:
             try:
-                await self._api.create(folder, body)
+                raw = await self._api.create(folder, body)
             except Conflict:
-                found = decode(await self._api.get(f"{folder}/{name}"))
-                if owned_by(found, uid):
-                    return None
-                # A job deleted and made again at once: what the first one left may be there for a while.
-                if (old := left_behind(found, name)) is None:
-                    return name_conflict(body["kind"], name)
-                await self._delete(f"{folder}/{name}", old, uid)
-                await self._api.create(folder, body)
+                found = cache.kind.decode(await self._api.get(f"{folder}/{key.name}"))
+                if found.owner != key.name:
+                    return name_conflict(cache.kind.kind, key.name)
+                if found.owner_uid == uid and not found.deleting and as_made(cache, found, body):
+                    cache.observe(found, quiet=True)
+                    return True
+                if not found.deleting:
+                    await self._remove(cache, found)
+                if found.owner_uid == uid:
+                    cache.mended(key)
+                    _log.warning("child was edited and is made anew", extra={"kind": cache.kind.kind})
+                raw = await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)
-        return None
+        except (Conflict, NotFound):  # it is on its way out, or was a moment ago
+            return False
+        cache.observe(cache.kind.decode(raw), quiet=True)
+        return True
 
-    async def _delete(self, path: str, known: str | None, uid: str) -> None:
-        """Delete the object of the known uid, or whichever the job controls; one that is gone is fine."""
+    async def _delete(self, cache: ChildCache, key: Key, known: str | None, uid: str) -> bool:
+        """Delete the object of the known uid, if unchanged; else the one that the job controls."""
+        found = cache.get(key)
+        if found is None or (found.uid != known if known else found.owner_uid != uid):
+            return True
+        return await self._remove(cache, found, unchanged=known is not None)
+
+    async def _remove(self, cache: ChildCache, child: ChildView, *, unchanged: bool = False) -> bool:
+        path = f"{cache.kind.path(child.namespace)}/{child.name}"
         try:
-            if known is None:
-                found = decode(await self._api.get(path))
-                if not owned_by(found, uid):
-                    return
-                known = found["metadata"]["uid"]
-            await self._api.delete(path, uid=known)
-        except (NotFound, Conflict):
-            return
+            await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
+        except NotFound:
+            pass
+        except Conflict:
+            return not unchanged
+        return True
 
     async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run all to their end, a few at a time; the first failure is raised after the last answer."""

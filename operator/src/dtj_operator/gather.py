@@ -1,4 +1,4 @@
-"""A key becomes a snapshot: the job read from the API, pods from the cache, progress from the last poll.
+"""A key becomes a snapshot: the job read from the API, all else from caches, progress from the last poll.
 
 The job is always read, never taken from an event: its status is the operator's memory. A pod that a cache
 does not show is looked for in the API before anything is concluded. Before this stands the worker, after it
@@ -6,52 +6,57 @@ the planner.
 """
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dtj_operator import names, spec
 from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
-from dtj_operator.kube.reflector import Reflector
+from dtj_operator.kube.nodes import NodeView
+from dtj_operator.kube.views import PodView, decode_pod
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import RUNNING, Child, Gone, Memory, Snapshot
+from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.service import service
+from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
-LOOK_AGAIN_S = 600.0  # how long a Service that was seen is believed to be there
+FEW = 20  # pods that are asked for one by one; of more all of the job's are listed
+MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of the two network objects of one job."""
+@dataclass(frozen=True, kw_only=True)
+class Caches:
+    """All that is known of the cluster without asking.
 
-    uid: str
-    service: Child = Child.UNKNOWN
-    policy: Child = Child.UNKNOWN
-    until: float = 0.0
+    nodes   None from the call: they may not be read, or are in doubt
+    """
+
+    pods: PodCache
+    services: ChildCache
+    policies: ChildCache
+    nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
 
 
-class Children:
-    """Remembers which Services and NetworkPolicies exist, so that a look at a job need not ask."""
+class AbsentNodes:
+    """Since when nodes are gone that this process has seen; of others the cluster's own collector knows."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, _Known] = {}
+        self._seen: set[str] = set()
+        self._since: dict[str, float] = {}
 
-    def of(self, key: Key, uid: str) -> tuple[Child, Child]:
-        known = self._known.get(key)
-        if known is None or known.uid != uid or time.monotonic() > known.until:
-            return Child.UNKNOWN, Child.UNKNOWN
-        return known.service, known.policy
-
-    def learn(self, key: Key, uid: str, *, service: Child | None = None, policy: Child | None = None) -> None:
-        """Take in what a call showed; somebody else's objects are asked about every time."""
-        old_service, old_policy = self.of(key, uid)
-        known = _Known(uid, service or old_service, policy or old_policy, time.monotonic() + LOOK_AGAIN_S)
-        self._known[key] = known
-
-    def forget(self, key: Key) -> None:
-        self._known.pop(key, None)
+    def since(
+        self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
+    ) -> Mapping[str, float]:
+        """Return the moments for the nodes of these pods."""
+        for name in {pod.node for pod in pods if pod.node} if nodes is not None else ():
+            if nodes is not None and name in nodes:
+                self._seen.add(name)
+                self._since.pop(name, None)
+            elif name in self._seen:
+                self._since.setdefault(name, now)
+        return self._since
 
 
 class Gatherer:
@@ -60,99 +65,108 @@ class Gatherer:
     def __init__(
         self,
         api: Api,
-        cache: PodCache,
-        reflector: Reflector,
-        children: Children,
+        caches: Caches,
+        refresh: Callable[[Key], Awaitable[None]],
         poller: Poller,
         *,
         operator_namespace: str,
         wall: Callable[[], float],
     ) -> None:
-        self._api, self._cache, self._reflector, self._children = api, cache, reflector, children
+        self._api, self._caches, self._refresh = api, caches, refresh
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
+        self._absent = AbsentNodes()
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: there is no job; None: hands off."""
         try:
             raw = decode(await self._api.get(names.job_path(key)))
         except NotFound:
-            return await self._gone(key)
+            return self._gone(key)
         meta = raw["metadata"]
         orphaning = "deletionTimestamp" in meta and "orphan" in (meta.get("finalizers") or ())
         if orphaning or not spec.managed_by_us(raw):
             return None
-        snapshot = await self._complete(key, raw)
-        if snapshot.memory.phase == RUNNING and snapshot.missing and not snapshot.job.deleting:
-            await self._reflector.refresh(key)
-            snapshot = replace(snapshot, pods=self._cache.pods(key))
+        snapshot = self._complete(key, raw)
+        if await self._made_sure(key, snapshot):
+            snapshot = replace(snapshot, pods=self._caches.pods.pods(key))
         return snapshot, str(meta["resourceVersion"])
 
-    async def _complete(self, key: Key, raw: Json) -> Snapshot:
-        job, memory = spec.parse(raw), Memory(raw.get("status") or {})
-        service, policy = self._children.of(key, job.uid)
-        if memory.phase and service is Child.UNKNOWN:  # a new job has none: trying to make them tells as much
-            service, policy = await self._look(key, job)
+    async def _made_sure(self, key: Key, s: Snapshot) -> bool:
+        """Ask the API for pods that the caches cannot be trusted about; return whether there were any.
+
+        A pod that lost its label is out of the watch's sight: neither it nor its end is ever told.
+        """
+        doubtful = [pod.name for pod in s.pods if pod.mislabelled]
+        vanished = () if s.job.deleting else s.vanished
+        if len(vanished) > FEW:
+            await self._refresh(key)
+        else:
+            doubtful += [names.pod_name(key.name, index) for index in vanished]
+        await asyncio.gather(*(self._look_for(key, name) for name in doubtful))
+        return bool(doubtful or vanished)
+
+    async def _look_for(self, key: Key, name: str) -> None:
+        pods = self._caches.pods
+        try:
+            pods.observe(decode_pod(await self._api.get(f"{names.pods_path(key.namespace)}/{name}")))
+        except NotFound:
+            for pod in pods.pods(key):
+                if pod.name == name:
+                    pods.forget(pod)
+
+    def _complete(self, key: Key, raw: Json) -> Snapshot:
+        job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
+        policy = network_policy(job, self._operator_namespace)
+        pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
+        mended_s = min(cache.since_mended(key) for cache in (self._caches.services, self._caches.policies))
         return Snapshot(
             job=job,
             memory=memory,
-            pods=self._cache.pods(key),
-            service=service,
-            network_policy=policy,
+            pods=pods,
+            service=_state(self._caches.services, key, job.uid, service(job)),
+            network_policy=_state(self._caches.policies, key, job.uid, policy),
+            mend_at=now + max(0.0, MEND_PAUSE_S - mended_s),
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),
             operator_namespace=self._operator_namespace,
-            now=self._wall(),
+            now=now,
         )
 
-    async def _look(self, key: Key, job: spec.Job) -> tuple[Child, Child]:
-        raw = await asyncio.gather(
-            self._read(f"{names.services_path(key.namespace)}/{key.name}"),
-            self._read(f"{names.policies_path(key.namespace)}/{key.name}"),
-        )
-        service, policy = (_whose(found, job) for found in raw)
-        if Child.FOREIGN not in (service, policy):
-            self._children.learn(key, job.uid, service=service, policy=policy)
-        return service, policy
-
-    async def _gone(self, key: Key) -> Gone:
-        self._children.forget(key)
+    def _gone(self, key: Key) -> Gone:
         self._poller.forget(key)
-        service, policy = await asyncio.gather(
-            self._read(f"{names.services_path(key.namespace)}/{key.name}"),
-            self._read(f"{names.policies_path(key.namespace)}/{key.name}"),
-        )
+        for cache in (self._caches.services, self._caches.policies):
+            cache.settle(key)
+        pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
         return Gone(
             namespace=key.namespace,
             name=key.name,
-            pods=self._cache.pods(key),
-            service_uid=left_behind(service, key.name),
-            network_policy_uid=left_behind(policy, key.name),
+            pods=pods,
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
+            now=now,
+            service_uid=_left_behind(self._caches.services.get(key), key),
+            network_policy_uid=_left_behind(self._caches.policies.get(key), key),
         )
 
-    async def _read(self, path: str) -> Json | None:
-        try:
-            return decode(await self._api.get(path))
-        except NotFound:
-            return None
 
-
-def owned_by(raw: Json, uid: str) -> bool:
-    """Whether the job of this uid controls the object."""
-    return any(
-        o.get("controller") and o.get("uid") == uid for o in raw["metadata"].get("ownerReferences") or ()
-    )
-
-
-def _whose(raw: Json | None, job: spec.Job) -> Child:
-    """What a job of this name left behind counts as absent: making ours anew takes its place."""
-    if raw is None:
+def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
+    """What a job of this name left behind counts as absent, as what is going does: ours takes its place."""
+    found = cache.get(key)
+    if found is None:
         return Child.ABSENT
-    if owned_by(raw, job.uid):
-        return Child.PRESENT
-    return Child.ABSENT if left_behind(raw, job.name) else Child.FOREIGN
+    if found.owner != key.name:
+        return Child.FOREIGN
+    if found.owner_uid != uid or found.deleting:
+        return Child.ABSENT
+    return Child.PRESENT if as_made(cache, found, wanted) else Child.EDITED
 
 
-def left_behind(raw: Json | None, job: str) -> str | None:
-    """The uid of an object whose controller is a job of ours of this name, which is gone."""
-    owners = raw["metadata"].get("ownerReferences") or () if raw else ()
-    ours = any(o.get("controller") and o.get("kind") == names.KIND and o.get("name") == job for o in owners)
-    return str(raw["metadata"]["uid"]) if raw and ours else None
+def as_made(cache: ChildCache, found: ChildView, wanted: Json) -> bool:
+    """Whether it is what we make; one without our label would soon be out of our sight."""
+    return found.label == found.owner and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
+
+
+def _left_behind(found: ChildView | None, key: Key) -> str | None:
+    """The uid of an object whose controller is a job of this name, which is gone."""
+    return found.uid if found is not None and found.owner == key.name and not found.deleting else None

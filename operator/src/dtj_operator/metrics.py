@@ -13,7 +13,7 @@ API_WAIT = Histogram(
     "dtj_api_rate_limit_seconds", "Time that requests waited for the operator's own rate limit."
 )
 PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
-RELISTS = Counter("dtj_relists_total", "Times the pod cache was filled anew.")
+RELISTS = Counter("dtj_relists_total", "Times a cache was filled anew.", ["what"])  # pods | nodes | ...
 LEADER = Gauge("dtj_leader", "1 while this process holds the lease.")
 RESTARTS = Counter("dtj_job_restarts_total", "Restarts of jobs.", ["counted"])  # true | false
 FINISHED = Counter("dtj_jobs_finished_total", "Jobs that ended.", ["phase"])  # Succeeded | Failed

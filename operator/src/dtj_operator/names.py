@@ -22,6 +22,8 @@ TRAINER_CONTAINER = "trainer"
 SHM_VOLUME = "dtj-shm"
 CHECKPOINT_VOLUME = "dtj-checkpoints"
 
+NODES_PATH = "/api/v1/nodes"
+
 HOST_NAME_LIMIT = 63  # of a DNS label, and so of a pod's hostname
 
 
@@ -49,17 +51,23 @@ def job_path(key: Key) -> str:
     return f"/apis/{API_VERSION}/namespaces/{key.namespace}/{PLURAL}/{key.name}"
 
 
+def jobs_path(namespace: str | None) -> str:
+    root = f"/apis/{API_VERSION}"
+    return f"{root}/namespaces/{namespace}/{PLURAL}" if namespace else f"{root}/{PLURAL}"
+
+
 def pods_path(namespace: str | None) -> str:
     """All pods of one namespace, or of the whole cluster where it is None."""
     return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
 
 
-def services_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/services"
+def services_path(namespace: str | None) -> str:
+    return f"/api/v1/namespaces/{namespace}/services" if namespace else "/api/v1/services"
 
 
-def policies_path(namespace: str) -> str:
-    return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+def policies_path(namespace: str | None) -> str:
+    root = "/apis/networking.k8s.io/v1"
+    return f"{root}/namespaces/{namespace}/networkpolicies" if namespace else f"{root}/networkpolicies"
 
 
 def events_path(namespace: str) -> str:

@@ -14,9 +14,9 @@ from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.names import Key
 from dtj_operator.plan import pace
-from dtj_operator.plan.actions import DeleteJob, Fail, Restart, Succeed, Verdict
+from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
-from dtj_operator.plan.snapshot import RUNNING, Gone, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, RUNNING, Gone, Snapshot
 from dtj_operator.plan.status import events, report
 from dtj_operator.progress import Poller
 
@@ -60,8 +60,11 @@ class Reconciler:
             return None
         if isinstance(found, Gone):
             self._written.pop(key, None)
-            await self._applier.apply(key, "", plan_gone(found))
-            return None
+            rest = plan_gone(found)
+            outcome = await self._applier.apply(key, "", rest.actions)
+            if outcome.blocked:
+                raise TryLater("what is left of the job has changed meanwhile")
+            return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
         return await self._bring_closer(key, *found)
 
     async def _bring_closer(self, key: Key, s: Snapshot, version: str) -> float | None:
@@ -69,11 +72,12 @@ class Reconciler:
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
-            return None
+            return None if decision.look_again_at is None else max(0.0, decision.look_again_at - s.now)
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
         status = report(after, decision.verdict)
         self._ask_agent(key, after, status)
-        write_at = await self._write(key, after, decision.verdict, status, version)
+        begun = not outcome.refusals and any(isinstance(action, CreatePod) for action in decision.actions)
+        write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
         again_at = pace.soonest(decision.look_again_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
@@ -82,12 +86,14 @@ class Reconciler:
         return again_s if decision.verdict is None else 0.0  # a verdict is written down now: act on it
 
     async def _write(
-        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str
+        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str, *, begun: bool
     ) -> float | None:
         """Write the status if it is due; return when it will be, if it is not yet."""
         stored = s.memory.raw
         last_write, _ = self._written.get(key, (0.0, ""))
-        due = pace.write_at(stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s)
+        due = pace.write_at(
+            stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s, begun=begun
+        )
         if due is None or due > s.now:
             return due
         if pace.only_progress(stored, status) and not self._progress_writes.try_take():
@@ -120,7 +126,8 @@ class Reconciler:
 
     def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
         pod = s.current.get(0)
-        if status["phase"] == RUNNING and pod is not None and pod.address and pod.phase == "Running":
+        trains = status["phase"] in (RUNNING, RECOVERING)
+        if trains and pod is not None and pod.address and pod.phase == "Running":
             self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address)
         else:
             self._poller.leave(key)

@@ -123,6 +123,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.enforce_retry_after = True
+    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 600)  # back soon when the API server is
     settings.queueing.idle_timeout = 0.2  # a task per job seen lives this long
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()

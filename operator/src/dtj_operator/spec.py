@@ -40,10 +40,21 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
+    scope: str = "Auto"  # | Replica | Job
     max_restarts: int = 10
     max_restarts_without_progress: int = 3
     backoff_s: int = 1
+    node_lost_s: int = 40  # 0: a node is never taken for lost
+    avoid_node_after: int = 2  # faults; 0: no node is avoided
     rules: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """Between how many replicas the job may have."""
+
+    lowest: int
+    highest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +74,7 @@ class Job:
     generation: int = 1
     deleting: bool = False
     replicas: int = 1
+    elastic: Elastic | None = None
     processes: int = 1
     template: Json
     master_port: int = 29500
@@ -77,8 +89,13 @@ class Job:
     error: SpecError | None = None  # set: only the identity and the fields without a fault are to be trusted
 
     @property
-    def world_size(self) -> int:
-        return self.replicas * self.processes
+    def lowest(self) -> int:
+        """The fewest replicas that it may train with."""
+        return self.elastic.lowest if self.elastic else self.replicas
+
+    @property
+    def highest(self) -> int:
+        return self.elastic.highest if self.elastic else self.replicas
 
     @cached_property
     def trainer(self) -> str:
@@ -149,10 +166,12 @@ class _Fields:
 
 
 def _wishes(name: str, spec: _Fields) -> Json:
-    replicas = spec.integer("replicas", 1, 1)
-    if len(names.pod_name(name, replicas - 1)) > names.HOST_NAME_LIMIT:
-        longest = names.HOST_NAME_LIMIT - len(str(replicas - 1)) - 1
-        raise SpecError("metadata.name", name, f"with {replicas} replicas it may have {longest} characters")
+    elastic = _elastic(spec.child("elastic"))
+    replicas = spec.integer("replicas", 1, *((elastic.lowest, elastic.highest) if elastic else (1,)))
+    most = elastic.highest if elastic else replicas
+    if len(names.pod_name(name, most - 1)) > names.HOST_NAME_LIMIT:
+        longest = names.HOST_NAME_LIMIT - len(str(most - 1)) - 1
+        raise SpecError("metadata.name", name, f"with {most} replicas it may have {longest} characters")
     port = spec.integer("masterPort", 29500, 1, 65535)
     if port == names.AGENT_PORT:
         raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's; write another port")
@@ -162,6 +181,7 @@ def _wishes(name: str, spec: _Fields) -> Json:
     checkpoint = spec.child("checkpoint")
     return {
         "replicas": replicas,
+        "elastic": elastic,
         "processes": _processes(spec, template),
         "template": template,
         "master_port": port,
@@ -174,6 +194,13 @@ def _wishes(name: str, spec: _Fields) -> Json:
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
         "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
     }
+
+
+def _elastic(fields: _Fields | None) -> Elastic | None:
+    if fields is None:
+        return None
+    lowest = fields.integer("minReplicas", 1, 1)
+    return Elastic(lowest=lowest, highest=fields.integer("maxReplicas", 0, lowest))
 
 
 def _template(spec: _Fields) -> Json:
@@ -216,9 +243,12 @@ def _processes(spec: _Fields, template: Json) -> int:
 
 def _recovery(fields: _Fields) -> Recovery:
     return Recovery(
+        scope=fields.choice("scope", "Auto", "Replica", "Job"),
         max_restarts=fields.integer("maxRestarts", 10, 0),
         max_restarts_without_progress=fields.integer("maxRestartsWithoutProgress", 3, 0),
         backoff_s=fields.integer("backoffSeconds", 1, 0),
+        node_lost_s=fields.integer("nodeLostSeconds", 40, 0),
+        avoid_node_after=fields.integer("avoidNodeAfter", 2, 0),
         rules=tuple(_rule(rule) for rule in fields.items("rules")),
     )
 

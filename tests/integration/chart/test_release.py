@@ -25,7 +25,7 @@ def test_release_comes_and_goes_and_leaves_the_crd(helm: Helm, plane: ControlPla
     # The tests' CRD was applied by kubectl; a new cluster would not need to hand it over.
     helm("install", "release-test", str(CHART), *flags, "--take-ownership")
     assert kubectl.get("deployment", "release-test-operator")
-    assert len(kubectl.list("clusterrole", selector)) == 3
+    assert len(kubectl.list("clusterrole", selector)) == 4
 
     helm("upgrade", "release-test", str(CHART), *flags, "--reuse-values", given={"replicas": 1})
     deployment = kubectl.get("deployment", "release-test-operator")

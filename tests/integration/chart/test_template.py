@@ -23,9 +23,10 @@ CASES: dict[str, Json] = {
     "defaults": {},
     "one replica needs no disruption budget": {"replicas": 1},
     "one namespace gets a Role instead of a ClusterRole": {"watchNamespace": "team-a"},
+    "one namespace and no right beyond it": {"watchNamespace": "team-a", "rbac": {"readNodes": False}},
     "a digest wins over the tag": {"image": {"tag": "x", "digest": f"sha256:{'a' * 64}"}},
     "roles and account of somebody else": {
-        "rbac": {"create": False, "aggregateToDefaultRoles": False},
+        "rbac": {"create": False, "readNodes": False, "aggregateToDefaultRoles": False},
         "serviceAccount": {"create": False, "name": "theirs"},
     },
     "everything set": {
@@ -109,7 +110,7 @@ def test_operator_can_do_nothing_that_it_does_not_need(render: Render, values: J
     resources = {resource for rule in operators for resource in rule["resources"]}
     verbs = {verb for rule in operators for verb in rule["verbs"]}
     assert not {"*"} & (resources | verbs | {group for rule in operators for group in rule["apiGroups"]})
-    assert not {"secrets", "pods/exec", "nodes", "roles", "clusterroles", "configmaps"} & resources
+    assert not {"secrets", "pods/exec", "roles", "clusterroles", "configmaps"} & resources
     assert not {"escalate", "bind", "impersonate", "deletecollection"} & verbs
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chaos.witness import Witness, watching
 from tests.integration import api as rest
 from tests.integration import kubelet as kubelets
 from tests.integration.api import EVENTS, JOBS, PODS, Api
@@ -55,7 +56,15 @@ async def kubelet(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
 
 
 @pytest.fixture
-async def operator(granted: ControlPlane, namespace: str) -> AsyncIterator[Operator]:
+async def witness(api: Api, namespace: str) -> AsyncIterator[Witness]:
+    """Return a witness of all that happens in the test's namespace; what it must not see fails the test."""
+    async with watching(api, namespace) as witness:
+        yield witness
+        assert witness.violations() == []
+
+
+@pytest.fixture
+async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Operator]:
     """Return an operator that serves the test's namespace."""
     async with process.running(granted, watch=namespace) as operator:
         yield operator

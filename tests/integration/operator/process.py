@@ -7,9 +7,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -48,6 +49,15 @@ class Operator:
                     await asyncio.sleep(0.05)  # between two questions
         raise AssertionError(f"the operator did not become ready:\n{self.log.read_text()[-4000:]}")
 
+    def freeze(self) -> None:
+        """Let it hang in the middle of whatever it does."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it was."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+
     async def kill(self) -> None:
         """End it at once, as the kernel does when memory is short."""
         with contextlib.suppress(ProcessLookupError):
@@ -62,22 +72,32 @@ class Operator:
 
 
 async def start(
-    plane: ControlPlane, *, watch: str = "", identity: str = "operator-0", server: str = "", rate: float = 200
+    plane: ControlPlane,
+    *,
+    watch: str = "",
+    identity: str = "operator-0",
+    server: str = "",
+    rate: float = 200,
+    resync_s: float = 600,
+    environment: Mapping[str, str] | None = None,
 ) -> Operator:
     """Start an operator.
 
-    watch   the only namespace it serves; all where empty
-    server  another way to the API server
-    rate    requests a second
+    watch        the only namespace it serves; all where empty
+    server       another way to the API server
+    rate         requests a second
+    resync_s     seconds between looks at everything
+    environment  variables beside the usual ones
     """
     health, metrics = free_ports(2)
     log = plane.folder / f"{identity}-{health}.log"
-    environment = {
+    variables = {
         **os.environ,
         "KUBECONFIG": str(plane.kubeconfig("operator", server=server)),
         "PYTHONPATH": str(ROOT / "operator/src"),
         "POD_NAME": identity,
         "POD_NAMESPACE": NAMESPACE,
+        **(environment or {}),
     }
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -86,10 +106,11 @@ async def start(
             *([f"--namespace={watch}"] if watch else []),
             f"--lease-name={LEASE}",
             f"--requests-per-second={rate}",
+            f"--resync-seconds={resync_s}",
             f"--health-port={health}",
             f"--metrics-port={metrics}",
             *("--log-level=info", "--log-format=text"),
-            env=environment,
+            env=variables,
             stdout=out,
             stderr=out,
             stdin=asyncio.subprocess.DEVNULL,
@@ -99,13 +120,58 @@ async def start(
 
 
 @contextlib.asynccontextmanager
-async def running(
-    plane: ControlPlane, *, watch: str = "", identity: str = "operator-0", server: str = "", rate: float = 200
-) -> AsyncIterator[Operator]:
+async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator]:
     """Have an operator that is ready; whatever happens, it is gone at the end."""
-    operator = await start(plane, watch=watch, identity=identity, server=server, rate=rate)
+    operator = await start(plane, **options)
     try:
         await operator.ready()
         yield operator
     finally:
+        operator.thaw()
         await operator.kill()
+
+
+class Kept:
+    """An operator that is started again whenever it ends, as a kubelet does with a container.
+
+    now     the process of this moment
+    deaths  exit codes of those before it
+    """
+
+    def __init__(self, begin: Callable[[], Awaitable[Operator]]) -> None:
+        self._begin = begin
+        self.deaths: list[int] = []
+        self.now: Operator | None = None
+
+    async def keep(self) -> None:
+        """Start it again, for ever."""
+        while True:
+            self.now = await self._begin()
+            self.deaths.append(await self.now.process.wait())
+
+    async def ready(self) -> None:
+        """Wait until it is ready, whichever process that then is."""
+        async with asyncio.timeout(READY_S):
+            while True:
+                operator = self.now
+                if operator is not None:
+                    with contextlib.suppress(AssertionError):
+                        await operator.ready()
+                        return
+                await asyncio.sleep(0.05)  # between two processes
+
+
+@contextlib.asynccontextmanager
+async def kept(plane: ControlPlane, **options: Any) -> AsyncIterator[Kept]:
+    """Have an operator that comes back whenever it ends."""
+    kept = Kept(lambda: start(plane, **options))
+    task = asyncio.create_task(kept.keep())
+    try:
+        await kept.ready()
+        yield kept
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if kept.now is not None:
+            kept.now.thaw()
+            await kept.now.kill()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.chaos.witness import Witness
 from tests.integration.api import PODS, SERVICES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
@@ -16,7 +17,7 @@ from tests.support.predicates import phase
 
 
 @pytest.fixture
-async def proxy(granted: ControlPlane, namespace: str) -> AsyncIterator[FaultProxy]:
+async def proxy(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[FaultProxy]:
     """Return a proxy through which the only operator of the test's namespace talks."""
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,

@@ -11,7 +11,7 @@ import pytest
 from tests.integration import api as rest
 from tests.integration import controlplane
 from tests.integration import kubelet as kubelets
-from tests.integration.api import EVENTS, SERVICES, Api, ApiError
+from tests.integration.api import EVENTS, POLICIES, SERVICES, Api, ApiError
 from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
@@ -71,6 +71,8 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
     """Let jobs go through all that the operator does anything about."""
     theirs: Json = {"metadata": {"name": "blocked"}, "spec": {"ports": [{"port": 80}]}}
     await cluster.api.create(SERVICES.format("jobs"), theirs)
+    theirs = {"metadata": {"name": "walled"}, "spec": {"podSelector": {}}}
+    await cluster.api.create(POLICIES.format("jobs"), theirs)
     theirs = {"metadata": {"name": "taken-1"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
     await cluster.api.create(cluster.pods, theirs)
     for name, spec in {
@@ -78,11 +80,12 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
         "crashing": {},
         "deleted": {},
         "blocked": {},
+        "walled": {},
         "taken": {},
     }.items():
         await cluster.submit(name, **spec)
-    await cluster.until(condition("PodsReady", "False", "NameConflict"), "blocked")
-    await cluster.until(condition("PodsReady", "False", "NameConflict"), "taken")
+    for name in ("blocked", "walled", "taken"):
+        await cluster.until(condition("PodsReady", "False", "NameConflict"), name)
 
     for name in ("done", "crashing", "deleted"):
         await cluster.until(phase("Running"), name)
@@ -172,7 +175,8 @@ DENIED = [
     ("delete all pods at once", "DELETE", "/api/v1/namespaces/default/pods"),
     ("change a job", "PATCH", "/apis/dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs/a"),
     ("create a job", "POST", "/apis/dtj.dev/v1alpha1/namespaces/default/distributedtrainingjobs"),
-    ("list nodes", "GET", "/api/v1/nodes"),
+    ("read one node", "GET", "/api/v1/nodes/a"),
+    ("cordon a node", "PATCH", "/api/v1/nodes/a"),
     ("give itself rights", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
     ("take another lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/other"),
     ("take a lease elsewhere", "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),

@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,14 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.005)
+
+
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def is_dead(pid: int) -> bool:

@@ -58,6 +58,7 @@ def test_commands_and_flags() -> None:
             "--keep",
             "--log",
             "--log-every",
+            "--max-restarts",
             "--mesh",
             "--micro-batch",
             "--parallel",

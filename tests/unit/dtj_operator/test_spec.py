@@ -13,10 +13,19 @@ def test_what_a_manifest_leaves_out_has_the_defaults_of_the_schema() -> None:
     made = job().job()
 
     assert made.error is None
-    assert (made.replicas, made.processes, made.world_size, made.master_port) == (1, 1, 1, 29500)
+    assert (made.replicas, made.lowest, made.highest, made.processes) == (1, 1, 1, 1)
+    assert (made.master_port, made.elastic) == (29500, None)
     assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
     assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", "All", True, None)
-    assert made.recovery == Recovery(max_restarts=10, max_restarts_without_progress=3, backoff_s=1, rules=())
+    assert made.recovery == Recovery(
+        scope="Auto",
+        max_restarts=10,
+        max_restarts_without_progress=3,
+        backoff_s=1,
+        node_lost_s=40,
+        avoid_node_after=2,
+        rules=(),
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import click
 import dtj
 from dtj import contract, recipe, settings
 from dtj.agent import program
-from dtj.agent.launch import Options, free_port, launch
+from dtj.agent.launch import Options, launch
+from dtj.agent.membership import Budget
 from dtj.agent.placement import Placement
 from dtj.agent.rank import Program
 from dtj.errors import DtjError, RecipeError
@@ -67,6 +68,11 @@ _FLAGS = [
     click.option("--tf32", is_flag=True, help="Faster, less exact float32 matrix products on CUDA."),
     click.option("--compile", is_flag=True, help="torch.compile the model."),
     click.option("--recompute", is_flag=True, help="Keep fewer activations; compute them again in backward."),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        help="Failed ranks are restarted in place so often. [default: what the pod says, else 0]",
+    ),
     click.option(
         "--port", type=click.IntRange(min=1, max=65535), help="Serve /status, /metrics and /healthz here."
     ),
@@ -140,7 +146,7 @@ def _train(
 
 def _launch(what: Program, flags: Mapping[str, Any]) -> int:
     os.environ.update(_environment(flags))
-    placement = Placement.read(os.environ, nproc=flags["nproc"], free_port=free_port)
+    placement = Placement.read(os.environ, nproc=flags["nproc"])
     return launch(what, placement, _options(flags, os.environ))
 
 
@@ -182,9 +188,16 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         host="" if in_job else "127.0.0.1",
         termination_log=flags["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
         job=env.get(contract.JOB, ""),
+        uid=env.get(contract.JOB_UID, ""),
         attempt=int(env.get(contract.ATTEMPT, 0)),
-        replica=int(env.get(contract.REPLICA_INDEX, 0)),
+        budget=_budget(flags["max_restarts"], env),
     )
+
+
+def _budget(flag: int | None, env: Mapping[str, str]) -> Budget:
+    stated = env.get(contract.MAX_RESTARTS, 0) if flag is None else flag
+    without = env.get(contract.MAX_RESTARTS_WITHOUT_PROGRESS, Budget.without_progress)
+    return Budget(restarts=int(stated), without_progress=int(without))
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

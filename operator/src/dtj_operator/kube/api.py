@@ -7,17 +7,17 @@ few times; a create may be, because the names of our objects are fixed and a sec
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 from dtj_operator import metrics
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.errors import ApiError, Unavailable, kind_of
+from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
 
 Json = dict[str, Any]
 Query = Sequence[tuple[str, str]]
@@ -33,11 +33,25 @@ JSON_BODY = "application/json"
 
 
 class Api:
-    """A client of the API server; one for calls, another for watch and lease, so that neither starves."""
+    """A client of the API server; one for calls, another for watch and lease, so that neither starves.
 
-    def __init__(self, config: Configuration, bucket: Bucket, random: Random) -> None:
+    identity    who asks, for the API server's audit log
+    may_write   asked right before each request that changes something: a process that was frozen in the
+                middle of its work must not go on where it was
+    """
+
+    def __init__(
+        self,
+        config: Configuration,
+        bucket: Bucket,
+        random: Random,
+        *,
+        identity: str = "",
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._client = ApiClient(config)
-        self._bucket, self._random = bucket, random
+        self._client.user_agent = f"dtj-operator ({identity})" if identity else "dtj-operator"
+        self._bucket, self._random, self._may_write = bucket, random, may_write
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
@@ -128,6 +142,8 @@ class Api:
     ) -> aiohttp.ClientResponse:
         metrics.API_WAIT.observe(await self._bucket.take())
         call = f"{method} {path}"
+        if method != "GET" and not self._may_write():
+            raise Withheld(call, 0, "Withheld", "the lease is not certain")
         headers = {"Accept": JSON_BODY, "Content-Type": content_type}
         # The body goes past param_serialize, which would walk and copy it.
         _, url, headers, _, _ = await self._client.param_serialize(
@@ -145,10 +161,12 @@ class Api:
         return response
 
 
+_decode = msgspec.json.Decoder(Json).decode
+
+
 def decode(raw: bytes) -> Json:
     """Decode one JSON object."""
-    decoded: Json = json.loads(raw)
-    return decoded
+    return _decode(raw)
 
 
 def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:

@@ -1,81 +1,167 @@
-"""The pods of all jobs as views, by job. Knows what is newer, so late news cannot undo what a write said.
+"""What the cluster holds, as views. Knows what is newer, so late news cannot undo what a write said.
 
-Filled by the reflector and by the answers to our own writes (read your writes); read by gather.
+Filled by a reflector and by the answers to our own writes (read your writes); read by gather.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from dtj_operator.kube.views import PodView
 from dtj_operator.names import Key
 
-REMEMBERED_DEAD = 10_000  # uids of deleted pods: an answer that is overtaken by the watch must not revive one
+REMEMBERED_DEAD = 10_000  # deleted objects: an answer that is overtaken by the watch must not revive one
 
 
-class PodCache:
-    """Views of pods by the job that their label names; `on_change` is called with the key of each change."""
+class View(Protocol):
+    """What a cache needs to know of what it keeps."""
 
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
-        self._on_change = on_change
-        self._jobs: dict[Key, dict[str, PodView]] = {}
-        self._dead: OrderedDict[str, None] = OrderedDict()
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+    @property
+    def key(self) -> Key:
+        """What it is looked up by, together with others."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+V = TypeVar("V", bound=View)
+
+
+class Cache(Generic[V]):
+    """Views by key and name."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, dict[str, V]] = {}
+        # uid -> the last version that is old news now, and whether it is that or only those before it
+        self._dead: OrderedDict[str, tuple[str, bool]] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def keys(self) -> list[Key]:
-        return list(self._jobs)
+        return list(self._kept)
 
-    def pods(self, key: Key) -> tuple[PodView, ...]:
-        return tuple(self._jobs.get(key, {}).values())
+    def of(self, key: Key) -> tuple[V, ...]:
+        return tuple(self._kept.get(key, {}).values())
 
-    def observe(self, pod: PodView, *, quiet: bool = False) -> None:
-        """Take in a pod as somebody saw it, unless something newer is known of it.
+    def observe(self, view: V, *, quiet: bool = False) -> None:
+        """Take in an object as somebody saw it, unless something newer is known of it.
 
-        quiet   the job is being looked at right now, by whoever brings this: it need not be looked at again
+        quiet   its key is being looked at right now, by whoever brings this: no need to look again
         """
-        known = self._jobs.get(pod.key, {}).get(pod.name)
-        if pod.uid in self._dead or (known is not None and not _newer(pod, known)):
+        known = self._kept.get(view.key, {}).get(view.name)
+        if self._died_later(view) or (known is not None and not _newer(view, known)):
             return
         self._count += known is None
-        self._jobs.setdefault(pod.key, {})[pod.name] = pod
-        if not quiet and (known is None or _matters(pod, known)):
-            self._on_change(pod.key)
+        self._kept.setdefault(view.key, {})[view.name] = view
+        self._moved(known, view)
+        if not quiet and (known is None or _matters(view, known)):
+            self._changed(known, view)
 
-    def forget(self, pod: PodView) -> None:
-        """A pod is gone: the watch said so, or a call found it missing."""
-        self._dead[pod.uid] = None
+    def forget(self, view: V, *, by_watch: bool = False) -> None:
+        """An object is gone: a call found it missing, or the watch said so.
+
+        by_watch   `view` is as of that moment. It may still exist at that version, without our label
+        """
+        self._dead[view.uid] = view.version, by_watch
         if len(self._dead) > REMEMBERED_DEAD:
             self._dead.popitem(last=False)
-        job = self._jobs.get(pod.key, {})
-        if pod.name not in job or job[pod.name].uid != pod.uid:
+        kept = self._kept.get(view.key, {})
+        known = kept.get(view.name)
+        if known is None or known.uid != view.uid:
             return
-        del job[pod.name]
+        del kept[view.name]
         self._count -= 1
-        if not job:
-            del self._jobs[pod.key]
-        self._on_change(pod.key)
+        if not kept:
+            del self._kept[view.key]
+        self._moved(known, None)
+        self._changed(known, None)
 
-    def replace(self, pods: Iterable[PodView], version: str, key: Key | None = None) -> None:
+    def replace(self, views: Iterable[V], version: str, key: Key | None = None) -> None:
         """Take in a list made at `version`: what it does not hold is gone, unless it is younger.
 
-        key   the list is of this job's pods only
+        key   the list is of this key only
         """
-        seen = {pod.uid for pod in self._observed(pods)}
-        known = [pod for job in ([key] if key else list(self._jobs)) for pod in self.pods(job)]
-        for pod in known:
-            if pod.uid not in seen and not _later(pod.version, version):
-                self.forget(pod)
+        seen = {view.uid for view in self._observed(views)}
+        known = [view for each in ([key] if key else list(self._kept)) for view in self.of(each)]
+        for view in known:
+            if view.uid not in seen and not _later(view.version, version):
+                self.forget(view)
 
-    def _observed(self, pods: Iterable[PodView]) -> Iterable[PodView]:
-        for pod in pods:
-            self.observe(pod)
-            yield pod
+    def recall(self) -> None:
+        """What is known had been in doubt and is certain again; tell again what decisions depend on."""
+
+    def _observed(self, views: Iterable[V]) -> Iterable[V]:
+        for view in views:
+            self.observe(view)
+            yield view
+
+    def _died_later(self, view: V) -> bool:
+        """Whether this is old news of something that is gone; a label taken off and put back is new news."""
+        version, by_watch = self._dead.get(view.uid, (None, False))
+        if version is None or (by_watch and view.version == version):
+            return False
+        return not _later(view.version, version)
+
+    def _moved(self, old: V | None, new: V | None) -> None:
+        """For indices: what is kept has changed, in whatever way."""
+
+    def _changed(self, old: V | None, new: V | None) -> None:
+        """For those who wait for news: something that a decision may depend on has changed."""
 
 
-def _newer(pod: PodView, known: PodView) -> bool:
-    return pod.uid != known.uid or _later(pod.version, known.version)
+class PodCache(Cache[PodView]):
+    """Pods by the job that owns them.
+
+    on_change   called with the key of each change, and whether it can wait: a pod on its way up changes
+                several times in a row
+    on_recall   called when the API server, and with it the certainty, is back
+    """
+
+    def __init__(
+        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self._on_change, self._on_recall = on_change, on_recall
+        self._on_node: dict[str, Counter[Key]] = {}
+
+    def pods(self, key: Key) -> tuple[PodView, ...]:
+        return self.of(key)
+
+    def recall(self) -> None:
+        self._on_recall()
+
+    def jobs_on(self, node: str) -> list[Key]:
+        """Whose pods are on this node."""
+        return list(self._on_node.get(node, ()))
+
+    def _moved(self, old: PodView | None, new: PodView | None) -> None:
+        if old is not None and old.node:
+            jobs = self._on_node[old.node]
+            jobs[old.key] -= 1
+            if not jobs[old.key]:
+                del jobs[old.key]
+            if not jobs:
+                del self._on_node[old.node]
+        if new is not None and new.node:
+            self._on_node.setdefault(new.node, Counter())[new.key] += 1
+
+    def _changed(self, old: PodView | None, new: PodView | None) -> None:
+        view = new or old
+        if view is not None:
+            on_its_way = old is not None and new is not None and not (new.ended or new.deleting)
+            self._on_change(view.key, on_its_way)
+
+
+def _newer(view: View, known: View) -> bool:
+    return view.uid != known.uid or _later(view.version, known.version)
 
 
 def _later(version: str, than: str) -> bool:
@@ -85,10 +171,10 @@ def _later(version: str, than: str) -> bool:
     return version != than
 
 
-def _matters(pod: PodView, known: PodView) -> bool:
+def _matters(view: View, known: View) -> bool:
     """Whether anything but the version changed."""
-    return pod != known and (pod.uid != known.uid or _fields(pod) != _fields(known))
+    return _fields(view) != _fields(known)
 
 
-def _fields(pod: PodView) -> tuple[object, ...]:
-    return tuple(getattr(pod, name) for name in pod.__struct_fields__ if name != "version")
+def _fields(view: View) -> tuple[object, ...]:
+    return tuple(getattr(view, name) for name in view.__struct_fields__ if name != "version")

@@ -6,6 +6,7 @@ ApiError
   Refused       400, 403, 422: the request as it is will not be taken; the message is the API server's
   Expired       410: a list or watch must begin anew
   Unavailable   429, 5xx, timeouts, broken connections: may be tried again
+  Withheld      not sent: this process may not write now
 """
 
 
@@ -39,6 +40,10 @@ class Expired(ApiError):  # noqa: N818
 
 
 class Unavailable(ApiError):  # noqa: N818
+    pass
+
+
+class Withheld(ApiError):  # noqa: N818
     pass
 
 

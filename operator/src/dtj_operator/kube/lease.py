@@ -20,6 +20,7 @@ Json = dict[str, Any]
 DURATION_S = 15.0
 RENEW_DEADLINE_S = 10.0
 PERIOD_S = 2.0
+TRY_S = 5.0  # a slow API server is no reason to give up what nobody else could get any faster
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Lease:
         self._api, self._wall = api, wall
         self._folder, self._namespace, self._name = names.leases_path(namespace), namespace, name
         self.identity = identity
-        self._seen: Json = {}  # the spec as last seen
+        self._object: Json = {}  # as last seen
         self._seen_at = 0.0  # and since when, by our own clock: other machines' clocks are not trusted
         self._renewed_at = float("-inf")
 
@@ -54,9 +55,12 @@ class Lease:
 
     async def keep(self) -> None:
         """Renew for ever; raise Lost as soon as the lease may be somebody else's."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             while True:
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(max(0.0, began + PERIOD_S - clock()))
+                began = clock()
                 if not await self._try() and not self.held:
                     raise Lost(f"lease {self._name} was not renewed for {RENEW_DEADLINE_S:.0f} s")
                 if self._holder not in ("", self.identity):
@@ -70,14 +74,10 @@ class Lease:
             return
         try:
             async with asyncio.timeout(PERIOD_S):
-                lease = decode(await self._api.get(f"{self._folder}/{self._name}"))
+                lease = decode(await self._api.get(self._path))
                 if lease["spec"].get("holderIdentity") == self.identity:
-                    lease["spec"] |= {
-                        "holderIdentity": "",
-                        "leaseDurationSeconds": 1,
-                        "renewTime": self._now(),
-                    }
-                    await self._api.update(f"{self._folder}/{self._name}", lease)
+                    free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+                    await self._api.update(self._path, {**lease, "spec": {**lease["spec"], **free}})
         except (ApiError, TimeoutError) as error:
             _log.warning("the lease could not be given back", extra={"error": str(error)})
         self._renewed_at = float("-inf")
@@ -90,7 +90,7 @@ class Lease:
         """Take or renew the lease if possible; return whether it was."""
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(PERIOD_S):
+            async with asyncio.timeout(self._patience()):
                 await self._write()
         except Conflict:
             return False  # somebody was faster; the next look shows who
@@ -103,28 +103,52 @@ class Lease:
         return True
 
     async def _write(self) -> None:
-        path = f"{self._folder}/{self._name}"
+        if self._holder == self.identity:
+            try:  # what was seen last was our own renewal: no need to look first
+                await self._put()
+            except (Conflict, NotFound):
+                pass
+            else:
+                return
         try:
-            lease = decode(await self._api.get(path, timeout_s=PERIOD_S))
+            self._see(decode(await self._api.get(self._path, timeout_s=TRY_S)))
         except NotFound:
-            meta = {"name": self._name, "namespace": self._namespace}
-            body = {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": meta,
-                "spec": self._claim({}),
-            }
-            self._see(decode(await self._api.create(self._folder, body))["spec"])
+            await self._make()
             return
-        spec = lease.get("spec") or {}
-        self._see(spec)
         if self._holder in ("", self.identity) or self._expired():
-            lease["spec"] = {**spec, **self._claim(spec)}
-            self._see(decode(await self._api.update(path, lease, timeout_s=PERIOD_S))["spec"])
+            await self._put()
 
-    def _see(self, spec: Json) -> None:
-        if spec != self._seen:
-            self._seen, self._seen_at = spec, asyncio.get_running_loop().time()
+    async def _make(self) -> None:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": self._claim({}),
+        }
+        self._see(decode(await self._api.create(self._folder, body)))
+
+    async def _put(self) -> None:
+        """Claim what was seen last; a Conflict where it is no longer so."""
+        body = {**self._object, "spec": {**self._seen, **self._claim(self._seen)}}
+        self._see(decode(await self._api.update(self._path, body, timeout_s=TRY_S)))
+
+    def _patience(self) -> float:
+        """How long a try may take: a holder has until its deadline."""
+        left = self._renewed_at + RENEW_DEADLINE_S - asyncio.get_running_loop().time()
+        return min(TRY_S, left) if left > 0 else TRY_S
+
+    def _see(self, lease: Json) -> None:
+        if (lease.get("spec") or {}) != self._seen or not self._object:
+            self._seen_at = asyncio.get_running_loop().time()
+        self._object = lease
+
+    @property
+    def _seen(self) -> Json:
+        return self._object.get("spec") or {}
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder}/{self._name}"
 
     def _expired(self) -> bool:
         return asyncio.get_running_loop().time() - self._seen_at >= float(

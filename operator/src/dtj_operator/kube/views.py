@@ -1,72 +1,52 @@
 """What the caches keep of a pod: the few fields that a decision needs, decoded straight from the wire.
 
-A full pod is some 30 kB of dicts; a view is less than one. Decoding ignores fields it does not know, so newer
-API servers do no harm. Before this stands the reflector, after it the planner.
+A full pod is some 30 kB of dicts; a view is less than one. Before this stands the reflector, after it the
+planner.
 """
 
 from datetime import datetime
-from typing import Literal
 
 import msgspec
 
 from dtj_operator import names
+from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
 MESSAGE_LIMIT = 4096  # what the kubelet keeps of a termination message
 
 
-class _Wire(msgspec.Struct, rename="camel", gc=False):
-    """Base of the shapes below: JSON names are camelCase."""
-
-
-class _Owner(_Wire):
-    uid: str = ""
-    kind: str = ""
-    name: str = ""
-    controller: bool = False
-
-
-class _Meta(_Wire):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] = {}
-    owner_references: list[_Owner] = []
-    deletion_timestamp: str | None = None
-
-
-class _Waiting(_Wire):
+class _Waiting(Wire):
     reason: str = ""
     message: str = ""
 
 
-class _Terminated(_Wire):
+class _Terminated(Wire):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
     finished_at: datetime | None = None
 
 
-class _State(_Wire):
+class _State(Wire):
     waiting: _Waiting | None = None
     running: dict[str, object] | None = None
     terminated: _Terminated | None = None
 
 
-class _ContainerStatus(_Wire):
+class _ContainerStatus(Wire):
     name: str = ""
     state: _State = msgspec.field(default_factory=_State)
 
 
-class _Condition(_Wire):
+class _Condition(Wire):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_transition_time: datetime | None = None
 
 
-class _Status(_Wire):
+class _Status(Wire):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
@@ -76,12 +56,12 @@ class _Status(_Wire):
     pod_i_p: str = msgspec.field(default="", name="podIP")
 
 
-class _Spec(_Wire):
+class _Spec(Wire):
     node_name: str = ""
 
 
-class _Pod(_Wire):
-    metadata: _Meta
+class _Pod(Wire):
+    metadata: Meta
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
 
@@ -103,6 +83,7 @@ class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     status: str
     reason: str = ""
     message: str = ""
+    since: float | None = None  # seconds since the epoch at which the status last changed
 
 
 class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -112,7 +93,8 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     uid: str
     version: str = ""  # resourceVersion
-    job: str = ""
+    job: str = ""  # whose it is; where it has no owner, whom its label names
+    mislabelled: bool = False  # by somebody else, so that the Service does not find it
     owner_uid: str = ""  # uid of the controller, where that is a job of ours
     index: int = -1
     attempt: int = -1
@@ -145,35 +127,8 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return condition is not None and condition.status == "True"
 
 
-class PodList(_Wire):
-    """A page of a list: items stay raw until they become views."""
-
-    class Meta(_Wire):
-        resource_version: str = ""
-        continue_: str = msgspec.field(default="", name="continue")
-
-    metadata: Meta
-    items: list[_Pod] = []
-
-
-class WatchEvent(_Wire):
-    """One line of a watch; what `object` is depends on `type`."""
-
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: msgspec.Raw
-
-
-class Failure(_Wire):
-    """The `object` of an ERROR event."""
-
-    code: int = 0
-    message: str = ""
-
-
 _pod = msgspec.json.Decoder(_Pod)
-decode_list = msgspec.json.Decoder(PodList).decode
-decode_event = msgspec.json.Decoder(WatchEvent).decode
-decode_failure = msgspec.json.Decoder(Failure).decode
+_pods = msgspec.json.Decoder(Page[_Pod])
 
 
 def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
@@ -181,10 +136,19 @@ def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
     return view(_pod.decode(raw))
 
 
+def decode_pods(raw: bytes) -> Page[PodView]:
+    """Decode a page of a list."""
+    page = _pods.decode(raw)
+    return Page(metadata=page.metadata, items=[view(pod) for pod in page.items])
+
+
 def view(pod: _Pod) -> PodView:
-    """Trim a decoded pod to what decisions need."""
+    """Trim a decoded pod to what decisions need.
+
+    Its job is whose pod it is: the owner's name, whatever somebody has made of the label.
+    """
     meta, status = pod.metadata, pod.status
-    owner = next((o for o in meta.owner_references if o.controller and o.kind == names.KIND), None)
+    owner = meta.job
     containers = [_container(c, init=True) for c in status.init_container_statuses]
     containers += [_container(c, init=False) for c in status.container_statuses]
     return PodView(
@@ -192,8 +156,10 @@ def view(pod: _Pod) -> PodView:
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
-        job=meta.labels.get(names.JOB_NAME, ""),
-        owner_uid=owner.uid if owner else "",
+        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
+        mislabelled=bool(owner.uid)
+        and not names.child_labels(owner.name, owner.uid).items() <= meta.labels.items(),
+        owner_uid=owner.uid,
         index=_number(meta.labels.get(names.REPLICA_INDEX)),
         attempt=_number(meta.labels.get(names.ATTEMPT)),
         phase=status.phase,
@@ -203,7 +169,13 @@ def view(pod: _Pod) -> PodView:
         address=status.pod_i_p,
         deleting=meta.deletion_timestamp is not None,
         conditions=tuple(
-            ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
+            ConditionView(
+                type=c.type,
+                status=c.status,
+                reason=c.reason,
+                message=c.message,
+                since=_seconds(c.last_transition_time),
+            )
             for c in status.conditions
         ),
         containers=tuple(containers),
@@ -219,11 +191,15 @@ def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
             exit_code=ended.exit_code,
             reason=ended.reason,
             message=ended.message[:MESSAGE_LIMIT],
-            finished_at=ended.finished_at.timestamp() if ended.finished_at else None,
+            finished_at=_seconds(ended.finished_at),
         )
     if waiting is not None:
         return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=waiting.message)
     return ContainerView(name=status.name, init=init)
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return moment.timestamp() if moment else None
 
 
 def _number(label: str | None) -> int:

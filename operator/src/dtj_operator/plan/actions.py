@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan.snapshot import Refusal
+from dtj_operator.plan.snapshot import Refusal, Shortage
 
 Json = dict[str, Any]
 
@@ -58,10 +58,40 @@ class Fail:
 
 @dataclass(frozen=True)
 class Restart:
-    """A new attempt: every pod of this one goes, the next comes when all are gone."""
+    """A new attempt: every pod of this one goes, the next comes when all are gone.
+
+    replaces   only these (index, uid) go, and are made anew beside the others; no new attempt
+    """
 
     fault: Fault
     counts: bool
+    replaces: tuple[tuple[int, str], ...] | None = None
+
+    @property
+    def of_job(self) -> bool:
+        return self.replaces is None
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The attempt has another size from now on, or a new attempt has it; counted nowhere."""
+
+    size: int
+    why: str
+    new_attempt: bool
+    shortage: Shortage | None = None  # set: smaller than wished, until there is room
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The agents of this attempt can heal: from now on only what is broken is replaced."""
+
+
+@dataclass(frozen=True)
+class Lift:
+    """No node is avoided any more; these pods (index, uid), which found no room, are made anew."""
+
+    replaces: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +111,7 @@ class Settle:
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Suspend | Resume | Settle
+Verdict = Succeed | Fail | Restart | Resize | Trust | Lift | Suspend | Resume | Settle
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.snapshot import FINAL, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
+from dtj_operator.plan.attempt import begins_anew, done_before, remaining
+from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
 
@@ -34,45 +35,66 @@ def obstacle(s: Snapshot) -> Refusal | None:
     """Why pods cannot start, if known: in the API server's words, else the scheduler's or the kubelet's."""
     if s.refusals:
         return s.refusals[0]
-    waiting = sorted(s.current.values(), key=lambda pod: pod.index)
+    waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(pod)) is not None), None)
+
+
+def shortage(s: Snapshot) -> str | None:
+    """Why an attempt has fewer pods than wished for, in words."""
+    known = s.memory.shortage
+    if known is None or s.size >= s.job.replicas:
+        return None
+    again = times.rfc3339(known.retry_at)
+    return f"there was room for {s.size} of {s.job.replicas} pods, all are tried again at {again}"
 
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
     """All conditions after this look, in a fixed order."""
-    found = [_pods_ready(s, phase), _healthy(s, verdict, phase), _suspended(s, verdict), *_final(s, verdict)]
+    found = [
+        _pods_ready(s, verdict, phase),
+        _healthy(s, verdict, phase),
+        _suspended(s, verdict),
+        *_final(s, verdict),
+    ]
     return [_stamped(s, *condition) for condition in found if condition is not None]
 
 
-def _pods_ready(s: Snapshot, phase: str) -> Found:
+def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
     if phase in FINAL:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
     if phase == SUSPENDED:
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
-    blocked = obstacle(s)
+    blocked = None if begins_anew(verdict) else obstacle(s)
     if blocked is not None:
         return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
-    ready = sum(pod.ready or s.succeeded(pod) for pod in s.current.values())
-    if ready == s.job.replicas:
-        return "PodsReady", True, "AllReady", f"{ready} of {s.job.replicas} pods are ready"
-    return "PodsReady", False, "Starting", f"{ready} of {s.job.replicas} pods are ready{_gates(s)}"
+    ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
+    told = f"{ready} of {s.job.replicas} pods are ready"
+    short = shortage(s)
+    if short is not None:
+        return "PodsReady", False, "Unschedulable", f"{told}; {short}"
+    if ready >= s.job.replicas:
+        return "PodsReady", True, "AllReady", told
+    return "PodsReady", False, "Starting", f"{told}{_gates(s)}"
 
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+    """Of a job that waits for its pods there is nothing to tell."""
     if isinstance(verdict, Restart):
         return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
-    if phase == SUSPENDED:
-        return None
-    known = s.memory.condition("Healthy")
     if phase == RUNNING:
+        fewer = len(s.taking_part.keys() | s.memory.done)
+        if fewer < s.job.replicas:
+            told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"
+            return "Healthy", True, "RunningWithFewer", told
         return "Healthy", True, "Running", "every replica runs or is done"
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
-    if known is None:
+    known = s.memory.condition("Healthy")
+    if phase != RECOVERING or known is None:
         return None
-    return "Healthy", known["status"] == "True", known["reason"], known["message"]
+    return "Healthy", False, "Recovering", known["message"]
 
 
 def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
@@ -81,6 +103,8 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
     if isinstance(verdict, Resume):
         return "Suspended", False, "Resumed", "spec.suspend is false"
     known = s.memory.condition("Suspended")
+    if known is not None and isinstance(verdict, Succeed | Fail):
+        return "Suspended", False, "Finished", "the job has ended"
     return (
         None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
     )

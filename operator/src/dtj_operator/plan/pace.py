@@ -2,6 +2,7 @@
 
 A phase or a condition is written at once. Counts and messages may wait some seconds, since they change with
 every pod; progress waits a minute, since it always changes. All go along with a write that happens anyway.
+So does a new job's first status: its pods were made a moment ago and will have news in another.
 """
 
 from typing import Any
@@ -10,23 +11,31 @@ from dtj_operator.plan import times
 
 Json = dict[str, Any]
 
+_COUNTS = ("replicas", "currentReplicas", "done", "ready")
+_CALM = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
+FIRST_S = 1.0  # in a burst of jobs all pods are made before statuses that are out of date at once
 COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
 
 
-def write_at(old: Json, new: Json, *, now: float, last_write: float, progress_s: float) -> float | None:
+def write_at(
+    old: Json, new: Json, *, now: float, last_write: float, progress_s: float, begun: bool = False
+) -> float | None:
     """When to write `new`: now, later, or never (None) as things are.
 
     last_write   seconds since the epoch of the last write by this process, 0 where there is none
     progress_s   least time between two writes that only bring progress
+    begun        pods were made just now, and nothing else is to be told
     """
+    if begun and not old:
+        return now + FIRST_S
     if _urgent(old) != _urgent(new):
         return now
     due: list[float] = []
     if _patient(old) != _patient(new):
-        due.append(last_write + COUNTS_S)
+        due.append(last_write + COUNTS_S if last_write <= now else now)  # after: the clock was set back
     if old.get("progress") != new.get("progress"):
         observed = times.parse((old.get("progress") or {}).get("observedAt"))
-        due.append(now if observed is None else observed + progress_s)
+        due.append(now if observed is None or observed > now else observed + progress_s)
     return max(now, min(due)) if due else None
 
 
@@ -57,10 +66,9 @@ def _urgent(status: Json) -> Json:
     """The restarts' highestStep moves with progress, and so does the end of a row without any."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
-    calm = ("replicas", "ready", "message", "progress", "step", "restarts", "conditions")
-    return {k: v for k, v in status.items() if k not in calm} | {"restarts": restarts, "conditions": states}
+    return {k: v for k, v in status.items() if k not in _CALM} | {"restarts": restarts, "conditions": states}
 
 
 def _patient(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
-    return {"replicas": status.get("replicas"), "ready": status.get("ready"), "messages": messages}
+    return {"messages": messages} | {name: status.get(name) for name in _COUNTS}

@@ -3,6 +3,8 @@
 Verdicts come before actions: they are written to the status, and the next look acts on what is written there.
 """
 
+from dtj_operator import names
+from dtj_operator.kube.views import PodView
 from dtj_operator.plan.actions import (
     Action,
     CreateNetworkPolicy,
@@ -16,16 +18,21 @@ from dtj_operator.plan.actions import (
     Fail,
     Settle,
 )
+from dtj_operator.plan.children.env import Place
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.policies import deadline, ttl
+from dtj_operator.plan.nodes import let_go
+from dtj_operator.plan.pace import soonest
+from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart
+from dtj_operator.plan.policies.scope import trust
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
+UNSEEN_LOOK_S = 1.0
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -33,11 +40,24 @@ def bad_spec(s: Snapshot) -> Fail | None:
     return Fail("BadSpec", str(s.job.error)) if s.job.error else None
 
 
-POLICIES = (bad_spec, success, suspend, deadline.deadline, restart)  # the first verdict wins
+POLICIES = (  # the first verdict wins
+    bad_spec,
+    success,
+    suspend,
+    deadline.deadline,
+    trust,
+    restart,
+    avoid.lift,
+    size.resize,
+)
 
 
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to look again if nothing happens."""
+    return let_go(s, _plan(s))
+
+
+def _plan(s: Snapshot) -> Decision:
     if s.job.deleting:
         return Decision(actions=_delete(s))
     if s.memory.finished:
@@ -52,7 +72,7 @@ def plan(s: Snapshot) -> Decision:
     return _converge(s)
 
 
-def plan_gone(gone: Gone) -> tuple[Action, ...]:
+def plan_gone(gone: Gone) -> Decision:
     """Children of a job that no longer exists go at once; the garbage collector is the backup.
 
     Not those that lost their owner on purpose (`kubectl delete --cascade=orphan`): a cache may not know that
@@ -65,7 +85,7 @@ def plan_gone(gone: Gone) -> tuple[Action, ...]:
         actions.append(DeleteService(gone.service_uid))
     if gone.network_policy_uid:
         actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
-    return tuple(actions)
+    return let_go(gone, Decision(actions=tuple(actions)))
 
 
 def _finished(s: Snapshot) -> Decision:
@@ -82,34 +102,63 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 
 def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
-    due = deadline.due_at(s)
-    if s.obsolete:
-        return Decision(actions=_retire(s), look_again_at=due)
-    if not s.missing:
-        return Decision(actions=_networking(s), look_again_at=due)
+    retired = _retire(s)
+    unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
+    unseen_at = s.now + UNSEEN_LOOK_S if unseen else None
+    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s), unseen_at)
+    if any(_of_another_attempt(s, old) for old in s.obsolete):
+        return Decision(actions=retired, look_again_at=again)
+    taken = {old.name for old in s.obsolete}
+    absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
+    if not absent:
+        return Decision(actions=_networking(s) + retired, look_again_at=soonest(again, _mend_at(s)))
     if s.now < backoff_until(s):
-        return Decision(look_again_at=min(t for t in (backoff_until(s), due) if t is not None))
+        return Decision(actions=retired, look_again_at=soonest(backoff_until(s), again))
     foreign = _foreign(s)
     if foreign:
-        return Decision(refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
-    pods = tuple(CreatePod(pod(s.job, index, s.memory.attempt)) for index in s.missing)
-    return Decision(actions=_networking(s) + pods, look_again_at=due)
+        return Decision(actions=retired, refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
+    pods = tuple(CreatePod(pod(s.job, _place(s, index), avoid.avoided(s))) for index in absent)
+    return Decision(actions=_networking(s) + retired + pods, look_again_at=soonest(again, _mend_at(s)))
+
+
+def _place(s: Snapshot, index: int) -> Place:
+    left = max(0, s.job.recovery.max_restarts - s.memory.restarts.counted)
+    return Place(index=index, attempt=s.memory.attempt, size=s.size, restarts_left=left)
+
+
+def _of_another_attempt(s: Snapshot, old: PodView) -> bool:
+    return old.owner_uid != s.job.uid or old.attempt != s.memory.attempt
 
 
 def _retire(s: Snapshot) -> tuple[Action, ...]:
-    """A failed attempt has nothing left to save; others may commit a checkpoint in their pods' own grace."""
+    return tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
+
+
+def _grace_s(s: Snapshot, old: PodView) -> int | None:
+    """What has failed has nothing left to save; others may commit a checkpoint in their pods' own grace."""
+    condemned = s.memory.replacing.get(old.index) == old.uid
     disrupted = s.memory.failure.get("reason") in ("Evicted", "NodeLost")
-    grace_s = FAILED_GRACE_S if s.memory.phase == RECOVERING and not disrupted else None
-    return tuple(DeletePod(old, grace_s) for old in s.obsolete if not old.deleting)
+    lost_a_peer = s.memory.phase == RECOVERING and not disrupted and _of_another_attempt(s, old)
+    return FAILED_GRACE_S if condemned or lost_a_peer else None
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
+    """What is not there is made, what somebody has edited is made anew."""
+    wanting = [Child.UNKNOWN, Child.ABSENT]
+    if s.now >= s.mend_at:
+        wanting.append(Child.EDITED)
     actions: list[Action] = []
-    if s.service in (Child.UNKNOWN, Child.ABSENT):
+    if s.service in wanting:
         actions.append(CreateService(service(s.job)))
-    if s.job.isolated and s.network_policy in (Child.UNKNOWN, Child.ABSENT):
+    if s.job.isolated and s.network_policy in wanting:
         actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
     return tuple(actions)
+
+
+def _mend_at(s: Snapshot) -> float | None:
+    """When an edited child has waited long enough since it was made anew for the last time."""
+    edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
+    return s.mend_at if edited and s.mend_at > s.now else None
 
 
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:

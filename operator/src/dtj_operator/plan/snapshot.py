@@ -4,20 +4,25 @@ Made by gather, read by everything in this package, changed by nobody. What must
 operator is read from `memory`, the job's own status; nothing here is remembered in the process.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ContainerView, PodView
-from dtj_operator.plan import times
-from dtj_operator.spec import Job
+from dtj_operator.plan import ranges, times
+from dtj_operator.spec import Job, Recovery
 
 Json = dict[str, Any]
 
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 FINAL = (SUCCEEDED, FAILED)
+REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
+
+ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
 
 
 class Child(Enum):
@@ -26,15 +31,36 @@ class Child(Enum):
     UNKNOWN = "nobody looked yet"
     ABSENT = "does not exist"
     PRESENT = "exists and is ours"
+    EDITED = "exists and is ours, and somebody has made something else of it"
     FOREIGN = "exists and belongs to somebody else"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    counted: int = 0
+    counted: int = 0  # those healed in place included
     disruptions: int = 0
+    in_place: int = 0  # by the agents, without a new pod
+    in_place_now: int = 0  # of these, what the agents of the present attempt have told
     without_progress: int = 0
     highest_step: int | None = None  # ever reported; growth beyond it is progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """An attempt of scope Job is smaller than wished, for not all of its pods found room."""
+
+    replicas: int  # the size that was wished for
+    tries: int  # how often it did not fit
+    retry_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A node on which this job had faults."""
+
+    node: str
+    faults: int
+    at: float  # of the last one
 
 
 @dataclass(frozen=True)
@@ -76,12 +102,57 @@ class Memory:
     def progress(self) -> Json:
         return dict(self.raw.get("progress") or {})
 
+    @property
+    def goodput(self) -> Json:
+        return dict(self.raw.get("goodput") or {})
+
+    @property
+    def scope(self) -> str:
+        return str(self.raw.get("recoveryScope") or JOB)
+
+    @cached_property
+    def replacing(self) -> dict[int, str]:
+        """Uids of the pods that a verdict has condemned, by index; empty where the pod was gone already."""
+        return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
+
+    @cached_property
+    def done(self) -> frozenset[int]:
+        """Replicas of the present attempt that are known to have ended well."""
+        return frozenset(ranges.parse(str(self.raw.get("done") or "")))
+
+    @cached_property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Nodes on which this job had faults, the latest first."""
+        raw = self.raw.get("avoidedNodes") or ()
+        return tuple(
+            Suspect(
+                node=str(e.get("node")), faults=int(e.get("faults", 1)), at=times.parse(e.get("at")) or 0.0
+            )
+            for e in raw
+        )
+
+    @property
+    def wanted(self) -> int | None:
+        """Replicas that the present attempt comprises; kept for elastic jobs only."""
+        value = self.raw.get("wantedReplicas")
+        return None if value is None else int(value)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        raw = self.raw.get("shortage")
+        if not raw:
+            return None
+        retry_at = times.parse(raw.get("retryAt")) or 0.0
+        return Shortage(replicas=int(raw["replicas"]), tries=int(raw["tries"]), retry_at=retry_at)
+
     @cached_property
     def restarts(self) -> Restarts:
         raw = self.raw.get("restarts") or {}
         return Restarts(
             counted=raw.get("counted", 0),
             disruptions=raw.get("disruptions", 0),
+            in_place=raw.get("inPlace", 0),
+            in_place_now=raw.get("inPlaceOfAttempt", 0),
             without_progress=raw.get("withoutProgress", 0),
             highest_step=raw.get("highestStep"),
         )
@@ -99,6 +170,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Where the seconds of an attempt went, by its agents' account."""
+
+    productive: float = 0.0
+    startup: float = 0.0
+    lost: float = 0.0
+    recovering: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The last answer of replica 0's agent."""
 
@@ -110,6 +191,9 @@ class Progress:
     loss: float | None = None
     samples_per_second: float | None = None
     eta_s: float | None = None
+    rejoin: bool = False  # the agents of this attempt can heal around a replaced pod
+    in_place: int = 0  # heals without a new pod in this attempt
+    ledger: Ledger | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +203,11 @@ class Snapshot:
     pods: tuple[PodView, ...] = ()
     service: Child = Child.UNKNOWN
     network_policy: Child = Child.UNKNOWN
+    mend_at: float = 0.0  # edited ones are made anew from then on
+    nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
+    gone_since: Mapping[str, float] = field(
+        default_factory=dict
+    )  # nodes that were there and are not any more
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
     operator_namespace: str = "dtj-system"
@@ -134,20 +223,85 @@ class Snapshot:
         return tuple(pod for pod in self.pods if pod.owner_uid == self.job.uid)
 
     @cached_property
+    def answer(self) -> Progress | None:
+        """What the agents of the present attempt said last."""
+        told = self.progress
+        return told if told is not None and told.attempt == self.memory.attempt else None
+
+    @cached_property
+    def scope(self) -> str:
+        """How much a recovery touches: Auto means Replica once the agents of this attempt said they can."""
+        wished = self.job.recovery.scope
+        return self.memory.scope if wished == "Auto" else wished
+
+    @cached_property
+    def size(self) -> int:
+        """Replicas that the present attempt is to have.
+
+        With scope Replica the attempt follows the spec; else it is what it was made with.
+        """
+        if self.job.elastic is None or self.scope == REPLICA or self.memory.wanted is None:
+            return self.job.replicas
+        return self.memory.wanted
+
+    @cached_property
     def current(self) -> dict[int, PodView]:
-        """Pods of the current attempt by index."""
-        indices = range(self.job.replicas)
-        return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and p.index in indices}
+        """Pods of the current attempt by index, without those that were told to go."""
+        return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and self._stays(p)}
+
+    def _stays(self, pod: PodView) -> bool:
+        condemned = self.memory.replacing.get(pod.index) == pod.uid
+        # Taken off by a smaller size, and wanted again before it was gone.
+        leaving = pod.deleting and self.memory.wanted is not None and pod.index >= self.memory.wanted
+        wanted = 0 <= pod.index < self.size and not pod.mislabelled
+        return wanted and not condemned and not leaving
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:
-        """Pods under our label that stand in the way: of an older attempt, or of a job that is gone."""
+        """Pods under our label in the way: condemned, of an older attempt, or of a job that is gone."""
         kept = {pod.uid for pod in self.current.values()}
         return tuple(pod for pod in self.pods if pod.owner_uid and pod.uid not in kept)
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        return tuple(index for index in range(self.job.replicas) if index not in self.current)
+        """Replicas that have no pod and need one."""
+        return tuple(i for i in range(self.size) if i not in self.current and i not in self.memory.done)
+
+    @cached_property
+    def vanished(self) -> tuple[int, ...]:
+        """Missing replicas whose pod somebody removed: a job only runs once all of them were there."""
+        if self.memory.phase != RUNNING:
+            return ()
+        known = self.size if self.memory.wanted is None else min(self.size, self.memory.wanted)
+        return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
+
+    @cached_property
+    def spared(self) -> frozenset[int]:
+        """Replicas whose pods find no room and that an elastic job of scope Replica goes on without.
+
+        Their pods stay where they are, Pending: the scheduler tells when there is room again.
+        """
+        if self.job.elastic is None or self.scope != REPLICA:
+            return frozenset()
+        homeless = frozenset(i for i, pod in self.current.items() if self.homeless(pod))
+        return homeless if self.size - len(homeless) >= self.job.lowest else frozenset()
+
+    @cached_property
+    def taking_part(self) -> dict[int, PodView]:
+        return {i: pod for i, pod in self.current.items() if i not in self.spared}
+
+    def lost_at(self, pod: PodView) -> float | None:
+        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
+        return _lost_at(self, pod, self.job.recovery.node_lost_s)
+
+    def lost(self, pod: PodView) -> bool:
+        at = self.lost_at(pod)
+        return at is not None and self.now >= at
+
+    def homeless(self, pod: PodView) -> bool:
+        """Whether it has fitted no node for so long that it is not waited for."""
+        since = unschedulable_since(pod)
+        return since is not None and self.now - since >= ROOM_S
 
     def trainer(self, pod: PodView) -> ContainerView | None:
         """The container of this pod that runs the ranks, once the kubelet has reported it."""
@@ -169,6 +323,14 @@ class Snapshot:
         return pod.phase == "Running" or self.succeeded(pod)
 
 
+def unschedulable_since(pod: PodView) -> float | None:
+    """Since when the scheduler finds no node for it, or None where that is not so."""
+    told = pod.condition("PodScheduled")
+    if pod.phase != "Pending" or told is None or told.status != "False" or told.reason != "Unschedulable":
+        return None
+    return told.since
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gone:
     """A job that no longer exists, and those of its children that a cache or the API still shows."""
@@ -178,3 +340,23 @@ class Gone:
     pods: tuple[PodView, ...] = ()
     service_uid: str | None = None
     network_policy_uid: str | None = None
+    nodes: Mapping[str, NodeView] | None = None
+    gone_since: Mapping[str, float] = field(default_factory=dict)
+    now: float
+
+    def lost_at(self, pod: PodView) -> float | None:
+        """As in Snapshot, with the default of the spec that is gone."""
+        return _lost_at(self, pod, Recovery().node_lost_s)
+
+    def lost(self, pod: PodView) -> bool:
+        at = self.lost_at(pod)
+        return at is not None and self.now >= at
+
+
+def _lost_at(where: Snapshot | Gone, pod: PodView, after_s: int) -> float | None:
+    nodes = where.nodes
+    if not after_s or not pod.node or nodes is None or not any(node.ready for node in nodes.values()):
+        return None
+    view = nodes.get(pod.node)
+    since = view.not_ready_since if view is not None else where.gone_since.get(pod.node)
+    return None if since is None else since + after_s

@@ -7,18 +7,31 @@ Before this stands the planner, after it plan/pace.py, which says when the diffe
 from typing import Any
 
 from dtj_operator.plan import blame, times
-from dtj_operator.plan.actions import Event, Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle
+from dtj_operator.plan.actions import (
+    Event,
+    Fail,
+    Fault,
+    Lift,
+    Resize,
+    Restart,
+    Resume,
+    Succeed,
+    Suspend,
+    Verdict,
+)
+from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
+from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
+from dtj_operator.plan.goodput import goodput
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
+    FINAL,
     PENDING,
     RECOVERING,
     RUNNING,
     STARTING,
     SUCCEEDED,
     SUSPENDED,
-    Restarts,
     Snapshot,
 )
 
@@ -39,52 +52,61 @@ def report(s: Snapshot, verdict: Verdict | None) -> Json:
     if s.memory.finished:
         return {**old, "observedGeneration": s.job.generation}
     phase, attempt = _phase(s, verdict), _attempt(s, verdict)
-    moved = phase != s.memory.phase or attempt != s.memory.attempt
+    moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     now = times.rfc3339(s.now)
     status = {
         "observedGeneration": s.job.generation,
         "phase": phase,
-        "message": _message(s, verdict),
+        "message": _message(s, verdict, phase),
         "ready": _ready(s, verdict),
         "step": _step(_progress(s)),
         "conditions": conditions(s, verdict, phase),
         "startTime": _start_time(s, phase),
-        "completionTime": now if phase in (SUCCEEDED, FAILED) else None,
+        "completionTime": now if phase in FINAL else None,
         "lastTransitionTime": now if moved else old.get("lastTransitionTime"),
         "attempt": attempt,
         "replicas": _replicas(s, verdict),
-        "worldSize": s.job.world_size if s.job.error is None else None,
         "restarts": _restarts(s, verdict),
         "progress": _progress(s),
+        "goodput": goodput(s, verdict, moved=moved),
         "failure": _failure(s, verdict),
     }
+    if s.job.error is None:
+        status |= attempt_of(s, verdict, phase)
     return {name: value for name, value in status.items() if value is not None}
 
 
 def _phase(s: Snapshot, verdict: Verdict | None) -> str:
+    if isinstance(verdict, Resize) and verdict.new_attempt:
+        return PENDING
     if verdict is not None and type(verdict) in _PHASE_AFTER:
         return _PHASE_AFTER[type(verdict)]
-    if s.memory.phase == SUSPENDED:
-        return SUSPENDED
-    if s.memory.phase == RUNNING or (not s.missing and all(s.started(pod) for pod in s.current.values())):
+    if s.memory.phase in (SUSPENDED, RUNNING):
+        return s.memory.phase
+    if not s.missing and all(s.started(pod) for pod in s.taking_part.values()):
         return RUNNING
     if s.memory.phase == RECOVERING:
         return RECOVERING
     return PENDING if s.missing or obstacle(s) else STARTING
 
 
-def _message(s: Snapshot, verdict: Verdict | None) -> str | None:
+def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     """One sentence for the table that kubectl prints: what the job waits for, or why it ended."""
     match verdict:
         case Fail(_, message):
             return message
         case Restart(fault):
             return fault.sentence
+        case Resize(_, why, True):
+            return why
+    if phase in (SUCCEEDED, SUSPENDED):
+        return None
     blocked = obstacle(s)
-    if blocked is not None and not isinstance(verdict, Succeed | Suspend):
+    if blocked is not None:
         return blocked.message[:MESSAGE_LIMIT]
-    recovering = verdict is None and s.memory.phase == RECOVERING and _phase(s, verdict) == RECOVERING
-    return s.memory.raw.get("message") if recovering else None
+    if verdict is None and s.memory.phase == phase == RECOVERING:
+        return s.memory.raw.get("message")
+    return shortage(s)
 
 
 def _ready(s: Snapshot, verdict: Verdict | None) -> str | None:
@@ -103,9 +125,9 @@ def _step(progress: Json | None) -> str | None:
 
 
 def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends an attempt too: whatever remains of it is old from then on."""
-    over = isinstance(verdict, Restart) or (isinstance(verdict, Suspend) and bool(s.ours))
-    return s.memory.attempt + over
+    """A suspension ends an attempt too, if there was one: whatever remains of it is old from then on."""
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.ours)
+    return s.memory.attempt + (begins_anew(verdict) or stopped)
 
 
 def _start_time(s: Snapshot, phase: str) -> str | None:
@@ -116,14 +138,13 @@ def _start_time(s: Snapshot, phase: str) -> str | None:
 
 
 def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
-    pods = () if isinstance(verdict, Restart | Suspend) else tuple(s.current.values())
-    succeeded = sum(s.succeeded(pod) for pod in pods)
+    pods = remaining(s, verdict)
+    succeeded = [pod for pod in pods if s.succeeded(pod)]
     failed = sum(s.failed(pod) for pod in pods)
-    ready = sum(pod.ready and not s.failed(pod) for pod in pods)
     return {
-        "ready": ready,
-        "active": len(pods) - succeeded - failed,
-        "succeeded": succeeded,
+        "ready": sum(pod.ready and not s.failed(pod) for pod in pods),
+        "active": len(pods) - len(succeeded) - failed,
+        "succeeded": len({pod.index for pod in succeeded} | done_before(s, verdict)),
         "failed": failed,
     }
 
@@ -132,26 +153,23 @@ def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
     now = seen(s)
     counted = isinstance(verdict, Restart) and verdict.counts
     uncounted = isinstance(verdict, Restart) and not verdict.counts
-    after = Restarts(
-        counted=now.counted + counted,
-        disruptions=now.disruptions + uncounted,
-        without_progress=now.without_progress + counted,
-        highest_step=now.highest_step,
-    )
     told = {
-        "total": after.counted + after.disruptions,
-        "counted": after.counted,
-        "disruptions": after.disruptions,
-        "withoutProgress": after.without_progress,
+        "total": now.counted + counted + now.disruptions + uncounted,
+        "counted": now.counted + counted,
+        "disruptions": now.disruptions + uncounted,
+        "withoutProgress": now.without_progress + counted,
+        "inPlace": now.in_place or None,
+        "inPlaceOfAttempt": now.in_place_now or None if _attempt(s, verdict) == s.memory.attempt else None,
+        "highestStep": now.highest_step,
     }
-    return told if after.highest_step is None else {**told, "highestStep": after.highest_step}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _progress(s: Snapshot) -> Json | None:
     """What the agent said last; once replica 0 has ended, the step of its report."""
     told = dict(s.memory.progress)
-    fresh = s.progress
-    if fresh is not None and fresh.attempt == s.memory.attempt:
+    fresh = s.answer
+    if fresh is not None:
         told = {
             "step": fresh.step,
             "totalSteps": fresh.total_steps,
@@ -196,20 +214,34 @@ def _told(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """What people should hear about, once it is written down."""
     attempt = str(new.get("attempt", 0))
-    match verdict:
-        case Succeed(reason):
-            return (Event("Normal", "Completed", f"all done: {reason}", attempt),)
-        case Fail(reason, message):
-            return (Event("Warning", reason, message, attempt),)
-        case Restart(fault, counts):
-            kind = "restart" if counts else "restart outside the budget"
-            return (Event("Warning", "Restarting", f"attempt {attempt}, {kind}: {fault.sentence}", attempt),)
-        case Suspend():
-            return (Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt),)
-        case Resume():
-            return (Event("Normal", "Resumed", f"attempt {attempt} begins", attempt),)
+    if (event := _event(verdict, attempt, new)) is not None:
+        return (event,)
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
     if blocked is None or s.memory.finished or known.get("reason") == blocked.reason:
         return ()
     return (Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"),)
+
+
+def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
+    told: Event | None = None
+    match verdict:
+        case Succeed(reason):
+            told = Event("Normal", "Completed", f"all done: {reason}", attempt)
+        case Fail(reason, message):
+            told = Event("Warning", reason, message, attempt)
+        case Restart(fault, counts, replaces):
+            kind = "restart" if counts else "restart outside the budget"
+            what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
+            number = f"{attempt}/{new['restarts']['total']}"
+            told = Event("Warning", "Restarting", f"{what}, {kind}: {fault.sentence}", number)
+        case Resize(size, why):
+            told = Event("Normal", "Resized", f"{size} replicas: {why}", f"{attempt}/{size}")
+        case Lift(pods):
+            note = f"{len(pods)} pods find no room, so no node is avoided any more"
+            told = Event("Normal", "NodesAllowed", note, attempt)
+        case Suspend():
+            told = Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt)
+        case Resume():
+            told = Event("Normal", "Resumed", f"attempt {attempt} begins", attempt)
+    return told

@@ -116,3 +116,56 @@ async def test_after_close_nothing_comes(queue: WorkQueue[str]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(100):
             await next_key(queue)
+
+
+async def test_a_patient_key_lets_those_go_first_that_are_in_a_hurry(queue: WorkQueue[str]) -> None:
+    queue.add("patient", patience_s=2)
+    queue.add("hurried")
+
+    assert [await next_key(queue) for _ in range(2)] == ["hurried", "patient"]
+
+
+async def test_a_patient_key_does_not_wait_for_ever(queue: WorkQueue[str]) -> None:
+    queue.add("patient", patience_s=2)
+    await asyncio.sleep(3)
+    queue.add("hurried")
+
+    assert [await next_key(queue) for _ in range(2)] == ["patient", "hurried"]
+
+
+async def test_a_patient_key_is_taken_at_once_where_nobody_is_in_a_hurry(queue: WorkQueue[str]) -> None:
+    began = now()
+    queue.add("patient", patience_s=2)
+
+    assert await next_key(queue) == "patient"
+    assert now() == began
+
+
+async def test_urgent_news_end_the_patience_of_a_key_and_it_comes_once(queue: WorkQueue[str]) -> None:
+    queue.add("a", patience_s=2)
+    queue.add("b", patience_s=1)
+    queue.add("a")
+
+    assert [await next_key(queue) for _ in range(2)] == ["a", "b"]
+    assert len(queue) == 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await next_key(queue)
+
+
+async def test_a_key_keeps_its_patience_while_somebody_works_on_it(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    async with queue.take():
+        queue.add("a", patience_s=2)
+        queue.add("b")
+
+    assert [await next_key(queue) for _ in range(2)] == ["b", "a"]
+
+
+async def test_of_several_delays_the_least_patience_is_kept(queue: WorkQueue[str]) -> None:
+    queue.add_after("a", 1, patience_s=5)
+    queue.add_after("a", 3)
+    await asyncio.sleep(1)
+    queue.add("b", patience_s=1)
+
+    assert [await next_key(queue) for _ in range(2)] == ["a", "b"]

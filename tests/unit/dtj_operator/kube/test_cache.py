@@ -1,5 +1,7 @@
 """What the cache believes when news comes late, twice, or not at all."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -16,7 +18,12 @@ class Watched:
 
     def __init__(self) -> None:
         self.news: list[Key] = []
-        self.cache = PodCache(self.news.append)
+        self.patient: list[bool] = []
+        self.cache = PodCache(self._tell)
+
+    def _tell(self, key: Key, can_wait: bool) -> None:
+        self.news.append(key)
+        self.patient.append(can_wait)
 
     def names(self) -> list[str]:
         return sorted(view.name for view in self.cache.pods(KEY))
@@ -37,6 +44,33 @@ def test_a_pod_is_found_by_its_job(watched: Watched) -> None:
     assert watched.names() == ["digits-0"]
     assert watched.news == [KEY]
     assert len(watched.cache) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "can_wait"),
+    [
+        pytest.param({"node": "worker-1"}, True, id="placed on a node"),
+        pytest.param({"phase": "Running"}, True, id="running"),
+        pytest.param({"phase": "Failed"}, False, id="failed"),
+        pytest.param({"phase": "Succeeded"}, False, id="done"),
+        pytest.param({"deleting": True}, False, id="being deleted"),
+        pytest.param({"uid": "another", "phase": "Failed"}, False, id="another one, which failed"),
+    ],
+)
+def test_only_the_news_of_a_pod_on_its_way_up_can_wait(
+    watched: Watched, change: dict[str, Any], can_wait: bool
+) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.observe(at(6, **change))
+
+    assert watched.patient == [False, can_wait]
+
+
+def test_that_a_pod_is_gone_cannot_wait(watched: Watched) -> None:
+    watched.cache.observe(at(5, phase="Running"))
+    watched.cache.forget(at(6))
+
+    assert watched.patient == [False, False]
 
 
 def test_older_news_do_not_undo_newer(watched: Watched) -> None:
@@ -68,6 +102,30 @@ def test_what_our_own_write_returned_wakes_nobody(watched: Watched) -> None:
 
 def test_an_answer_that_the_watch_overtook_does_not_revive_a_dead_pod(watched: Watched) -> None:
     watched.cache.forget(at(9))
+    watched.cache.observe(at(5))
+
+    assert watched.names() == []
+
+
+def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9))  # to a watch by label it was gone
+    watched.cache.observe(at(12))
+
+    assert watched.names() == ["digits-0"]
+
+
+def test_a_pod_that_only_lost_its_label_can_be_found_by_asking(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9), by_watch=True)
+    watched.cache.observe(at(9, mislabelled=True))
+
+    assert watched.names() == ["digits-0"]
+
+
+def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(5))
     watched.cache.observe(at(5))
 
     assert watched.names() == []

@@ -25,14 +25,18 @@ class OneLease:
         self.version = 0
         self.unreachable = False
         self.hangs = False
+        self.takes_s = 0.0
+        self.reads = 0
 
     async def _answer(self) -> None:
+        await asyncio.sleep(self.takes_s)
         if self.hangs:
             await asyncio.Event().wait()
         if self.unreachable:
             raise Unavailable("LEASE", 0, "ClientConnectionError", "no route")
 
     async def get(self, path: str, **_: Any) -> bytes:
+        self.reads += 1
         await self._answer()
         if self.lease is None:
             raise NotFound(path, 404, "NotFound", "no lease")
@@ -49,6 +53,11 @@ class OneLease:
         if self.lease is None or body["metadata"]["resourceVersion"] != str(self.version):
             raise Conflict(path, 409, "Conflict", "changed")
         return self._store(body)
+
+    def edit(self, **spec: str) -> None:
+        """Change it as somebody else would."""
+        assert self.lease is not None
+        self._store({**self.lease, "spec": {**self.lease["spec"], **spec}})
 
     def _store(self, body: Json) -> bytes:
         self.version += 1
@@ -163,10 +172,33 @@ async def test_who_finds_somebody_else_in_the_lease_has_lost_it() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
-    assert server.lease is not None
-    server.lease["spec"] |= {"holderIdentity": "b"}
+    server.edit(holderIdentity="b")
     with pytest.raises(Lost, match="held by b"):
         await first.keep()
+
+
+async def test_a_renewal_is_one_request() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    keeping = asyncio.create_task(first.keep())
+    before, began = server.version, server.reads
+    await asyncio.sleep(10 * PERIOD_S + 0.1)
+    keeping.cancel()
+
+    assert (server.version - before, server.reads - began) == (10, 0)
+
+
+async def test_an_api_server_that_takes_seconds_is_no_reason_to_give_up() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    server.takes_s = 4.0
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(1000)
+
+    assert first.held
+    keeping.cancel()
 
 
 async def test_of_two_that_reach_for_it_at_once_one_gets_it() -> None:
@@ -184,9 +216,9 @@ async def test_what_others_wrote_into_the_lease_survives() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
-    assert server.lease is not None
-    server.lease["spec"] |= {"strategy": "from the future", "holderIdentity": ""}
+    server.edit(strategy="from the future", holderIdentity="")
     await lease(server, "b").acquire()
 
+    assert server.lease is not None
     assert (server.lease["spec"]["strategy"], server.holder) == ("from the future", "b")
     assert server.lease["spec"]["leaseTransitions"] == 1

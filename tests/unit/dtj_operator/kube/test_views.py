@@ -66,6 +66,13 @@ def decode(pod: dict[str, Any]) -> views.PodView:
     return views.decode_pod(json.dumps(pod).encode())
 
 
+def test_a_pod_is_its_owners_whatever_its_label_says() -> None:
+    meta = {**FULL["metadata"], "labels": {"dtj.dev/job-name": "another"}}
+    view = views.decode_pod(json.dumps({**FULL, "metadata": meta}).encode())
+
+    assert (view.key, view.mislabelled) == (Key("ns", "j"), True)
+
+
 def test_a_pod_is_trimmed_to_what_decisions_need() -> None:
     view = decode(FULL)
 

@@ -25,7 +25,7 @@ from dtj_operator.plan.actions import (
     DeleteService,
 )
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.snapshot import RUNNING, Child, Snapshot
+from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Progress, Snapshot
 from dtj_operator.plan.status import report
 from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
 
@@ -61,6 +61,7 @@ class World:
     history: list[Json] = field(default_factory=list)  # every status ever stored
     overlaps: list[str] = field(default_factory=list)
     clock: int = 0  # of uids and resource versions
+    answer: Progress | None = None  # what replica 0's agent said last
 
     # --- the API server
 
@@ -80,7 +81,7 @@ class World:
             if pod.attempt != attempt and pod.phase in ("Pending", "Running")
         ]
         self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
-        if self.status.get("phase") == RUNNING:
+        if self.status.get("phase") == RUNNING and self.status.get("recoveryScope") != REPLICA:
             self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has begun to train")
         view = PodView(
             namespace=NAMESPACE,
@@ -113,7 +114,14 @@ class World:
 
     def run(self, name: str) -> None:
         ready = ConditionView(type="Ready", status="True")
-        self.change(name, phase="Running", conditions=(ready,), containers=(ContainerView(name="trainer"),))
+        running = (ContainerView(name="trainer"),)
+        self.change(name, phase="Running", node="w1", conditions=(ready,), containers=running)
+
+    def find_no_room(self, name: str) -> None:
+        told = ConditionView(
+            type="PodScheduled", status="False", reason="Unschedulable", message="no room", since=self.now
+        )
+        self.change(name, conditions=(told,))
 
     def end(self, name: str, code: int) -> None:
         ended = ContainerView(name="trainer", exit_code=code, finished_at=self.now)
@@ -140,12 +148,12 @@ class World:
             "service": Child.PRESENT if self.service else Child.ABSENT,
             "network_policy": Child.PRESENT if self.network_policy else Child.ABSENT,
         }
-        return builder.seeing(now=self.now, **children).snapshot()
+        return builder.seeing(now=self.now, progress=self.answer, **children).snapshot()
 
     def look(self, fault: Fault = no_fault) -> Decision:
         """One reconcile. Raises Crash or CallFailed where `fault` says so."""
         s = self.snapshot()
-        if s.memory.phase == RUNNING and s.missing:
+        if s.vanished:
             self.relist()
             s = self.snapshot()
         decision = plan(s)
@@ -153,7 +161,8 @@ class World:
             self._act(action, fault)
         after = s.after(tuple(self.cache.values()), decision.refusals)
         new = report(after, decision.verdict)
-        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60)
+        begun = any(isinstance(action, CreatePod) for action in decision.actions)
+        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60, begun=begun)
         if due is not None and due <= self.now:
             with _failing(fault("status")) as happens:
                 if happens:

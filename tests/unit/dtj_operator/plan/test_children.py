@@ -5,6 +5,7 @@ from importlib import metadata
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
+from dtj_operator.plan.children.env import Place
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
@@ -17,7 +18,8 @@ CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
 
 
 def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
-    return pod(builder.job(), index, attempt)
+    made = builder.job()
+    return pod(made, Place(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
 
 
 def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
@@ -53,8 +55,12 @@ def test_the_environment_of_the_contract() -> None:
         "DTJ_ATTEMPT": "4",
         "DTJ_REPLICA_INDEX": "2",
         "DTJ_REPLICAS": "3",
+        "DTJ_MIN_REPLICAS": "3",
+        "DTJ_MAX_REPLICAS": "3",
         "DTJ_PROCESSES": "1",
         "DTJ_AGENT_PORT": "29400",
+        "DTJ_MAX_RESTARTS": "10",
+        "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "3",
         "PYTHONUNBUFFERED": "1",
     }
 

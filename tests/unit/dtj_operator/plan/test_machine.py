@@ -7,12 +7,37 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dtj_operator.plan.snapshot import FINAL
+from dtj_operator.plan.snapshot import FINAL, Progress
 from tests.support.builders import job
 from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, settle
 
 FAULTS = st.sampled_from(["", "", "", "before", "after", "crash"])
-CODES = st.sampled_from([0, 0, 1, 1, 75, 76, 78, 137])
+CODES = st.sampled_from([0, 1, 1, 1, 75, 76, 137, 137, 78])
+
+
+def nonsense(status: dict[str, Any]) -> list[str]:
+    """What of a status contradicts another part of it."""
+    phase, restarts = status["phase"], status["restarts"]
+    held = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+    healthy = held.get("Healthy", ("", ""))
+    holds = {
+        "Failed is the phase Failed": (held.get("Failed", ("",))[0] == "True") == (phase == "Failed"),
+        "Complete is the phase Succeeded": (held.get("Complete", ("",))[0] == "True")
+        == (phase == "Succeeded"),
+        "Suspended is the phase Suspended": (held.get("Suspended", ("",))[0] == "True")
+        == (phase == "Suspended"),
+        "Recovering is the phase Recovering": (healthy == ("False", "Recovering")) == (phase == "Recovering"),
+        "Healthy is Running or Succeeded": (healthy[0] == "True") == (phase in ("Running", "Succeeded")),
+        "all ready means that it runs": held["PodsReady"][0] == "False" or phase == "Running",
+        "what has ended says when": ("completionTime" in status) == (phase in FINAL),
+        "what is suspended is not active": phase != "Suspended" or "startTime" not in status,
+        "all are some of one kind": restarts["total"] == restarts["counted"] + restarts["disruptions"],
+        "heals are counted": restarts.get("inPlace", 0) <= restarts["counted"],
+        "every count is of a pod": sum(status["replicas"][k] for k in ("active", "succeeded", "failed"))
+        <= status.get("wantedReplicas", 99),
+        "a restart has a cause": not restarts["counted"] - restarts.get("inPlace", 0) or "failure" in status,
+    }
+    return [sentence for sentence, true in holds.items() if not true]
 
 
 class Jobs(RuleBasedStateMachine):
@@ -21,17 +46,31 @@ class Jobs(RuleBasedStateMachine):
     world: World
 
     @initialize(
-        replicas=st.integers(1, 3),
-        budget=st.integers(0, 2),
+        replicas=st.sampled_from([1, 2, 2, 3, 3]),
+        budget=st.sampled_from([0, 1, 2, 3, 6, 6]),
         success=st.sampled_from(["All", "Rank0"]),
         clean=st.sampled_from(["Running", "All", "None"]),
         backoff=st.sampled_from([0, 1, 100]),
-        deadline=st.sampled_from([None, None, None, 5000]),
+        deadline=st.sampled_from([None, None, None, None, None, 5000]),
+        scope=st.sampled_from(["Auto", "Replica", "Job"]),
+        elastic=st.booleans(),
     )
     def submit(
-        self, *, replicas: int, budget: int, success: str, clean: str, backoff: int, deadline: int | None
+        self,
+        *,
+        replicas: int,
+        budget: int,
+        success: str,
+        clean: str,
+        backoff: int,
+        deadline: int | None,
+        scope: str,
+        elastic: bool,
     ) -> None:
         wanted = job().replicas(replicas).wants(successPolicy=success, cleanPodPolicy=clean)
+        wanted = wanted.recovery(scope=scope)
+        if elastic:
+            wanted = wanted.elastic(1, 4)
         if deadline is not None:
             wanted = wanted.wants(activeDeadlineSeconds=deadline)
         self.budget = budget
@@ -74,6 +113,30 @@ class Jobs(RuleBasedStateMachine):
         if running:
             self.world.end(running[-1], code)
             self.settles()
+
+    @rule(data=st.data(), code=CODES.filter(bool), replicas=st.integers(1, 4))
+    def a_healing_job_has_a_bad_day(self, data: st.DataObject, code: int, replicas: int) -> None:
+        """Its agents can rejoin; a pod fails, the size changes, another fails before the first is back."""
+        self.all_goes_well_for_a_while()
+        self.agent_answers(rejoin=True, healed=0)
+        self.pod_ends(data, code)
+        self.look(data)
+        self.scale(replicas)
+        self.look(data)
+        self.pod_ends(data, code)
+        self.look(data)
+        self.all_goes_well_for_a_while()
+
+    @rule(data=st.data(), replicas=st.integers(2, 4))
+    def a_job_grows_beyond_the_room(self, data: st.DataObject, replicas: int) -> None:
+        self.all_goes_well_for_a_while()
+        self.scale(replicas)
+        self.look(data)
+        self.look(data)
+        self.only_one_pod_finds_room()
+        self.look(data)
+        self.look(data)
+        self.look(data)
 
     @rule()
     def restart_operator(self) -> None:
@@ -130,7 +193,40 @@ class Jobs(RuleBasedStateMachine):
         if name := self.pick(data):
             self.world.remove(name)
 
+    @rule(data=st.data())
+    def pod_finds_no_room(self, data: st.DataObject) -> None:
+        if name := self.pick(data, phase="Pending", deleting=False):
+            self.world.find_no_room(name)
+
+    @rule()
+    def only_one_pod_finds_room(self) -> None:
+        """And the scheduler's patience is over."""
+        for pod in sorted(self.world.pods.values(), key=lambda pod: pod.name):
+            if pod.phase == "Pending" and pod.index == 0:
+                self.world.run(pod.name)
+            elif pod.phase == "Pending":
+                self.world.find_no_room(pod.name)
+        self.world.now += 121
+
+    @rule(rejoin=st.booleans(), healed=st.sampled_from([0, 0, 1]))
+    def agent_answers(self, rejoin: bool, healed: int) -> None:
+        """The agents keep the budget too."""
+        status = self.world.status
+        if status.get("phase") != "Running":
+            return
+        left = self.budget - status["restarts"]["counted"]
+        told = status["restarts"].get("inPlaceOfAttempt", 0) + min(healed, left)
+        self.world.answer = Progress(
+            attempt=status["attempt"], observed_at=self.world.now, rejoin=rejoin, in_place=told
+        )
+        self.world.look()
+
     # --- the user and the clock
+
+    @rule(replicas=st.integers(1, 4))
+    def scale(self, replicas: int) -> None:
+        if "elastic" in self.world.builder.spec:
+            self.world.builder = self.world.builder.replicas(replicas)
 
     @rule(on=st.booleans())
     def suspend(self, on: bool) -> None:
@@ -154,7 +250,7 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def attempts_never_overlap(self) -> None:
         if hasattr(self, "world"):
-            assert not self.world.overlaps
+            assert self.world.overlaps == [], self.world.overlaps
 
     @invariant()
     def budgets_hold_and_the_end_is_final(self) -> None:
@@ -164,11 +260,23 @@ class Jobs(RuleBasedStateMachine):
         for earlier, later in itertools.pairwise(stored):
             assert earlier["phase"] not in FINAL or later["phase"] == earlier["phase"]
             assert later["attempt"] in (earlier["attempt"], earlier["attempt"] + 1)
-            grown = later["restarts"]["total"] - earlier["restarts"]["total"]
-            assert grown in (0, later["attempt"] - earlier["attempt"]), "a restart is a new attempt"
+            of_agents = later["restarts"].get("inPlace", 0) - earlier["restarts"].get("inPlace", 0)
+            grown = later["restarts"]["total"] - earlier["restarts"]["total"] - of_agents
+            if later["attempt"] == earlier["attempt"] and grown:
+                assert (grown, later["phase"], later["recoveryScope"]) == (1, "Recovering", "Replica")
+            assert grown in (0, 1), "one incident is one count"
             for counter, value in earlier["restarts"].items():
-                assert counter == "withoutProgress" or later["restarts"][counter] >= value
+                falls = counter == "withoutProgress" or (
+                    counter == "inPlaceOfAttempt" and later["attempt"] > earlier["attempt"]
+                )
+                assert falls or later["restarts"][counter] >= value
         assert all(status["restarts"]["counted"] <= self.budget for status in stored)
+
+    @invariant()
+    def every_status_makes_sense(self) -> None:
+        if hasattr(self, "world"):
+            for status in self.world.history[-2:]:
+                assert nonsense(status) == []
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
@@ -197,11 +305,14 @@ class Jobs(RuleBasedStateMachine):
             assert not rest.missing
             assert (world.service, world.network_policy) == (True, True)
             assert {pod.attempt for pod in world.pods.values()} == {world.status["attempt"]}
+            assert {pod.index for pod in world.pods.values()} <= set(range(rest.size))
+            assert world.status.get("replacing", []) == []
+            assert rest.size == rest.job.replicas or world.status["shortage"]["replicas"] == rest.job.replicas
 
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(
-    max_examples=200,
+    max_examples=300,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same walks in every run

@@ -260,6 +260,20 @@ def test_when_a_change_is_written(change: dict[str, object], moment: float | Non
     assert due == moment
 
 
+@pytest.mark.parametrize(
+    ("old", "begun", "moment"),
+    [
+        param({}, True, NOW + 1, id="the first waits for news of the pods that were made just now"),
+        param({}, False, NOW, id="the first at once where no pods were made"),
+        param({"phase": "Running"}, True, NOW, id="any other at once"),
+    ],
+)
+def test_when_the_first_status_is_written(old: dict[str, object], begun: bool, moment: float) -> None:
+    due = pace.write_at(old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, begun=begun)
+
+    assert due == moment
+
+
 def test_the_first_progress_is_written_at_once() -> None:
     assert pace.write_at({}, {"progress": {"step": 1}}, now=NOW, last_write=NOW, progress_s=60) == NOW
 

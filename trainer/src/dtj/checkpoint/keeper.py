@@ -8,6 +8,7 @@
 """
 
 import copy
+import io
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dtj import random_state
 from dtj.checkpoint import layout, load, save
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.strategy import Strategy
@@ -54,7 +54,7 @@ class Best:
 
 
 class Keeper:
-    """Saves and restores named parts, the step, and the random generators of every rank.
+    """Saves and restores named parts and the step, which is all: the random generators follow from it.
 
     parts   what `run.state` names; a checkpoint must hold exactly these
     extras  what flags add (the loss scale of fp16, an outer optimizer): restored where the checkpoint has it
@@ -74,14 +74,12 @@ class Keeper:
         self.parts: dict[str, Stateful] = {}
         self.extras: dict[str, Stateful] = {}
         self.best: Best | None = None
-        self.generators_restored = False
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._keep = settings.keep
         self._in_background = settings.async_save
         self._world = world
         self._strategy = strategy
-        self._device = strategy.device
         self._group = group
         self._clock = clock
         self._say = say
@@ -137,50 +135,64 @@ class Keeper:
         if found is None:
             return None
         state = load.parse(found.data)
+        self._load(state, found.folder)
         step: int = state["step"]
+        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
+            self.saved_step = step
+            if best := state.get("best"):
+                self.best = Best(**best)
+        return step
+
+    def pack(self, step: int) -> bytes:
+        """The parts as they are now, for another rank. Only where every rank holds all of them."""
+        state = self._tree(step, {n: p.state_dict() for n, p in (self.parts | self.extras).items()})
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    def unpack(self, data: bytes) -> None:
+        """Take over what another rank packed."""
+        self._load(load.parse(data), None)
+
+    def _load(self, state: dict[str, Any], folder: Path | None) -> None:
+        """folder: where the shards of the state lie, if it has some."""
         self._check_names(state["parts"])
-        everything = self.parts | {
-            name: part for name, part in self.extras.items() if name in state["extras"]
-        }
-        loaded = self._here(state["parts"] | state["extras"], everything, found.folder)
+        extras = state.get("extras", {})
+        everything = self.parts | {name: part for name, part in self.extras.items() if name in extras}
+        loaded = self._here(state["parts"] | extras, everything, folder)
         for name, part in everything.items():
             try:
                 part.load_state_dict(loaded[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise RecipeError(
-                    f"{name} does not fit the checkpoint of step {step}: {str(error).strip()}",
+                    f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
                     fix="build the same model and optimizer, or start a new run without the checkpoint",
                 ) from error
-        if len(state["generators"]) == self._world.size:
-            random_state.restore(state["generators"][self._world.rank], self._device)
-            self.generators_restored = True
-        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
-            self.saved_step = step
-            if state["best"]:
-                self.best = Best(**state["best"])
-        return step
+
+    def _tree(self, step: int, parts: dict[str, Any]) -> dict[str, Any]:
+        """What state.pt holds."""
+        save.check_loadable(parts, "state")
+        return {
+            "step": step,
+            "parts": {name: parts[name] for name in self.parts},
+            "extras": {name: parts[name] for name in self.extras},
+            "best": vars(self.best) if self.best else None,
+        }
 
     def _snapshot(self, step: int) -> Snapshot:
-        generators = self._gather(random_state.capture(self._device))
-        alone = self._strategy.replicated and self._world.rank != 0
-        parts: Any = {} if alone else {n: p.state_dict() for n, p in (self.parts | self.extras).items()}
+        if self._strategy.replicated and self._world.rank != 0:
+            return Snapshot(step=step, tree={}, shards={})
+        parts: Any = {name: part.state_dict() for name, part in (self.parts | self.extras).items()}
         shards: dict[str, torch.Tensor] = {}
         if not self._strategy.replicated:
             from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
             parts, shards = sharded.split(parts)
-            parts = sharded.merge([p for p in self._gather(parts) if p is not None] or [parts])
-        tree: dict[str, Any] = {}
-        if self._world.rank == 0:
-            save.check_loadable(parts, "state")
-            tree = {
-                "step": step,
-                "parts": {name: parts[name] for name in self.parts},
-                "extras": {name: parts[name] for name in self.extras},
-                "generators": generators,
-                "best": vars(self.best) if self.best else None,
-            }
-        return Snapshot(step=step, tree=tree, shards=shards)
+            everyone = self._gather(parts)
+            if self._world.rank != 0:
+                return Snapshot(step=step, tree={}, shards=shards)
+            parts = sharded.merge(everyone)
+        return Snapshot(step=step, tree=self._tree(step, parts), shards=shards)
 
     def _start_writer(self, snapshot: Snapshot) -> None:
         if self._group is not None and self._writer_group is None:  # two threads must not share a group
@@ -260,17 +272,17 @@ class Keeper:
             self._say(f"{self._failure.what}; {good}, training goes on\n  fix: {self._failure.fix}")
             self._failure = None
 
-    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
         """What this rank needs of a state, whoever wrote it and however it was sharded then."""
-        is_sharded = (folder / layout.SHARDS).exists()
+        is_sharded = folder is not None and (folder / layout.SHARDS).exists()
         if self._strategy.replicated and not is_sharded:
             return whole
         from dtj.checkpoint import sharded  # noqa: PLC0415
 
         places = sharded.Places(parts, keeps=self._strategy.keeps)
-        if is_sharded:
-            whole = sharded.fill(whole, folder, places)
-        return whole if is_sharded else sharded.localise(whole, places)
+        if folder is not None and is_sharded:
+            return sharded.fill(whole, folder, places)  # type: ignore[no-any-return]
+        return sharded.localise(whole, places)  # type: ignore[no-any-return]
 
     def _gather(self, mine: Any) -> list[Any]:
         if self._group is None:

@@ -27,22 +27,17 @@ class DataParallel(Strategy):
     """
 
     settles = True
+    heals = True
 
     def __init__(self, layout: Layout, device: torch.device, *, hook: Hook | None = None) -> None:
         """hook: how a bucket of gradients is averaged (sync/compress.py); None sends it as it is."""
         super().__init__(layout, device)
         self._hook = hook
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """With rank 0's weights and synchronised gradients."""
         check_trainable(model)
-        index = self.device.index
-        # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
-        wrapped = DistributedDataParallel(
-            model.to(self.device),
-            device_ids=[index] if index is not None else None,
-            gradient_as_bucket_view=True,
-        )
+        wrapped = Replica(model.to(self.device), device=self.device, init_sync=not is_healing)
         if self._hook:
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
@@ -50,6 +45,13 @@ class DataParallel(Strategy):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Without the `module.` prefix."""
         return unwrap(model)
+
+    def relay(self, models: list[nn.Module]) -> None:
+        for model in models:
+            if isinstance(model, Replica):
+                model.relay()
+                if self._hook:
+                    model.register_comm_hook(None, self._hook.average)
 
     @contextlib.contextmanager
     def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
@@ -82,6 +84,27 @@ class DataParallel(Strategy):
             finally:
                 for model in wrapped:
                     model.require_forward_param_sync = True
+
+
+class Replica(DistributedDataParallel):
+    """DDP that can be laid over a new process group, whoever holds a reference to it."""
+
+    def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
+        # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
+        super().__init__(
+            module,
+            device_ids=[device.index] if device.index is not None else None,
+            gradient_as_bucket_view=True,
+            init_sync=init_sync,
+        )
+        self._own_device = device
+
+    def relay(self) -> None:
+        """Average over the present default group; nothing is exchanged, weights are left as they are."""
+        module, device, is_training = self.module, self._own_device, self.training
+        del self.reducer  # takes its hooks off the parameters
+        self.__init__(module, device=device, init_sync=False)  # type: ignore[misc]
+        self.train(is_training)  # type: ignore[no-untyped-call]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ class FullyShard(Strategy):
         super().__init__(layout, device)
         self._half = half
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Sharded in place, block by block, so that no device ever holds the whole model."""
         # Imported here: they cost the other strategies half a second.
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415

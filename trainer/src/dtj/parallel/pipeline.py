@@ -42,7 +42,7 @@ class Pipeline(Strategy):
         self._is_wrapped = False
         self._schedules: dict[Any, Any] = {}
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The same module, without the weights of other stages; calling it runs the whole pipeline."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 

@@ -23,6 +23,7 @@ class Strategy:
 
     replicated   every rank holds the whole state, so a newcomer can take it from any other rank
     in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
+    heals        a lost rank can be replaced while the others go on, over new process groups
     settles      the first backward after a start rounds differently from the later ones
     pipelined    micro-batches must have one size; how many of them are good
     slack        steps that a rank may be ahead of the slowest one
@@ -31,6 +32,7 @@ class Strategy:
 
     replicated = True
     in_lockstep = False
+    heals = False
     settles = False
     pipelined: int | None = None
     slack = 0
@@ -43,9 +45,16 @@ class Strategy:
         self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model as it is trained, on the device."""
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """The model as it is trained, on the device.
+
+        is_healing  the others train already and will hand over their weights: exchange nothing now
+        """
+        del is_healing
         return model.to(self.device)
+
+    def relay(self, models: list[nn.Module]) -> None:
+        """After a change of process groups, before the next forward."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module, whose state has no prefixes."""

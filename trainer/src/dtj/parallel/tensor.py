@@ -24,7 +24,7 @@ class TensorParallel(Strategy):
 
     replicated = False
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Cut in place as the model's plan says."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415

@@ -24,13 +24,14 @@ class ZeroOne(DataParallel):
     """
 
     replicated = False
+    heals = False
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """As DDP; every optimizer of these parameters, whoever makes it, is sharded by hooks on its step."""
         self._owner = deal(list(model.parameters()), self.layout.data_size)
         register_optimizer_step_pre_hook(self._hide)
         register_optimizer_step_post_hook(self._exchange)
-        return super().wrap(model)
+        return super().wrap(model, is_healing=is_healing)
 
     def keeps(self, parameter: nn.Parameter) -> bool:
         return self._owner.get(parameter, self.layout.data_rank) == self.layout.data_rank

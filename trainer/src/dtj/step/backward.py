@@ -39,24 +39,38 @@ def backward(
     return strategy.accumulate(share, batch.parts, models) / precision.scale
 
 
-def settle(loss_of: LossOf, batch: Batch, *, strategy: Strategy, models: list[nn.Module]) -> None:
-    """One backward pass whose result is thrown away: for the first step after a restore.
+def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:
+    """One backward pass whose result is thrown away: for the first step with new process groups.
 
-    DDP lays its buckets anew after its first backward. A resumed run would spend one step in the first layout
-    where the unbroken one was in the second, and with three ranks or more their sums round differently.
-    Gradients, buffers and random generators are left as they were.
+    DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
+    first layout where the unbroken one was in the second, and with three ranks or more their sums round
+    differently.
     """
-    plain = [strategy.unwrap(m) for m in models]
-    buffers = [b.clone() for m in plain for b in m.buffers()]
-    generators = random_state.capture(strategy.device)
+    before = Before(models, strategy)
     with strategy.settling():
         strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
-    for model in plain:
-        model.zero_grad()
-    with torch.no_grad():
-        for buffer, before in zip((b for m in plain for b in m.buffers()), buffers, strict=True):
-            buffer.copy_(before)
-    random_state.restore(generators, strategy.device)
+    before.restore()
+
+
+class Before:
+    """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
+
+    def __init__(self, models: list[nn.Module], strategy: Strategy) -> None:
+        self._device = strategy.device
+        self._plain = [strategy.unwrap(m) for m in models]
+        self._buffers = [(b, b.clone()) for m in self._plain for b in m.buffers()]
+        self._generators = random_state.capture(self._device)
+        parameters = [p for m in self._plain for p in m.parameters()]
+        self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+
+    def restore(self) -> None:
+        """Undo a pass, whole or broken off."""
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                buffer.copy_(value)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        random_state.restore(self._generators, self._device)
 
 
 def _checked(loss: Any) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Local(Strategy):
         self._weights: list[nn.Parameter] = []
         self._met = -1  # last step after which all ranks had the same weights
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         check_trainable(model)
         share_weights(model, self.device)
         model = model.to(self.device)
@@ -73,8 +73,8 @@ class Local(Strategy):
 class DiLoCo(Local):
     """The meeting is a step of an outer optimizer from the weights of the last meeting."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        model = super().wrap(model)
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        model = super().wrap(model, is_healing=is_healing)
         self._met_at = [p.detach().clone() for p in self._weights]
         self._outer = torch.optim.SGD(self._met_at, lr=_OUTER_RATE, momentum=_OUTER_MOMENTUM, nesterov=True)
         self.extra = self

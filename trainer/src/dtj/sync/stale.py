@@ -31,7 +31,7 @@ class Stale(Strategy):
         self._weights: list[nn.Parameter] = []
         self._under_way: deque[tuple[torch.Tensor, Any]] = deque()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         check_trainable(model)
         share_weights(model, self.device)
         model = model.to(self.device)

@@ -6,6 +6,7 @@ Ours comes first in the list, so that the user's own variables may refer to it: 
 import math
 import posixpath
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from dtj_operator import names, quantity
@@ -14,11 +15,21 @@ from dtj_operator.spec import Checkpoint, Job
 Json = dict[str, Any]
 
 
-def environment(job: Job, container: Json, index: int, attempt: int) -> list[Json]:
-    """The whole `env` of the training container of replica `index`."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a pod stands in its job when it is made."""
+
+    index: int
+    attempt: int
+    size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
+    restarts_left: int
+
+
+def environment(job: Job, container: Json, place: Place) -> list[Json]:
+    """The whole `env` of the training container of one replica."""
     own: list[Json] = list(container.get("env") or ())
     taken = {variable.get("name") for variable in own}
-    ours = [*_wiring(job, index), *_identity(job, index, attempt), *_folders(job)]
+    ours = [*_wiring(job, place), *_torchrun(job, place), *_identity(job, place), *_folders(job)]
     defaults = [(name, value) for name, value in _defaults(job, container) if name not in taken]
     return [{"name": name, "value": str(value)} for name, value in (*ours, *defaults)] + own
 
@@ -28,23 +39,40 @@ def master_address(job: Job) -> str:
     return f"{names.pod_name(job.name, 0)}.{job.name}.{job.namespace}.svc"
 
 
-def _wiring(job: Job, index: int) -> Iterator[tuple[str, object]]:
-    address = master_address(job)
-    yield from (("MASTER_ADDR", address), ("MASTER_PORT", job.master_port), ("WORLD_SIZE", job.world_size))
-    yield from (("NODE_RANK", index), ("NNODES", job.replicas), ("NPROC_PER_NODE", job.processes))
+def _wiring(job: Job, place: Place) -> Iterator[tuple[str, object]]:
+    world_size = place.size * job.processes
+    yield from (("MASTER_ADDR", master_address(job)), ("MASTER_PORT", job.master_port))
+    yield from (("WORLD_SIZE", world_size), ("NODE_RANK", place.index), ("NNODES", place.size))
+    yield "NPROC_PER_NODE", job.processes
     if (
         job.processes == 1
     ):  # a plain `python train.py` is a rank; with more it is a launcher, and sets its own
-        yield from (("RANK", index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
-    yield from (("PET_NNODES", job.replicas), ("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", index))
-    yield from (("PET_MASTER_ADDR", address), ("PET_MASTER_PORT", job.master_port))
-    yield ("PET_MAX_RESTARTS", 0)  # the operator restarts, not torchrun
+        yield from (("RANK", place.index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
-def _identity(job: Job, index: int, attempt: int) -> Iterator[tuple[str, object]]:
+def _torchrun(job: Job, place: Place) -> Iterator[tuple[str, object]]:
+    """What torchrun takes its flags from."""
+    yield from (("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", place.index))
+    yield from (("PET_MASTER_ADDR", master_address(job)), ("PET_MASTER_PORT", job.master_port))
+    if job.elastic is None:
+        yield from (
+            ("PET_NNODES", place.size),
+            ("PET_MAX_RESTARTS", 0),
+        )  # the operator restarts, not torchrun
+        return
+    yield from (("PET_NNODES", f"{job.lowest}:{job.highest}"), ("PET_RDZV_BACKEND", "c10d"))
+    yield "PET_RDZV_ENDPOINT", f"{master_address(job)}:{job.master_port}"
+    yield "PET_RDZV_ID", f"{job.uid}-{place.attempt}"  # a pod of an older attempt finds nobody to meet
+    yield "PET_MAX_RESTARTS", job.recovery.max_restarts
+
+
+def _identity(job: Job, place: Place) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_JOB", job.name), ("DTJ_NAMESPACE", job.namespace), ("DTJ_JOB_UID", job.uid))
-    yield from (("DTJ_ATTEMPT", attempt), ("DTJ_REPLICA_INDEX", index), ("DTJ_REPLICAS", job.replicas))
-    yield from (("DTJ_PROCESSES", job.processes), ("DTJ_AGENT_PORT", names.AGENT_PORT))
+    yield from (("DTJ_ATTEMPT", place.attempt), ("DTJ_REPLICA_INDEX", place.index))
+    yield from (("DTJ_REPLICAS", place.size), ("DTJ_MIN_REPLICAS", job.lowest))
+    yield from (("DTJ_MAX_REPLICAS", job.highest), ("DTJ_PROCESSES", job.processes))
+    yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", place.restarts_left))
+    yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
 
 
 def _folders(job: Job) -> Iterator[tuple[str, object]]:

@@ -4,10 +4,11 @@ The template passes through untouched otherwise, fields that this code has never
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from dtj_operator import names, quantity
-from dtj_operator.plan.children.env import environment
+from dtj_operator.plan.children.env import Place, environment
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.spec import Job
 
@@ -17,23 +18,27 @@ SHM_PER_PROCESS = 2 * 1024**3  # bytes; a cap, not a reservation: DataLoader wor
 TRAINER_GROUP = 65532  # of the trainer image: a volume is writable for it
 
 
-def pod(job: Job, index: int, attempt: int) -> Json:
-    """The pod of replica `index`, ready to be posted."""
+def pod(job: Job, place: Place, avoid: Sequence[str] = ()) -> Json:
+    """The pod of one replica, ready to be posted.
+
+    avoid   names of nodes that it must not be placed on
+    """
     template = copy.deepcopy(job.template)
     given = template.get("metadata") or {}
-    meta = metadata(job, names.pod_name(job.name, index))
-    ours = {**meta["labels"], names.REPLICA_INDEX: str(index), names.ATTEMPT: str(attempt)}
+    meta = metadata(job, names.pod_name(job.name, place.index))
+    ours = {**meta["labels"], names.REPLICA_INDEX: str(place.index), names.ATTEMPT: str(place.attempt)}
     meta["labels"] = {**(given.get("labels") or {}), **ours}
     if given.get("annotations"):
         meta["annotations"] = given["annotations"]
     spec = template["spec"]
     spec |= {"hostname": meta["name"], "subdomain": job.name, "restartPolicy": "Never"}
     trainer = next(c for c in spec["containers"] if c["name"] == job.trainer)
-    trainer["env"] = environment(job, trainer, index, attempt)
+    trainer["env"] = environment(job, trainer, place)
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _mount_shm(job, spec, trainer)
     _mount_checkpoints(job, spec, trainer)
     _harden(spec)
+    _keep_away(spec, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -59,6 +64,23 @@ def _mount_checkpoints(job: Job, spec: Json, trainer: Json) -> None:
 def _mount(spec: Json, container: Json, name: str, path: str, source: Json) -> None:
     spec["volumes"] = [*(spec.get("volumes") or ()), {"name": name, **source}]
     container["volumeMounts"] = [*(container.get("volumeMounts") or ()), {"name": name, "mountPath": path}]
+
+
+def _keep_away(spec: Json, nodes: Sequence[str]) -> None:
+    """ANDed into each of the user's terms, for a node that matches any one term is taken."""
+    if not nodes:
+        return
+    # The API takes one name per requirement.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = spec["affinity"] = spec.get("affinity") or {}
+    of_nodes = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    given = [t for t in required.get("nodeSelectorTerms") or () if t]  # an empty term matches no node
+    terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *away]} for t in given]
+    of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] = {
+        **required,
+        "nodeSelectorTerms": terms or [{"matchFields": away}],
+    }
 
 
 def _harden(spec: Json) -> None:

@@ -7,6 +7,8 @@ from dtj_operator.plan.snapshot import Child, Snapshot
 FAILED_GRACE_S = 5  # ranks that lost a peer have nothing left to save
 ORDERLY = ("DeadlineExceeded", "Rank0Succeeded", "AllRanksSucceeded")  # healthy ranks may commit a checkpoint
 
+OURS = (Child.PRESENT, Child.EDITED)
+
 
 def cleanup(s: Snapshot) -> tuple[Action, ...]:
     """Pods by cleanPodPolicy: Running deletes those not finished, All all, None none.
@@ -16,9 +18,9 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     doomed = [pod for pod in s.ours if not pod.deleting and _unwanted(s, pod)]
     grace_s = None if _ending(s) in ORDERLY else FAILED_GRACE_S
     actions: list[Action] = [DeletePod(pod, grace_s) for pod in doomed]
-    if s.service is Child.PRESENT:
+    if s.service in OURS:
         actions.append(DeleteService())
-    if s.network_policy is Child.PRESENT:
+    if s.network_policy in OURS:
         actions.append(DeleteNetworkPolicy())
     return tuple(actions)
 

@@ -2,25 +2,28 @@
 
 The first matching rule wins: the user's, then 78 -> FailJob, 75 and disruptions -> RestartUncounted, else
 Restart. Restarts that count have two budgets: in all, and in a row without a new step. Where no step is ever
-reported only the first applies.
+reported only the first applies. What the agents heal in place counts like a restart.
+
+With scope Replica only the pods that are broken are replaced, as long as a survivor can heal them.
 """
 
 import hashlib
 
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
-from dtj_operator.plan.snapshot import RECOVERING, Restarts, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
 from dtj_operator.spec import Rule
 
 LONGEST_BACKOFF_S = 300.0
 JITTER = 0.2  # of the delay, either way: a thousand jobs hit by one outage must not come back in step
+MOST_REPLACED = 100  # pods at once; beyond that the whole job begins anew, and the status stays small
 SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of two nodes report seconds apart
 
 
 def restart(s: Snapshot) -> Restart | Fail | Settle | None:
-    """Decide what the first fault means."""
+    """Decide what the first fault means; pods that go because of a suspension are none."""
     fault = blame.first_fault(s)
-    if fault is None:
+    if fault is None or s.memory.phase == SUSPENDED:
         return None
     if fault.secondary and _cause_may_follow(s, fault):
         return Settle(until=fault.at + SETTLE_S)
@@ -28,20 +31,26 @@ def restart(s: Snapshot) -> Restart | Fail | Settle | None:
     if action == "FailJob":
         return Fail("RecoveryRule", f"{fault.sentence}; a recovery rule says not to retry", fault)
     if action == "RestartUncounted":
-        return Restart(fault, counts=False)
+        return Restart(fault, counts=False, replaces=_broken(s))
     return _within_budget(s, fault)
 
 
 def seen(s: Snapshot) -> Restarts:
-    """The counters with the newest step taken into account: growth ends a row without progress."""
-    restarts = s.memory.restarts
-    reported = [s.progress.step if s.progress else None, blame.last_step(s)]
-    reported += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
-    highest = max((step for step in reported if step is not None), default=None)
-    if highest is None or (restarts.highest_step is not None and highest <= restarts.highest_step):
-        return restarts
+    """The counters with the agents' news: heals in place count, and growth ends a row without progress."""
+    old = s.memory.restarts
+    told = s.answer.in_place if s.answer else 0
+    healed = max(0, told - old.in_place_now)
+    steps = [s.progress.step if s.progress else None, blame.last_step(s)]
+    steps += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
+    highest = max((step for step in (*steps, old.highest_step) if step is not None), default=None)
+    grown = highest != old.highest_step
     return Restarts(
-        counted=restarts.counted, disruptions=restarts.disruptions, without_progress=0, highest_step=highest
+        counted=old.counted + healed,
+        disruptions=old.disruptions,
+        in_place=old.in_place + healed,
+        in_place_now=max(told, old.in_place_now),
+        without_progress=0 if grown else old.without_progress + healed,
+        highest_step=highest,
     )
 
 
@@ -51,7 +60,10 @@ def backoff_until(s: Snapshot) -> float:
         return s.now
     doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
     delay = min(LONGEST_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
-    return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}"))
+    if s.memory.changed_at > s.now + delay:
+        return s.now  # the clock was set back since: the delay has no beginning any more
+    so_far = s.memory.restarts.counted + s.memory.restarts.disruptions
+    return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}/{so_far}"))
 
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
@@ -65,7 +77,19 @@ def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
     if stuck:
         row = f"{restarts.without_progress} restarts in a row brought no step beyond {restarts.highest_step}"
         return Fail("NoProgress", f"{fault.sentence}; {row}", fault)
-    return Restart(fault, counts=True)
+    return Restart(fault, counts=True, replaces=_broken(s))
+
+
+def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
+    """What to replace, or None where the whole job must begin anew: nobody is left to heal from."""
+    if s.scope != REPLICA:
+        return None
+    broken = {i: pod.uid for i, pod in s.current.items() if blame.fault_of(s, pod)}
+    broken |= dict.fromkeys(s.vanished, "")
+    survivors = [i for i, pod in s.taking_part.items() if i not in broken and not s.succeeded(pod)]
+    if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MOST_REPLACED:
+        return None
+    return tuple(sorted(broken.items()))
 
 
 def _action(s: Snapshot, fault: Fault) -> str:
@@ -89,7 +113,7 @@ def _matches(rule: Rule, fault: Fault) -> bool:
 
 def _cause_may_follow(s: Snapshot, fault: Fault) -> bool:
     """Whether a pod is still on its way to an end, and the consequence is fresh by any sane clock."""
-    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.current.values())
+    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.taking_part.values())
     return undecided and abs(s.now - fault.at) < SETTLE_S
 
 

@@ -1,0 +1,226 @@
+"""The invariants, as a function over everything that the API server told of jobs and their children.
+
+Resource versions order the events of all kinds, so the history is read as one sequence: each invariant is
+judged at the moment of the event that would break it.
+
+1. A rank never lives twice, and two attempts of a job never overlap.
+2. Restarts that count never exceed maxRestarts; counters and attempts never go back.
+3. Succeeded and Failed are final, and nothing is born for a job that is over or suspended.
+4. Nobody is told of a name conflict where nothing of somebody else's is in the way.
+5. In the end nothing is left of a job that is gone, and every job is where its spec says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+JOB, POD, SERVICE, POLICY = "DistributedTrainingJob", "Pod", "Service", "NetworkPolicy"
+FINAL = ("Succeeded", "Failed")
+RESTING = (*FINAL, "Suspended")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a watch: what happened to an object of some kind."""
+
+    kind: str
+    type: str  # ADDED | MODIFIED | DELETED
+    object: Json
+
+    @property
+    def version(self) -> int:
+        """Return its place in history."""
+        return int(self.object["metadata"]["resourceVersion"])
+
+    @property
+    def uid(self) -> str:
+        """Return whose history this is."""
+        return str(self.object["metadata"]["uid"])
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A pod, Service or NetworkPolicy: as it was born, and as it is."""
+
+    kind: str
+    born: Json
+    now: Json
+    gone: bool = False
+
+    @property
+    def owner(self) -> Json:
+        """Return the job that it was born for; empty where it is somebody else's."""
+        return controller(self.born)
+
+    @property
+    def rank(self) -> str:
+        """Return its index at birth: labels can be edited afterwards."""
+        return str(self.born["metadata"].get("labels", {}).get("dtj.dev/replica-index"))
+
+    @property
+    def attempt(self) -> str:
+        """Return its attempt at birth."""
+        return str(self.born["metadata"].get("labels", {}).get("dtj.dev/attempt"))
+
+    @property
+    def lives(self) -> bool:
+        """Whether something of it may still run."""
+        return not self.gone and self.now.get("status", {}).get("phase") not in FINAL
+
+    @property
+    def label(self) -> str:
+        """Return how it is called in a complaint."""
+        meta = self.born["metadata"]
+        return f"{self.kind} {meta['namespace']}/{meta['name']} ({meta['uid'][:8]})"
+
+
+@dataclass
+class World:
+    """The state of everything at one moment of the history."""
+
+    jobs: dict[str, Json] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    children: dict[str, Child] = field(default_factory=dict)
+    in_the_way: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def pods_of(self, job_uid: str) -> Iterator[Child]:
+        """Yield the pods that were born for a job."""
+        for child in self.children.values():
+            if child.kind == POD and child.owner.get("uid") == job_uid:
+                yield child
+
+
+def violations(events: Iterable[Event]) -> list[str]:
+    """Return what was wrong at any moment of the history, in its order."""
+    world, found = World(), []
+    for event in sorted(events, key=lambda each: each.version):
+        complaints = _job(world, event) if event.kind == JOB else _child(world, event)
+        found += [f"at {event.version}: {complaint}" for complaint in complaints]
+    return found
+
+
+def remains(events: Iterable[Event]) -> list[str]:
+    """Return what is wrong with the last events of all objects: orphans, jobs not where they should be."""
+    world = World()
+    for event in sorted(events, key=lambda each: each.version):
+        list(_job(world, event) if event.kind == JOB else _child(world, event))
+    found = [
+        f"{child.label} is left of a job that is gone"
+        for child in world.children.values()
+        if not child.gone and (owner := controller(child.now)) and owner["uid"] not in world.jobs
+    ]
+    for uid, job in world.jobs.items():
+        if complaint := _astray(job, list(world.pods_of(uid)), list(world.children.values())):
+            found.append(f"job {_name(job)}: {complaint}")
+    return found
+
+
+def _job(world: World, event: Event) -> Iterator[str]:
+    before, now = world.jobs.get(event.uid), event.object
+    if event.type == "DELETED":
+        world.jobs.pop(event.uid, None)
+        world.gone.add(event.uid)
+        return
+    if event.uid in world.gone:
+        return  # a list that began before the end and came after it
+    world.jobs[event.uid] = now
+    old, new = (before or {}).get("status", {}), now.get("status", {})
+    if old.get("phase") in FINAL and new.get("phase") != old["phase"]:
+        yield f"job {_name(now)} was {old['phase']} and is {new.get('phase')}"
+    for path in (("attempt",), ("restarts", "counted"), ("restarts", "total")):
+        if _number(new, path) < _number(old, path):
+            yield f"job {_name(now)}: {'.'.join(path)} went from {_number(old, path)} to {_number(new, path)}"
+    counted = _number(new, ("restarts", "counted"))
+    most = now["spec"].get("recovery", {}).get("maxRestarts", 10)
+    if isinstance(most, int) and counted > max(most, _number(old, ("restarts", "counted"))):
+        yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
+    for condition in new.get("conditions", ()):
+        if condition["reason"] == "NameConflict" and not _blocked(world, now, condition["message"]):
+            yield f"job {_name(now)} complains without reason: {condition['message']}"
+
+
+def _child(world: World, event: Event) -> Iterator[str]:
+    meta = event.object["metadata"]
+    known = world.children.get(event.uid)
+    if controller(event.object).get("name") != _job_name(event):
+        world.in_the_way.add((event.kind, meta["namespace"], meta["name"]))
+    if known is None:
+        known = Child(kind=event.kind, born=event.object, now=event.object)
+        if event.kind == POD and known.owner:
+            yield from _birth(world, known)
+        world.children[event.uid] = known
+    known.now = event.object
+    known.gone = known.gone or event.type == "DELETED"
+
+
+def _birth(world: World, pod: Child) -> Iterator[str]:
+    uid = pod.owner["uid"]
+    for other in world.pods_of(uid):
+        if not controller(other.now):
+            continue  # somebody took it away from its job, and with it the operator's right to touch it
+        if other.lives and other.rank == pod.rank:
+            yield f"{pod.label} is born while {other.label} of the same rank lives"
+        elif other.lives and other.attempt != pod.attempt:
+            yield f"{pod.label} of attempt {pod.attempt} is born while {other.label} of {other.attempt} lives"
+    phase = world.jobs.get(uid, {}).get("status", {}).get("phase")
+    if phase in RESTING:
+        yield f"{pod.label} is born for a job that is {phase}"
+
+
+def _blocked(world: World, job: Json, message: str) -> bool:
+    """Whether the object that the message names was ever somebody else's."""
+    kind, name = message.split()[:2]
+    return (kind, job["metadata"]["namespace"], name) in world.in_the_way
+
+
+def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
+    """Return why the job is not where its spec says; empty where it is."""
+    spec, status = job["spec"], job.get("status", {})
+    phase, here = status.get("phase"), [pod for pod in pods if not pod.gone]
+    network = {
+        child.kind
+        for child in children
+        if child.kind in (SERVICE, POLICY)
+        and not child.gone
+        and child.owner.get("uid") == job["metadata"]["uid"]
+    }
+    if phase in FINAL:
+        leftover = [pod.label for pod in here if pod.lives and spec.get("cleanPodPolicy") != "None"]
+        return f"{phase}, and there are still {leftover or sorted(network)}" if leftover or network else ""
+    if spec.get("suspend"):
+        return (
+            "" if phase == "Suspended" and not here else f"to be suspended, is {phase} with {len(here)} pods"
+        )
+    running = [pod for pod in here if pod.now.get("status", {}).get("phase") == "Running"]
+    if phase != "Running" or len(running) != spec.get("replicas", 1):
+        blocked = [c["message"] for c in status.get("conditions", ()) if c["type"] == "PodsReady"]
+        return f"{phase} with {len(running)} pods that run; it says {blocked}"
+    missing = {SERVICE, POLICY} - network
+    return f"runs without its {', '.join(sorted(missing))}" if missing else ""
+
+
+def controller(raw: Json) -> Json:
+    """Return the owner reference of the job that controls an object; empty where there is none."""
+    owners: list[Json] = raw["metadata"].get("ownerReferences") or []
+    return next((each for each in owners if each.get("controller") and each["kind"] == JOB), {})
+
+
+def _job_name(event: Event) -> str:
+    """Return the only job that may have an object of this name."""
+    name = str(event.object["metadata"]["name"])
+    return name.rpartition("-")[0] if event.kind == POD else name
+
+
+def _number(status: Json, path: tuple[str, ...]) -> int:
+    found: Any = status
+    for part in path:
+        found = (found or {}).get(part)
+    return int(found or 0)
+
+
+def _name(job: Json) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"

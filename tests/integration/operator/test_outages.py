@@ -1,0 +1,129 @@
+"""The API server or its etcd dies, hangs, forgets its history or the operator's rights, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.chaos.witness import Witness
+from tests.integration.api import LEASES
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import LEASE, NAMESPACE, Kept
+from tests.support.faultproxy import FaultProxy
+from tests.support.predicates import phase
+
+Json = dict[str, Any]
+Outage = Callable[[ControlPlane], Awaitable[None]]
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
+
+
+@pytest.fixture
+async def kept(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
+    """Return an operator that comes back whenever it ends."""
+    async with process.kept(granted, watch=namespace) as kept:
+        yield kept
+
+
+async def restart_apiserver(plane: ControlPlane) -> None:
+    """Kill it; its clients find nobody for some seconds."""
+    await asyncio.to_thread(plane.restart, plane.apiserver)
+
+
+async def restart_etcd(plane: ControlPlane) -> None:
+    """Kill it; the API server answers with errors until it is back."""
+    await asyncio.to_thread(plane.restart, plane.etcd)
+
+
+async def hang(plane: ControlPlane) -> None:
+    """Have the API server take requests and answer none of them, for longer than a request may take."""
+    plane.apiserver.freeze()
+    try:
+        await asyncio.sleep(11)
+    finally:
+        plane.apiserver.thaw()
+
+
+@pytest.mark.parametrize(
+    "outage",
+    [
+        pytest.param(restart_apiserver, id="API server restarted"),
+        pytest.param(restart_etcd, id="etcd restarted"),
+        pytest.param(hang, id="API server hangs"),
+    ],
+)
+async def test_outage_in_the_middle_of_everything(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness, kept: Kept, outage: Outage
+):
+    await cluster.submit("running")
+    await cluster.until(phase("Running"), "running")
+    await cluster.submit("crashed")
+    await cluster.until(phase("Running"), "crashed")
+    kubelet.holds = {"crashed-0"}
+    for number in range(6):
+        await cluster.submit(f"begun-{number}", replicas=5)
+    await kubelet.finish("crashed-1", 1)
+
+    await outage(granted)
+
+    await kubelet.release("crashed-0")
+    await witness.settled()
+    jobs = {job["metadata"]["name"]: job["status"] for job in await cluster.api.items(cluster.jobs)}
+    assert (jobs["crashed"]["attempt"], jobs["crashed"]["restarts"]["counted"]) == (1, 1)
+    assert all(status["restarts"]["total"] == 0 for name, status in jobs.items() if name != "crashed")
+
+
+async def test_history_that_etcd_has_forgotten_is_read_anew(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
+):
+    async with process.running(granted, watch=cluster.namespace) as operator:
+        for name in ("kept", "deleted", "crashed"):
+            await cluster.submit(name)
+            await cluster.until(phase("Running"), name)
+
+        operator.freeze()  # and sees nothing of what comes
+        await cluster.api.delete(f"{cluster.jobs}/deleted")
+        await cluster.submit("new")
+        await kubelet.finish("crashed-1", 1)
+        await asyncio.to_thread(granted.compact)
+        await restart_apiserver(granted)  # it had the history in memory, too
+        operator.thaw()
+
+        await cluster.until(phase("Running"), "new")
+        await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "crashed")
+        await witness.settled()
+
+
+async def test_rights_that_are_taken_away_and_given_back(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
+):
+    async with (
+        FaultProxy(granted.url, granted.tls()).serving() as proxy,
+        process.kept(granted, watch=cluster.namespace, server=proxy.url) as kept,
+    ):
+        await cluster.submit("before")
+        await cluster.until(phase("Running"), "before")
+        binding = await cluster.api.get(BINDING)
+        await cluster.api.delete(BINDING)
+        try:
+            proxy.cut_watches()
+            await cluster.submit("meanwhile")
+            await kubelet.finish("before-1", 1)
+            # The lease is another role's: it goes on being renewed.
+            renewed = f"{LEASES.format(NAMESPACE)}/{LEASE}"
+            lease = await cluster.api.get(renewed)
+            await cluster.api.until(renewed, lambda seen: seen["spec"] != lease["spec"])
+            assert witness.births == 2
+        finally:
+            del binding["metadata"]["resourceVersion"]
+            await cluster.api.create(BINDING.rpartition("/")[0], binding)
+
+        await cluster.until(phase("Running"), "meanwhile")
+        await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "before")
+        await witness.settled()
+        assert kept.deaths == []

@@ -1,0 +1,166 @@
+"""Others delete, edit and relabel what belongs to a job, or are in its way: it is put right, or named."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.chaos.witness import Witness
+from tests.integration.api import POLICIES, SERVICES
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.test_lifecycle import of
+from tests.support.predicates import condition, phase
+
+pytestmark = pytest.mark.usefixtures("operator")
+Json = dict[str, Any]
+Deed = Callable[[Cluster, str], Awaitable[Any]]
+NETWORK = {"Service": SERVICES, "NetworkPolicy": POLICIES}
+
+
+@pytest.fixture
+async def running(cluster: Cluster, kubelet: Kubelet) -> Json:
+    """Return a job that runs."""
+    await cluster.submit()
+    await kubelet.until_running("job-0", "job-1")
+    return await cluster.until(phase("Running"))
+
+
+def changing(patch: Json) -> Deed:
+    """Return the deed of merging this into an object."""
+    return lambda cluster, path: cluster.api.patch(path, patch)
+
+
+def removing(cluster: Cluster, path: str) -> Awaitable[Any]:
+    """Delete an object."""
+    return cluster.api.delete(path)
+
+
+NO_LABEL: Json = {"metadata": {"labels": {"dtj.dev/job-name": None}}}
+OTHER_LABEL: Json = {"metadata": {"labels": {"dtj.dev/job-name": "other"}}}
+DEEDS = [
+    pytest.param("Service", removing, id="Service deleted"),
+    pytest.param("NetworkPolicy", removing, id="NetworkPolicy deleted"),
+    pytest.param("Service", changing({"spec": {"selector": {"a": "b"}}}), id="Service selects others"),
+    pytest.param(
+        "Service", changing({"spec": {"publishNotReadyAddresses": False}}), id="Service hides starting ranks"
+    ),
+    pytest.param(
+        "NetworkPolicy", changing({"spec": {"ingress": [{}]}}), id="NetworkPolicy lets everybody in"
+    ),
+    pytest.param(
+        "NetworkPolicy",
+        changing({"spec": {"podSelector": {"matchLabels": None}}}),
+        id="NetworkPolicy of all pods",
+    ),
+    pytest.param("Service", changing(NO_LABEL), id="Service loses its label"),
+    pytest.param("NetworkPolicy", changing(OTHER_LABEL), id="NetworkPolicy relabelled"),
+]
+
+
+@pytest.mark.parametrize(("kind", "deed"), DEEDS)
+async def test_network_of_a_job_is_put_right(
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, kind: str, deed: Deed
+):
+    path = f"{NETWORK[kind].format(cluster.namespace)}/job"
+    before = await cluster.api.get(path)
+
+    await deed(cluster, path)
+
+    def restored(seen: Json) -> bool:
+        same_labels = seen["metadata"]["labels"] == before["metadata"]["labels"]
+        same: bool = seen["spec"] == before["spec"] and same_labels
+        return same and seen["metadata"]["uid"] != before["metadata"]["uid"]
+
+    await cluster.api.until(path, restored)
+    await witness.settled()
+    assert len(kubelet.born) == 2, "its pods run on"
+
+
+async def test_edit_that_comes_again_and_again_is_put_right_in_measure(
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness
+):
+    """As of a webhook or another controller that has its own idea of the object."""
+    path = f"{SERVICES.format(cluster.namespace)}/job"
+    theirs: Json = {"spec": {"selector": {"a": "b"}}}
+    first = await cluster.api.get(path)
+    await cluster.api.patch(path, theirs)
+    second = await cluster.api.until(path, lambda seen: seen["metadata"]["uid"] != first["metadata"]["uid"])
+    await cluster.api.patch(path, theirs)
+
+    # Other jobs live their lives, so it had time enough.
+    await cluster.submit("other")
+    await cluster.until(phase("Running"), "other")
+    now = await cluster.api.get(path)
+    assert (now["metadata"]["uid"], now["spec"]["selector"]) == (
+        second["metadata"]["uid"],
+        second["spec"]["selector"] | {"a": "b"},
+    )
+
+
+async def test_annotations_and_labels_of_others_may_stay(
+    cluster: Cluster, kubelet: Kubelet, running: Json, granted: ControlPlane
+):
+    path = f"{SERVICES.format(cluster.namespace)}/job"
+    await cluster.api.patch(path, {"metadata": {"annotations": {"a": "b"}, "labels": {"c": "d"}}})
+    mine = await cluster.api.get(path)
+    await cluster.submit("other")
+    await cluster.until(phase("Running"), "other")
+
+    assert (await cluster.api.get(path))["metadata"]["uid"] == mine["metadata"]["uid"]
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        pytest.param(NO_LABEL, id="label taken off"),
+        pytest.param(OTHER_LABEL, id="another job's label"),
+        pytest.param({"metadata": {"labels": {"dtj.dev/attempt": "7"}}}, id="another attempt"),
+        pytest.param({"metadata": {"labels": {"dtj.dev/replica-index": "first"}}}, id="no index"),
+    ],
+)
+async def test_relabelled_pod_is_replaced(
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, patch: Json
+):
+    uid = kubelet.pods["job-1"]["metadata"]["uid"]
+    await cluster.submit("other")
+    await cluster.until(phase("Running"), "other")
+
+    await cluster.api.patch(f"{cluster.pods}/job-1", patch)
+
+    await kubelet.until(lambda pods: "job-1" in pods and pods["job-1"]["metadata"]["uid"] != uid)
+    await witness.settled()
+    job = await cluster.until(phase("Running"))
+    assert job["status"]["restarts"]["counted"] == 0
+    assert (await cluster.job("other"))["status"]["restarts"]["total"] == 0
+
+
+async def test_pod_that_lost_its_owner_is_not_touched(cluster: Cluster, kubelet: Kubelet, running: Json):
+    orphan = await cluster.api.patch(f"{cluster.pods}/job-1", {"metadata": {"ownerReferences": None}})
+
+    job = await cluster.until(condition("PodsReady", "False", "NameConflict"))
+
+    assert "Pod job-1 exists and does not belong to this job" in of(job, "PodsReady")["message"]
+    assert kubelet.pods["job-1"]["metadata"]["uid"] == orphan["metadata"]["uid"]
+    assert "deletionTimestamp" not in kubelet.pods["job-1"]["metadata"]
+    await cluster.api.delete(f"{cluster.pods}/job-1")
+    await cluster.until(lambda job: phase("Running")(job) and condition("PodsReady")(job))
+
+
+async def test_service_of_somebody_else_in_the_place_of_ours(
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness
+):
+    """Deleted and replaced at once, before the operator can make its own again; theirs stays."""
+    services = SERVICES.format(cluster.namespace)
+    theirs: Json = {"metadata": {"name": "late"}, "spec": {"ports": [{"port": 80}]}}
+    mine = await cluster.api.create(services, theirs)
+    await cluster.submit("late")
+    await cluster.until(condition("PodsReady", "False", "NameConflict"), "late")
+
+    await cluster.api.delete(f"{services}/late", preconditions={"uid": mine["metadata"]["uid"]})
+
+    await cluster.until(condition("PodsReady"), "late")
+    await witness.settled()

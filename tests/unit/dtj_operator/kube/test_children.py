@@ -1,0 +1,60 @@
+"""What is kept of Services and NetworkPolicies, and what counts as an edit."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildKind, ChildView
+from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.service import service
+from tests.support.builders import job
+
+param = pytest.param
+Json = dict[str, Any]
+
+_JOB = job().snapshot().job
+MADE = {SERVICE: service(_JOB), NETWORK_POLICY: network_policy(_JOB, "dtj-system")}
+
+
+def stored(kind: ChildKind[Any], change: Callable[[Json], object] = lambda _: None) -> ChildView:
+    """As the API server returns it, after somebody's change."""
+    body: Json = json.loads(json.dumps(MADE[kind]))
+    body["metadata"] |= {"uid": "u", "resourceVersion": "7"}
+    if kind is SERVICE:  # what it fills in by itself
+        body["spec"] |= {"clusterIPs": ["None"], "sessionAffinity": "None", "type": "ClusterIP"}
+        for port in body["spec"]["ports"]:
+            port["targetPort"] = port["port"]
+    change(body)
+    return kind.decode(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("kind", [param(SERVICE, id="Service"), param(NETWORK_POLICY, id="NetworkPolicy")])
+def test_what_nobody_touched_is_as_we_made_it(kind: ChildKind[Any]) -> None:
+    view = stored(kind)
+
+    assert view.fingerprint == kind.fingerprint(MADE[kind]["spec"])
+    assert (view.owner, view.owner_uid, view.label) == (_JOB.name, _JOB.uid, _JOB.name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        param(SERVICE, lambda b: b["spec"]["selector"].clear(), id="selector emptied"),
+        param(SERVICE, lambda b: b["spec"]["selector"].update(a="b"), id="selector narrowed"),
+        param(SERVICE, lambda b: b["spec"].update(publishNotReadyAddresses=False), id="ready ones only"),
+        param(SERVICE, lambda b: b["spec"]["ports"].pop(), id="a port taken"),
+        param(SERVICE, lambda b: b["spec"].update(type="NodePort"), id="opened to the world"),
+        param(NETWORK_POLICY, lambda b: b["spec"]["ingress"].append({}), id="everybody let in"),
+        param(NETWORK_POLICY, lambda b: b["spec"].update(podSelector={}), id="other pods selected"),
+        param(NETWORK_POLICY, lambda b: b["spec"]["policyTypes"].append("Egress"), id="ways out closed"),
+    ],
+)
+def test_an_edit_shows(kind: ChildKind[Any], change: Callable[[Json], object]) -> None:
+    assert stored(kind, change).fingerprint != kind.fingerprint(MADE[kind]["spec"])
+
+
+def test_annotations_are_nobodys_business() -> None:
+    view = stored(SERVICE, lambda body: body["metadata"].update(annotations={"a": "b"}))
+    assert view == stored(SERVICE)

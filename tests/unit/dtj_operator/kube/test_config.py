@@ -1,0 +1,56 @@
+"""The way to the API server: through a proxy where the environment names one, looked up once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kubernetes.aio.config import kube_config
+
+from dtj_operator.kube import config
+
+SERVER = "https://api.example:6443"
+
+
+@pytest.fixture(autouse=True)
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": SERVER}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))  # read at import
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        pytest.param({}, None, id="none is named"),
+        pytest.param({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128", id="for https"),
+        pytest.param({"HTTP_PROXY": "http://proxy:3128"}, None, id="only for http"),
+        pytest.param(
+            {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "api.example"}, None, id="not for this server"
+        ),
+    ],
+)
+async def test_the_proxy_is_the_environments(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert (await config.load()).proxy == proxy
+
+
+async def test_the_transport_does_not_look_again_before_every_request() -> None:
+    assert (await config.load()).client_session_kwargs == {"trust_env": False}

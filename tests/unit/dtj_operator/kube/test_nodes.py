@@ -1,0 +1,148 @@
+"""What is kept of nodes, and whom a change of one concerns."""
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.nodes import NodeCache, NodeView, decode_node
+from dtj_operator.kube.reflector import NODES, Reflector
+from dtj_operator.names import Key
+from tests.support.builders import NAME, NAMESPACE, pod
+from tests.unit.dtj_operator.kube.server import refuses, says, serving, stall, streams
+
+param = pytest.param
+Json = dict[str, Any]
+BORN, TURNED = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
+
+
+def node(name: str = "a", ready: str = "True", version: int = 1, **spec: Any) -> Json:
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": TURNED}
+    meta = {"name": name, "uid": f"u-{name}", "resourceVersion": str(version), "creationTimestamp": BORN}
+    return {"metadata": meta, "spec": spec, "status": {"conditions": [condition]}}
+
+
+def view(*args: Any, **kwargs: Any) -> NodeView:
+    return decode_node(json.dumps(node(*args, **kwargs)).encode())
+
+
+@pytest.mark.parametrize(
+    ("ready", "since"),
+    [param("True", None, id="ready"), param("False", 1767229200.0, id="not"), param("Unknown", 1767229200.0)],
+)
+def test_readiness_is_known_with_its_beginning(ready: str, since: float | None) -> None:
+    assert (view(ready=ready).ready, view(ready=ready).not_ready_since) == (since is None, since)
+
+
+def test_a_node_that_never_said_anything_is_not_ready_since_it_is_there() -> None:
+    raw = node()
+    raw["status"] = {}
+    assert decode_node(json.dumps(raw).encode()).not_ready_since == 1767225600.0
+
+
+def test_a_cordon_is_known() -> None:
+    assert view(unschedulable=True).unschedulable
+    assert not view().unschedulable
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.news: list[str] = []
+        self.cache = NodeCache(self.news.append)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_heartbeats_and_cordons_wake_nobody(watched: Watched) -> None:
+    watched.cache.observe(view())
+    watched.cache.observe(view(version=2))
+    watched.cache.observe(view(version=3, unschedulable=True))
+
+    assert watched.news == []
+    assert watched.cache.snapshot()["a"].unschedulable
+
+
+def test_turning_unready_and_ready_again_and_vanishing_are_news(watched: Watched) -> None:
+    watched.cache.observe(view())
+    watched.cache.observe(view(ready="Unknown", version=2))
+    watched.cache.observe(view(version=3))
+    watched.cache.replace([], version="9")
+
+    assert watched.news == ["a", "a", "a"]
+    assert watched.cache.snapshot() == {}
+
+
+def test_a_snapshot_does_not_change_afterwards(watched: Watched) -> None:
+    watched.cache.observe(view())
+    before = watched.cache.snapshot()
+    watched.cache.observe(view(ready="False", version=2))
+
+    assert before["a"].ready
+    assert not watched.cache.snapshot()["a"].ready
+
+
+def test_pods_are_found_by_their_node() -> None:
+    pods = PodCache(lambda *_: None)
+    pods.observe(pod(0).on("a").pod)
+    pods.observe(pod(1).on("a").pod)
+    pods.observe(pod(0, job="other").on("b").pod)
+    assert (pods.jobs_on("a"), pods.jobs_on("b")) == ([Key(NAMESPACE, NAME)], [Key(NAMESPACE, "other")])
+
+    pods.forget(pod(0).on("a").pod)
+    assert pods.jobs_on("a") == [Key(NAMESPACE, NAME)], "the other pod is still there"
+    pods.forget(pod(1).on("a").pod)
+    assert pods.jobs_on("a") == []
+
+
+async def test_a_right_that_is_lacking_leaves_them_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """And one that is given later is noticed."""
+    page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
+    denied = refuses(403, "Forbidden", "nodes is forbidden")
+    async with serving(denied, denied, page, streams(then=stall)) as server:
+        told = asyncio.Event()
+        cache = NodeCache(lambda _: told.set())
+        api = Api(server.config, Bucket(1e9), Random(1))
+        reflector = Reflector(api, NODES, cache, "ns", Random(1), forbidden_s=0.01)
+        task = asyncio.create_task(reflector.run())
+        async with asyncio.timeout(10):
+            await told.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+    assert reflector.current
+    assert [record.message for record in caplog.records] == ["not permitted to read these, going on without"]
+    assert server.asked[0][1:3] == ("/api/v1/nodes", {"limit": "500"})
+
+
+async def test_while_the_api_server_is_away_nothing_is_known_of_nodes() -> None:
+    """A node that was not ready may be by now: nothing may be concluded from it."""
+    page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
+    async with serving(page, streams(), *[refuses(503)] * 4, page, streams(then=stall)) as server:
+        news: list[bool] = []
+        thrice = asyncio.Event()
+
+        def told(_: str) -> None:
+            news.append(reflector.current)
+            if len(news) == 3:
+                thrice.set()
+
+        cache = NodeCache(told)
+        api = Api(server.config, Bucket(1e9), Random(1))
+        reflector = Reflector(api, NODES, cache, None, Random(1))
+        task = asyncio.create_task(reflector.run())
+        async with asyncio.timeout(10):
+            await thrice.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+    assert news == [False] * 3, "learnt, told once it was certain, and told again after the doubt"
