@@ -38,6 +38,7 @@ def test_public_verbs_of_a_run() -> None:
         "clip",
         "data",
         "evaluate",
+        "keep_best",
         "log",
         "parallel",
         "rank",
@@ -66,6 +67,7 @@ def test_commands_and_flags() -> None:
             "--recompute",
             "--sync",
             "--tf32",
+            "--weights",
             "--nproc",
             "--port",
             "--ranks",
@@ -78,7 +80,11 @@ def test_commands_and_flags() -> None:
         name: {option for p in command.params if isinstance(p, click.Option) for option in p.opts}
         for name, command in commands.items()
     }
-    assert flags == {"run": common | {"-m", "--module"}, "train": common | {"-h", "--help"}}
+    assert flags == {
+        "run": common | {"-m", "--module"},
+        "train": common | {"-h", "--help"},
+        "export": {"--part"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ _FLAGS = [
     click.option(
         "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
     ),
+    click.option(
+        "--weights",
+        type=click.Path(dir_okay=False),
+        help="Begin with these weights: .safetensors, or .pt with a state_dict.",
+    ),
     click.option("--keep", type=click.IntRange(min=2), help="Newest checkpoints to keep. [default: 2]"),
     click.option("--async-save", is_flag=True, help="Write checkpoints in the background."),
     click.option(
@@ -144,6 +149,19 @@ def _train(
     return _launch(program.recipe(target, words), flags)
 
 
+@_dtj.command("export")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--part", default="model", help="Which of the parts that run.state named. [default: model]")
+def _export(source: Path, target: Path, part: str) -> int:
+    """Write a model's weights from a checkpoint into one file: .safetensors, or .pt for torch.load."""
+    from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
+
+    count = weights.export(source, target, part=part)
+    click.echo(f"{target}: {count} tensors")
+    return 0
+
+
 def _launch(what: Program, flags: Mapping[str, Any]) -> int:
     os.environ.update(_environment(flags))
     placement = Placement.read(os.environ, nproc=flags["nproc"])
@@ -157,6 +175,7 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.SAVE_EVERY: flags["save_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
+        settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
         settings.KEEP: flags["keep"],
         settings.ASYNC_SAVE: _switch(flags["async_save"]),
         settings.PARALLEL: flags["parallel"],

@@ -38,6 +38,7 @@ class Recipe:
     schedule      (optimizer, steps in all) -> schedule, stepped once a step; None keeps the rate
     held_out      data set to evaluate on after each epoch; None evaluates nothing
     score         (model, micro-batch of k) -> (k,), averaged over held_out
+    best          "highest" or "lowest": the checkpoint with that score is kept besides the newest ones
     metric        name under which that average is logged
     sample        model -> text that shows what it has learned, printed at the end; called on every rank
     seed          of weights, data order and augmentation
@@ -53,6 +54,7 @@ class Recipe:
     schedule: "Callable[[Optimizer, int], LRScheduler] | None" = None
     held_out: Any = None
     score: "Callable[[nn.Module, Any], torch.Tensor] | None" = None
+    best: str | None = None
     metric: str = "accuracy"
     sample: "Callable[[nn.Module], str] | None" = None
     seed: int = 0

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from dtj import random_state
+from dtj.checkpoint import weights
 from dtj.checkpoint.keeper import Keeper, Stateful
 from dtj.choose import choose
 from dtj.contract import EXIT_PEER_LOST, EXIT_SIGNAL, EXIT_STOPPED
@@ -142,6 +144,8 @@ class Run:
 
     def parallel(self, model: Module) -> Module:
         """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh)."""
+        if self._settings.weights and not self._models:
+            weights.assign(model, Path(self._settings.weights))
         layers = blocks(model)
         if self._settings.recompute:
             memory.recompute(layers or [model])
@@ -326,6 +330,14 @@ class Run:
             return float(total[0] / total[1])
 
         return self._together(act, undo=None, stand_in=math.nan)
+
+    def keep_best(self, score: float) -> None:
+        """Commit the state after this step, and keep it besides the newest, if no score was higher so far.
+
+        score  the same on every rank, say of `evaluate`; give its negative where less is better
+        """
+        if not self._is_behind and self._keeper.offer(score):
+            self._save_due = True
 
     def say(self, message: str) -> None:
         """Print a line for people, once for all ranks."""

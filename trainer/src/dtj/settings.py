@@ -23,6 +23,7 @@ RECOMPUTE = "DTJ_RECOMPUTE"
 SYNC = "DTJ_SYNC"
 COMPRESS = "DTJ_COMPRESS"
 KEEP = "DTJ_KEEP"
+WEIGHTS = "DTJ_WEIGHTS"
 ASYNC_SAVE = "DTJ_ASYNC_SAVE"
 
 # Axes of each strategy's grid of ranks, outermost first (parallel/layout.py).
@@ -64,6 +65,7 @@ class Settings:
     resume_dir      folder of an earlier run to start from; read, never written.
     keep            newest checkpoints that are kept, at least 2: the last may turn out unreadable
     async_save      write checkpoints in the background, from a copy of the state in memory
+    weights         file of weights that the model begins with (checkpoint/weights.py); a checkpoint wins
     parallel        one of STRATEGIES; None is ddp among several ranks (parallel/layout.py)
     mesh            sizes of its axes, e.g. "tp=2"; what is left out is derived from the world size
     precision       one of PRECISIONS, of forward and backward (step/precision.py)
@@ -82,6 +84,7 @@ class Settings:
     resume_dir: str | None = None
     keep: int = 2
     async_save: bool = False
+    weights: str | None = None
     parallel: str | None = None
     mesh: str = ""
     precision: str = "fp32"
@@ -110,6 +113,7 @@ class Settings:
             resume_dir=env.get(RESUME_DIR) or None,
             keep=max(2, _positive(KEEP, env.get(KEEP), None) or 2),
             async_save=env.get(ASYNC_SAVE) == "1",
+            weights=env.get(WEIGHTS) or None,
             parallel=_one_of(PARALLEL, env.get(PARALLEL), STRATEGIES),
             mesh=env.get(MESH, ""),
             precision=_one_of(PRECISION, env.get(PRECISION), PRECISIONS) or "fp32",

