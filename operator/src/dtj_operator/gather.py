@@ -6,7 +6,7 @@ the planner.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dtj_operator import names, spec
@@ -15,7 +15,7 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import decode_pod
+from dtj_operator.kube.views import PodView, decode_pod
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
@@ -39,6 +39,26 @@ class Caches:
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
 
 
+class AbsentNodes:
+    """Since when nodes are gone that this process has seen; of others the cluster's own collector knows."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    def since(
+        self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
+    ) -> Mapping[str, float]:
+        """Return the moments for the nodes of these pods."""
+        for name in {pod.node for pod in pods if pod.node} if nodes is not None else ():
+            if nodes is not None and name in nodes:
+                self._seen.add(name)
+                self._since.pop(name, None)
+            elif name in self._seen:
+                self._since.setdefault(name, now)
+        return self._since
+
+
 class Gatherer:
     """Reads; never writes."""
 
@@ -54,6 +74,7 @@ class Gatherer:
     ) -> None:
         self._api, self._caches, self._refresh = api, caches, refresh
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
+        self._absent = AbsentNodes()
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: there is no job; None: hands off."""
@@ -97,15 +118,17 @@ class Gatherer:
     def _complete(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         policy = network_policy(job, self._operator_namespace)
+        pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
         mended_s = min(cache.since_mended(key) for cache in (self._caches.services, self._caches.policies))
         return Snapshot(
             job=job,
             memory=memory,
-            pods=self._caches.pods.pods(key),
+            pods=pods,
             service=_state(self._caches.services, key, job.uid, service(job)),
             network_policy=_state(self._caches.policies, key, job.uid, policy),
             mend_at=now + max(0.0, MEND_PAUSE_S - mended_s),
-            nodes=self._caches.nodes(),
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),
             operator_namespace=self._operator_namespace,
             now=now,
@@ -115,10 +138,14 @@ class Gatherer:
         self._poller.forget(key)
         for cache in (self._caches.services, self._caches.policies):
             cache.settle(key)
+        pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
         return Gone(
             namespace=key.namespace,
             name=key.name,
-            pods=self._caches.pods.pods(key),
+            pods=pods,
+            nodes=nodes,
+            gone_since=self._absent.since(nodes, pods, now),
+            now=now,
             service_uid=_left_behind(self._caches.services.get(key), key),
             network_policy_uid=_left_behind(self._caches.policies.get(key), key),
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Progress
+from dtj_operator.plan.snapshot import Ledger, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -23,6 +23,21 @@ LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits
 RARELY = 6  # times the usual pause, where nobody has answered yet
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # the status holds 32 bits
+
+
+class _Restarts(msgspec.Struct, rename="camel"):
+    in_place: _Heals = 0
+
+
+class _Ledger(msgspec.Struct):
+    productive: _Seconds = 0.0
+    startup: _Seconds = 0.0
+    lost: _Seconds = 0.0
+    recovering: _Seconds = 0.0
 
 
 class Answer(msgspec.Struct, rename="camel"):
@@ -35,6 +50,9 @@ class Answer(msgspec.Struct, rename="camel"):
     loss: float | None = None
     samples_per_second: float | None = None
     eta_seconds: float | None = None
+    rejoin: bool = False
+    restarts: _Restarts | None = None
+    ledger: _Ledger | None = None
 
 
 _decode = msgspec.json.Decoder(Answer).decode
@@ -106,7 +124,8 @@ class Poller:
                 fresh = self.last(key, uid, attempt)
                 self._last[key] = uid, progress
                 moved = fresh is None or fresh.step != progress.step
-                if moved and loop.time() - told >= self._tell_s - self._every_s / 2:
+                patient = fresh is not None and _urgent(fresh) == _urgent(progress)
+                if not patient or (moved and loop.time() - told >= self._tell_s - self._every_s / 2):
                     told = loop.time()
                     self._on_news(key)
             await asyncio.sleep(self._every_s * (RARELY if silent > RARELY else 1))
@@ -128,7 +147,15 @@ class Poller:
             loss=answer.loss,
             samples_per_second=answer.samples_per_second,
             eta_s=_sane(answer.eta_seconds),
+            rejoin=answer.rejoin,
+            in_place=answer.restarts.in_place if answer.restarts else 0,
+            ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
         )
+
+
+def _urgent(progress: Progress) -> tuple[bool, int]:
+    """What the next fault is judged by."""
+    return progress.rejoin, progress.in_place
 
 
 def _sane(seconds: float | None) -> float | None:

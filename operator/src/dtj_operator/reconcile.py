@@ -16,7 +16,7 @@ from dtj_operator.names import Key
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
-from dtj_operator.plan.snapshot import RUNNING, Gone, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, RUNNING, Gone, Snapshot
 from dtj_operator.plan.status import events, report
 from dtj_operator.progress import Poller
 
@@ -60,10 +60,11 @@ class Reconciler:
             return None
         if isinstance(found, Gone):
             self._written.pop(key, None)
-            outcome = await self._applier.apply(key, "", plan_gone(found))
+            rest = plan_gone(found)
+            outcome = await self._applier.apply(key, "", rest.actions)
             if outcome.blocked:
                 raise TryLater("what is left of the job has changed meanwhile")
-            return None
+            return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
         return await self._bring_closer(key, *found)
 
     async def _bring_closer(self, key: Key, s: Snapshot, version: str) -> float | None:
@@ -71,7 +72,7 @@ class Reconciler:
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
-            return None
+            return None if decision.look_again_at is None else max(0.0, decision.look_again_at - s.now)
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
         status = report(after, decision.verdict)
         self._ask_agent(key, after, status)
@@ -125,7 +126,8 @@ class Reconciler:
 
     def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
         pod = s.current.get(0)
-        if status["phase"] == RUNNING and pod is not None and pod.address and pod.phase == "Running":
+        trains = status["phase"] in (RUNNING, RECOVERING)
+        if trains and pod is not None and pod.address and pod.phase == "Running":
             self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address)
         else:
             self._poller.leave(key)

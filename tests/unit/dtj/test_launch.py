@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from dtj.agent.launch import free_port
-from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, is_dead, wait_for
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
 
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
@@ -124,7 +123,7 @@ def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: 
         "exitCode": 0,
         "message": "2 ranks done at step 20",
         "checkpoint": str(saved / "step-20"),
-        "generation": 0,
+        "generation": 1,
         "at": "",
     }
 
@@ -159,7 +158,7 @@ def test_killed_agent_takes_its_ranks_along(start: Start, tmp_path: Path) -> Non
     command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, PLAIN=1, STEPS=100_000, READY_AT=2)
     wait_for((tmp_path / "ready").exists, "step 2")
     children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    assert len(children) == 2
+    assert len(children) == 3  # two ranks and the store
     os.kill(command.pid, signal.SIGKILL)
     wait_for(lambda: all(is_dead(int(c)) for c in children), "the ranks to end")
 

@@ -62,13 +62,13 @@ def test_world_that_cannot_be(env: Mapping[str, str], message: str) -> None:
 
 
 def place(env: Mapping[str, str], nproc: int | None = None) -> Placement:
-    return Placement.read(env, nproc=nproc, free_port=lambda: 4242)
+    return Placement.read(env, nproc=nproc)
 
 
 def test_laptop_needs_nothing() -> None:
     found = place({}, nproc=2)
     assert list(found.ranks) == [0, 1]
-    assert found.env_of(1) == {
+    assert found.env_of(1, generation=1, store=("127.0.0.1", 4242), heals=False) == {
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
@@ -82,6 +82,10 @@ def test_laptop_needs_nothing() -> None:
         "GROUP_WORLD_SIZE": "1",
         "ROLE_RANK": "1",
         "ROLE_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "DTJ_GENERATION": "1",
+        "DTJ_HEALING": "0",
     }
 
 
@@ -89,7 +93,11 @@ def test_pod_follows_the_operator() -> None:
     env = {"NNODES": "3", "NODE_RANK": "2", "NPROC_PER_NODE": "2", "WORLD_SIZE": "6", **MASTER}
     found = place(env)
     assert list(found.ranks) == [4, 5]
-    assert found.env_of(5) | MASTER == found.env_of(5)
+    assert (found.master_addr, found.master_port) == ("digits-0.digits.ns.svc", 29500)
+    env = found.env_of(5, generation=3, store=("10.0.0.7", 41234), heals=True)
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.7", "41234")
+    assert (env["RANK"], env["LOCAL_RANK"], env["GROUP_RANK"]) == ("5", "1", "2")
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["DTJ_HEALING"]) == ("2", "1")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dtj import contract
 from dtj.agent import report
-from dtj.agent.rank import is_peer_loss
 from dtj.agent.report import Ending
+from dtj.errors import is_peer_loss
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -79,7 +79,8 @@ def test_kernel_s_memory_killer_is_suspected() -> None:
 def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
     ending = Ending(rank=0, code=1, at=START, message=message)
     fields = report.fit(
-        report.termination([ending], checkpoint=None, now=START), limit=contract.TERMINATION_BYTES
+        report.termination([ending], checkpoint=None, generation=1, now=START),
+        limit=contract.TERMINATION_BYTES,
     )
     assert len(report.encode(fields)) <= contract.TERMINATION_BYTES
     if message:
@@ -87,7 +88,7 @@ def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
 
 
 def test_short_message_is_left_whole() -> None:
-    fields = report.termination([end(0, 3)], checkpoint="/c/step-1", now=START)
+    fields = report.termination([end(0, 3)], checkpoint="/c/step-1", generation=1, now=START)
     assert json.loads(report.encode(report.fit(fields, limit=4096))) == fields
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtj.agent.launch import free_port
-from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, wait_for
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_same_result import seen
 
 Finish = Callable[..., Finished]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from dtj.agent.launch import free_port
-from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, is_dead, wait_for
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
 
 Start = Callable[..., Command]
 

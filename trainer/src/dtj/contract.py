@@ -18,11 +18,20 @@ NPROC_PER_NODE: Final = "NPROC_PER_NODE"
 
 # What the operator tells a pod.
 JOB: Final = "DTJ_JOB"
+JOB_UID: Final = "DTJ_JOB_UID"
 ATTEMPT: Final = "DTJ_ATTEMPT"
 REPLICA_INDEX: Final = "DTJ_REPLICA_INDEX"
 AGENT_PORT: Final = "DTJ_AGENT_PORT"
 CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
 RESUME_DIR: Final = "DTJ_RESUME_DIR"
+MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
+MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
+
+# What the agent tells its ranks, beside the names above; the first two as torchrun does.
+USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
+GENERATION: Final = "DTJ_GENERATION"
+HEALING: Final = "DTJ_HEALING"  # 1 where other ranks of this generation hold the run in memory
 
 # Exit codes.
 EXIT_DONE: Final = 0
@@ -62,6 +71,11 @@ STATUS_FIELDS: Final = (
     "etaSeconds",
     "checkpoint",
     "ranks",
+    "slowestRank",
+    "rejoin",
+    "restarts",
+    "failure",
+    "ledger",
     "at",
 )
-STATES: Final = ("Starting", "Running", "Stopping", "Done", "Failed")
+STATES: Final = ("Starting", "Running", "Recovering", "Stopping", "Done", "Failed")

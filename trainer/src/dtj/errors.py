@@ -6,7 +6,18 @@ DtjError                    exit 1
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
+import re
+
 from dtj.contract import EXIT_BAD_RECIPE
+
+# What gloo, NCCL and the store say when the other side is gone.
+_PEER_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout"
+    r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
+    r"|sendBytes failed|heartbeat",
+    re.IGNORECASE,
+)
+_NETWORK = re.compile(r"gloo|nccl|tcpstore|socket|store|rendezvous", re.IGNORECASE)
 
 
 class DtjError(Exception):
@@ -35,3 +46,9 @@ class CheckpointError(DtjError):
 
 class Stopped(SystemExit):
     """Raised out of `run.steps` on every rank at the same step, once a stop was asked for."""
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """A collective failed because another rank or its machine is gone: secondary, not the cause."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))

@@ -1,7 +1,8 @@
-"""Random generators of one rank: seeded, captured into a checkpoint, put back.
+"""Random generators of one rank: a function of (seed, step, rank), never of the past.
 
-Ranks share the seed while the model is built, so that all start from the same weights, and differ from then
-on, so that dropout and augmentation do not repeat themselves W times.
+Ranks share the seed while the model is built, so that all start from the same weights. In training every rank
+has a stream of its own, seeded anew for each step: dropout and augmentation do not repeat themselves W times,
+and whoever takes up the run at a step, after a crash or from a checkpoint, draws what the unbroken run drew.
 """
 
 import random
@@ -18,38 +19,30 @@ def seed(value: int) -> None:
     torch.manual_seed(value)
 
 
-def derive(base: int, step: int, rank: int) -> int:
-    """A seed of this rank's own, from this step on."""
-    return int(np.random.SeedSequence([base, step, 1 + rank]).generate_state(1)[0])
+def begin_step(base: int, step: int, rank: int, device: torch.device) -> None:
+    """Seed the generators that this rank uses for one step; about 15 us, a sixth of `seed`."""
+    value = int(np.random.SeedSequence([base, step, 1 + rank]).generate_state(1)[0])
+    random.seed(value)
+    np.random.seed(value)
+    torch.default_generator.manual_seed(value)
+    if device.type != "cpu":
+        _module(device).manual_seed(value)
 
 
-def capture(device: torch.device) -> dict[str, Any]:
-    """State of all generators, made of plain numbers and tensors, so that it loads with `weights_only`."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": (version, list(words), gauss),
-        "numpy": (
-            str(name),
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ),
-        "torch": torch.get_rng_state(),
-        "device": _module(device).get_rng_state() if device.type != "cpu" else None,
-    }
+def capture(device: torch.device) -> tuple[Any, ...]:
+    """The present state of all generators."""
+    on_device = _module(device).get_rng_state() if device.type != "cpu" else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device
 
 
-def restore(state: dict[str, Any], device: torch.device) -> None:
+def restore(state: tuple[Any, ...], device: torch.device) -> None:
     """Put back what `capture` took."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["device"] is not None and device.type != "cpu":
-        _module(device).set_rng_state(state["device"])
+    python, numpy, cpu, on_device = state
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if on_device is not None:
+        _module(device).set_rng_state(on_device)
 
 
 def _module(device: torch.device) -> Any:

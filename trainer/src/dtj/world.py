@@ -3,7 +3,6 @@
 Before it stands the launcher, which sets the variables; after it `run.py`, which only knows the World.
 """
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +21,15 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The place of this process among all of them. Nothing set means a laptop: one process."""
+    """The place of this process among all of them. Nothing set means a laptop: one process.
+
+    local_size  processes of this node
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
@@ -54,7 +57,8 @@ class World:
                     f"{contract.WORLD_SIZE} is {size}, but {' and '.join(missing)} not set: where to meet?",
                     fix="start the script with `dtj run`, or set where rank 0 listens",
                 )
-        return cls(rank=rank, size=size, local_rank=local_rank)
+        local_size = _number(env, contract.LOCAL_WORLD_SIZE, default=1)
+        return cls(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
 def _number(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:
@@ -91,24 +95,37 @@ def choose_device(world: World, *, wish: str | None) -> torch.device:
     return torch.device(kind, world.local_rank) if kind != "mps" else torch.device(kind)
 
 
-def open_group(world: World, device: torch.device) -> "dist.ProcessGroup | None":
+def open_group(
+    world: World,
+    device: torch.device,
+    *,
+    store: "torch._C._distributed_c10d.Store | None",
+    timeout: timedelta,
+) -> "dist.ProcessGroup":
     """Join the job's process group and return a second, CPU-only one for agreements between ranks.
 
-    Two groups, because an agreement must neither wait for the accelerator nor mix with DDP's messages.
-    None where the world has one process: then there is nothing to agree on.
+    store    where the ranks meet; None takes `env://`
+    timeout  for the connections; once they stand, a collective may take RENDEZVOUS_TIMEOUT
     """
-    if world.size == 1:
-        return None
     choose_store()
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
+        store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=RENDEZVOUS_TIMEOUT,
+        timeout=timeout if _can_set_timeout() else RENDEZVOUS_TIMEOUT,
         device_id=device if device.type != "cpu" else None,
     )
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=RENDEZVOUS_TIMEOUT)  # type: ignore[assignment]
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[assignment]
+    if timeout < RENDEZVOUS_TIMEOUT and _can_set_timeout():
+        for some in (dist.distributed_c10d._get_default_group(), group):
+            some._get_backend(torch.device("cpu"))._set_default_timeout(RENDEZVOUS_TIMEOUT)
     return group
+
+
+def _can_set_timeout() -> bool:
+    """Older versions of torch keep the timeout that a group was made with."""
+    return hasattr(dist.ProcessGroupGloo, "_set_default_timeout")
 
 
 def choose_store() -> None:
@@ -121,10 +138,3 @@ def choose_store() -> None:
         )
     except RuntimeError:  # "use_libuv was requested but PyTorch was built without libuv support"
         os.environ["USE_LIBUV"] = "0"
-
-
-def close_group() -> None:
-    """Leave all groups. Errors are of no interest here: the process ends."""
-    if dist.is_available() and dist.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()

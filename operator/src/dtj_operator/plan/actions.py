@@ -83,6 +83,18 @@ class Resize:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """The agents of this attempt can heal: from now on only what is broken is replaced."""
+
+
+@dataclass(frozen=True)
+class Lift:
+    """No node is avoided any more; these pods (index, uid), which found no room, are made anew."""
+
+    replaces: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class Suspend:
     pass
 
@@ -99,7 +111,7 @@ class Settle:
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Resize | Suspend | Resume | Settle
+Verdict = Succeed | Fail | Restart | Resize | Trust | Lift | Suspend | Resume | Settle
 
 
 @dataclass(frozen=True)

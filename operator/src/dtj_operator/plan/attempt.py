@@ -8,7 +8,8 @@ from typing import Any
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import ranges, times
-from dtj_operator.plan.actions import Resize, Restart, Resume, Suspend, Verdict
+from dtj_operator.plan.actions import Lift, Resize, Restart, Resume, Suspend, Trust, Verdict
+from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import kept_shortage
 from dtj_operator.plan.snapshot import FINAL, JOB, REPLICA, Shortage, Snapshot
 
@@ -33,6 +34,7 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
 def _work_in_hand(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
     shortage = verdict.shortage if isinstance(verdict, Resize) else kept_shortage(s, phase)
     return {
+        "avoidedNodes": avoid.told(s, verdict) or None,
         "replacing": _replacing(s, verdict) or None,
         "done": ranges.text(done_before(s, verdict), DONE_LIMIT) or None,
         "shortage": None if shortage is None else _told(shortage),
@@ -55,7 +57,7 @@ def remaining(s: Snapshot, verdict: Verdict | None) -> tuple[PodView, ...]:
     """Pods of the attempt that a verdict leaves."""
     if begins_anew(verdict) or isinstance(verdict, Suspend):
         return ()
-    gone = {index for index, _ in verdict.replaces or ()} if isinstance(verdict, Restart) else set()
+    gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | Lift) else {}
     return tuple(pod for index, pod in s.current.items() if index not in gone)
 
 
@@ -69,9 +71,10 @@ def done_before(s: Snapshot, verdict: Verdict | None) -> frozenset[int]:
 
 def _scope(s: Snapshot, verdict: Verdict | None) -> str:
     """A new attempt begins anew: its agents have not spoken yet."""
-    if s.job.recovery.scope != "Auto":
-        return s.job.recovery.scope
-    return JOB if begins_anew(verdict) or isinstance(verdict, Suspend) else s.scope
+    if isinstance(verdict, Trust):
+        return REPLICA
+    over = s.job.recovery.scope == "Auto" and (begins_anew(verdict) or isinstance(verdict, Suspend))
+    return JOB if over else s.scope
 
 
 def _wanted(s: Snapshot, verdict: Verdict | None) -> int | None:
@@ -95,6 +98,6 @@ def _replacing(s: Snapshot, verdict: Verdict | None) -> list[Json]:
     if begins_anew(verdict) or isinstance(verdict, Suspend):
         return []
     named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
-    if isinstance(verdict, Restart):
+    if isinstance(verdict, Restart | Lift):
         named |= dict(verdict.replaces or ())
     return [{"replica": index, "uid": uid} for index, uid in sorted(named.items())]

@@ -40,11 +40,13 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     ended = _ended(s, pod)
     disruption = pod.condition("DisruptionTarget")
     disrupted = disruption is not None and disruption.status == "True"
-    if not (s.failed(pod) or pod.deleting):
+    lost = s.lost(pod) and not s.failed(pod)
+    if not (s.failed(pod) or pod.deleting or lost):
         return None
     report = _report(ended)
     code = ended.exit_code if ended else None
-    reason, name = _classify(pod, ended, report, taken_away=pod.deleting or disrupted)
+    taken_away = pod.deleting or disrupted or lost
+    reason, name = ("NodeLost", "") if lost else _classify(pod, ended, report, taken_away=taken_away)
     return Fault(
         reason=reason,
         replica=pod.index,
@@ -52,11 +54,11 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
         node=pod.node,
         exit_code=code,
         signal=name,
-        message=_message(pod, ended, report, code),
-        at=_moment(s, ended, report),
+        message=_node_message(s, pod) if lost else _message(pod, ended, report, code),
+        at=_moment(s, pod, ended, report),
         generation=_integer(report.get("generation")),
         step=_integer(report.get("step")),
-        disruption=pod.deleting or disrupted,
+        disruption=taken_away,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
     )
 
@@ -126,6 +128,11 @@ def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], 
     return text[-MESSAGE_TAIL:]
 
 
+def _node_message(s: Snapshot, pod: PodView) -> str:
+    known = s.nodes is not None and pod.node in s.nodes
+    return f"its node was {'not ready' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
+
+
 def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:
     reported = _integer(report.get("rank"))
     if reported is not None:
@@ -153,12 +160,14 @@ def _signal_name(code: int | None) -> str:
         return ""
 
 
-def _moment(s: Snapshot, ended: ContainerView | None, report: dict[str, Any]) -> float:
+def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: dict[str, Any]) -> float:
     """When it happened: the report's word, finer than the kubelet's, unless it lies by more than a day."""
     reported = times.parse(report.get("at"))
     if reported is not None and abs(reported - s.now) < 86_400:
         return reported
-    return ended.finished_at if ended is not None and ended.finished_at is not None else s.now
+    if ended is not None and ended.finished_at is not None:
+        return ended.finished_at
+    return min(s.lost_at(pod) or s.now, s.now)
 
 
 def _integer(value: object) -> int | None:

@@ -22,10 +22,12 @@ from dtj_operator.plan.children.env import Place
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
+from dtj_operator.plan.nodes import let_go
 from dtj_operator.plan.pace import soonest
-from dtj_operator.plan.policies import deadline, size, ttl
+from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart
+from dtj_operator.plan.policies.scope import trust
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
@@ -38,11 +40,24 @@ def bad_spec(s: Snapshot) -> Fail | None:
     return Fail("BadSpec", str(s.job.error)) if s.job.error else None
 
 
-POLICIES = (bad_spec, success, suspend, deadline.deadline, restart, size.resize)  # the first verdict wins
+POLICIES = (  # the first verdict wins
+    bad_spec,
+    success,
+    suspend,
+    deadline.deadline,
+    trust,
+    restart,
+    avoid.lift,
+    size.resize,
+)
 
 
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to look again if nothing happens."""
+    return let_go(s, _plan(s))
+
+
+def _plan(s: Snapshot) -> Decision:
     if s.job.deleting:
         return Decision(actions=_delete(s))
     if s.memory.finished:
@@ -57,7 +72,7 @@ def plan(s: Snapshot) -> Decision:
     return _converge(s)
 
 
-def plan_gone(gone: Gone) -> tuple[Action, ...]:
+def plan_gone(gone: Gone) -> Decision:
     """Children of a job that no longer exists go at once; the garbage collector is the backup.
 
     Not those that lost their owner on purpose (`kubectl delete --cascade=orphan`): a cache may not know that
@@ -70,7 +85,7 @@ def plan_gone(gone: Gone) -> tuple[Action, ...]:
         actions.append(DeleteService(gone.service_uid))
     if gone.network_policy_uid:
         actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
-    return tuple(actions)
+    return let_go(gone, Decision(actions=tuple(actions)))
 
 
 def _finished(s: Snapshot) -> Decision:
@@ -89,7 +104,8 @@ def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
     retired = _retire(s)
     unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
-    again = soonest(deadline.due_at(s), size.look_at(s), s.now + UNSEEN_LOOK_S if unseen else None)
+    unseen_at = s.now + UNSEEN_LOOK_S if unseen else None
+    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s), unseen_at)
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, look_again_at=again)
     taken = {old.name for old in s.obsolete}
@@ -101,7 +117,7 @@ def _converge(s: Snapshot) -> Decision:
     foreign = _foreign(s)
     if foreign:
         return Decision(actions=retired, refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
-    pods = tuple(CreatePod(pod(s.job, _place(s, index))) for index in absent)
+    pods = tuple(CreatePod(pod(s.job, _place(s, index), avoid.avoided(s))) for index in absent)
     return Decision(actions=_networking(s) + retired + pods, look_again_at=soonest(again, _mend_at(s)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import ranges, times
-from dtj_operator.spec import Job
+from dtj_operator.spec import Job, Recovery
 
 Json = dict[str, Any]
 
@@ -52,6 +52,15 @@ class Shortage:
     replicas: int  # the size that was wished for
     tries: int  # how often it did not fit
     retry_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A node on which this job had faults."""
+
+    node: str
+    faults: int
+    at: float  # of the last one
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,10 @@ class Memory:
         return dict(self.raw.get("progress") or {})
 
     @property
+    def goodput(self) -> Json:
+        return dict(self.raw.get("goodput") or {})
+
+    @property
     def scope(self) -> str:
         return str(self.raw.get("recoveryScope") or JOB)
 
@@ -106,6 +119,17 @@ class Memory:
     def done(self) -> frozenset[int]:
         """Replicas of the present attempt that are known to have ended well."""
         return frozenset(ranges.parse(str(self.raw.get("done") or "")))
+
+    @cached_property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """Nodes on which this job had faults, the latest first."""
+        raw = self.raw.get("avoidedNodes") or ()
+        return tuple(
+            Suspect(
+                node=str(e.get("node")), faults=int(e.get("faults", 1)), at=times.parse(e.get("at")) or 0.0
+            )
+            for e in raw
+        )
 
     @property
     def wanted(self) -> int | None:
@@ -181,6 +205,9 @@ class Snapshot:
     network_policy: Child = Child.UNKNOWN
     mend_at: float = 0.0  # edited ones are made anew from then on
     nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
+    gone_since: Mapping[str, float] = field(
+        default_factory=dict
+    )  # nodes that were there and are not any more
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
     operator_namespace: str = "dtj-system"
@@ -205,10 +232,7 @@ class Snapshot:
     def scope(self) -> str:
         """How much a recovery touches: Auto means Replica once the agents of this attempt said they can."""
         wished = self.job.recovery.scope
-        if wished != "Auto":
-            return wished
-        able = self.memory.scope == REPLICA or (self.answer is not None and self.answer.rejoin)
-        return REPLICA if able else JOB
+        return self.memory.scope if wished == "Auto" else wished
 
     @cached_property
     def size(self) -> int:
@@ -266,6 +290,14 @@ class Snapshot:
     def taking_part(self) -> dict[int, PodView]:
         return {i: pod for i, pod in self.current.items() if i not in self.spared}
 
+    def lost_at(self, pod: PodView) -> float | None:
+        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
+        return _lost_at(self, pod, self.job.recovery.node_lost_s)
+
+    def lost(self, pod: PodView) -> bool:
+        at = self.lost_at(pod)
+        return at is not None and self.now >= at
+
     def homeless(self, pod: PodView) -> bool:
         """Whether it has fitted no node for so long that it is not waited for."""
         since = unschedulable_since(pod)
@@ -308,3 +340,28 @@ class Gone:
     pods: tuple[PodView, ...] = ()
     service_uid: str | None = None
     network_policy_uid: str | None = None
+    nodes: Mapping[str, NodeView] | None = None
+    gone_since: Mapping[str, float] = field(default_factory=dict)
+    now: float
+
+    def lost_at(self, pod: PodView) -> float | None:
+        """As in Snapshot, with the default of the spec that is gone."""
+        return _lost_at(self, pod, Recovery().node_lost_s)
+
+    def lost(self, pod: PodView) -> bool:
+        at = self.lost_at(pod)
+        return at is not None and self.now >= at
+
+
+def _lost_at(where: Snapshot | Gone, pod: PodView, after_s: int) -> float | None:
+    nodes = where.nodes
+    if not after_s or not pod.node or nodes is None or not any(node.ready for node in nodes.values()):
+        return None
+    view = nodes.get(pod.node)
+    since = view.not_ready_since if view is not None else where.gone_since.get(pod.node)
+    if since is None:
+        return None
+    placed = pod.condition("PodScheduled")
+    # A pod that tolerates such nodes may come to one; it has its time too, or it would be replaced in a loop.
+    came = placed.since if placed is not None and placed.since is not None else since
+    return max(since, came) + after_s

@@ -11,6 +11,7 @@ from dtj_operator.plan.actions import (
     Event,
     Fail,
     Fault,
+    Lift,
     Resize,
     Restart,
     Resume,
@@ -20,6 +21,7 @@ from dtj_operator.plan.actions import (
 )
 from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
 from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
+from dtj_operator.plan.goodput import goodput
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
@@ -66,6 +68,7 @@ def report(s: Snapshot, verdict: Verdict | None) -> Json:
         "replicas": _replicas(s, verdict),
         "restarts": _restarts(s, verdict),
         "progress": _progress(s),
+        "goodput": goodput(s, verdict, moved=moved),
         "failure": _failure(s, verdict),
     }
     if s.job.error is None:
@@ -94,6 +97,8 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
             return message
         case Restart(fault):
             return fault.sentence
+        case Resize(_, why, True):
+            return why
     if phase in (SUCCEEDED, SUSPENDED):
         return None
     blocked = obstacle(s)
@@ -120,8 +125,9 @@ def _step(progress: Json | None) -> str | None:
 
 
 def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends an attempt too: whatever remains of it is old from then on."""
-    return s.memory.attempt + (begins_anew(verdict) or (isinstance(verdict, Suspend) and bool(s.ours)))
+    """A suspension ends an attempt too, if there was one: whatever remains of it is old from then on."""
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.ours)
+    return s.memory.attempt + (begins_anew(verdict) or stopped)
 
 
 def _start_time(s: Snapshot, phase: str) -> str | None:
@@ -208,24 +214,34 @@ def _told(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """What people should hear about, once it is written down."""
     attempt = str(new.get("attempt", 0))
-    match verdict:
-        case Succeed(reason):
-            return (Event("Normal", "Completed", f"all done: {reason}", attempt),)
-        case Fail(reason, message):
-            return (Event("Warning", reason, message, attempt),)
-        case Restart(fault, counts):
-            kind = "restart" if counts else "restart outside the budget"
-            what = f"attempt {attempt}" if verdict.of_job else f"{len(verdict.replaces or ())} of the pods"
-            number = f"{attempt}/{new['restarts']['total']}"
-            return (Event("Warning", "Restarting", f"{what}, {kind}: {fault.sentence}", number),)
-        case Resize(size, why):
-            return (Event("Normal", "Resized", f"{size} replicas: {why}", f"{attempt}/{size}"),)
-        case Suspend():
-            return (Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt),)
-        case Resume():
-            return (Event("Normal", "Resumed", f"attempt {attempt} begins", attempt),)
+    if (event := _event(verdict, attempt, new)) is not None:
+        return (event,)
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
     if blocked is None or s.memory.finished or known.get("reason") == blocked.reason:
         return ()
     return (Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"),)
+
+
+def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
+    told: Event | None = None
+    match verdict:
+        case Succeed(reason):
+            told = Event("Normal", "Completed", f"all done: {reason}", attempt)
+        case Fail(reason, message):
+            told = Event("Warning", reason, message, attempt)
+        case Restart(fault, counts, replaces):
+            kind = "restart" if counts else "restart outside the budget"
+            what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
+            number = f"{attempt}/{new['restarts']['total']}"
+            told = Event("Warning", "Restarting", f"{what}, {kind}: {fault.sentence}", number)
+        case Resize(size, why):
+            told = Event("Normal", "Resized", f"{size} replicas: {why}", f"{attempt}/{size}")
+        case Lift(pods):
+            note = f"{len(pods)} pods find no room, so no node is avoided any more"
+            told = Event("Normal", "NodesAllowed", note, attempt)
+        case Suspend():
+            told = Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt)
+        case Resume():
+            told = Event("Normal", "Resumed", f"attempt {attempt} begins", attempt)
+    return told

@@ -216,9 +216,10 @@ def test_children_of_a_job_that_is_gone_go_unless_somebody_freed_them() -> None:
         pods=(kept.pod, leaving.pod, free.pod),
         service_uid="s",
         network_policy_uid="n",
+        now=NOW,
     )
 
-    assert plan_gone(gone) == (
+    assert plan_gone(gone).actions == (
         DeletePod(kept.pod, None, unchanged=True),
         DeleteService("s"),
         DeleteNetworkPolicy("n"),

@@ -106,6 +106,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
     [
         param(TWO, None, id="healthy replicas are left alone"),
         param(CRASHED, COUNTED, id="one crash restarts the job"),
+        param(CRASHED.was("Suspended"), None, id="what ends while the job is suspended is no fault"),
         param(
             TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
         ),

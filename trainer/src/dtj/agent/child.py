@@ -1,4 +1,4 @@
-"""One forked rank as the agent sees it: a pid, three pipes, and what came out of them."""
+"""One forked rank as the agent sees it: a pid, four pipes, and what came out of them."""
 
 import contextlib
 import json
@@ -22,36 +22,67 @@ class Child:
 
     streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
     reports  read end of the pipe of watch/channel.py
+    orders   write end of the pipe of watch/orders.py
     killed   the agent itself ended it
+    holds    it has the run in memory and can join the next generation without being restarted
     """
 
     rank: int
     pid: int
     streams: dict[int, tuple[int, Lines]]
     reports: int
+    orders: int
+    generation: int
     killed: bool = False
+    uses_dtj: bool = False
+    holds: bool = False
     ending: Ending | None = None
     _step: int | None = None
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
 
     @classmethod
-    def fork(cls, program: rank_process.Program, *, env: dict[str, str], threads: int, as_json: bool) -> Self:
-        """Start the program as the rank that `env` describes; only the parent returns."""
+    def fork(
+        cls,
+        program: rank_process.Program,
+        *,
+        env: dict[str, str],
+        generation: int,
+        threads: int,
+        as_json: bool,
+        inherited: list[int],
+    ) -> Self:
+        """Start the program as the rank that `env` describes; only the parent returns.
+
+        inherited  file descriptors of the agent that are none of the rank's business
+        """
         rank = int(env[contract.RANK])
-        pipes = [os.pipe() for _ in range(3)]
-        (out, out_w), (err, err_w), (reports, reports_w) = pipes
+        pipes = [os.pipe() for _ in range(4)]
+        (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w) = pipes
         with rank_process.signals_blocked():
             pid = os.fork()
             if pid == 0:
-                rank_process.become(
-                    program, env, threads=threads, stdout=out_w, stderr=err_w, reports=reports_w
+                wiring = rank_process.Wiring(
+                    stdout=out_w,
+                    stderr=err_w,
+                    reports=reports_w,
+                    orders=orders,
+                    foreign=[*inherited, out, err, reports, orders_w],
                 )
-        for read, write in pipes:
-            os.close(write)
-            os.set_blocking(read, False)
+                rank_process.become(program, env, threads=threads, wiring=wiring)
+        for fd in (out_w, err_w, reports_w, orders):
+            os.close(fd)
+        for fd in (out, err, reports, orders_w):
+            os.set_blocking(fd, False)
         streams = {fd: (target, Lines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
-        return cls(rank=rank, pid=pid, streams=streams, reports=reports)
+        return cls(
+            rank=rank, pid=pid, streams=streams, reports=reports, orders=orders_w, generation=generation
+        )
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Tell the rank; where it is dead or deaf, its end will tell."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self.orders, json.dumps(order).encode() + b"\n")
 
     def is_for_people(self) -> bool:
         """Its failure is a message that stands by itself, not a traceback; it did not print it."""
@@ -82,30 +113,52 @@ class Child:
             self._failure = fields.get("failure", self._failure)
         return found, data == b""
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals, *, on_behalf_of_agent: bool = False) -> None:
         """To the rank alone: what it started is its own business."""
+        self.killed = self.killed or on_behalf_of_agent
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """The rank and all that it started."""
+        """End the rank and all that it started."""
+        self.killed = True
+        self.sweep()
+
+    def sweep(self) -> None:
+        """End what is left of its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self, code: int) -> Ending:
         """It was reaped; `code` is negative where a signal ended it."""
-        step = self._failure.get("step")
-        self.ending = Ending(
+        os.close(self.orders)
+        self.ending = self._ended(
+            contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
+        )
+        return self.ending
+
+    def lost(self, message: str) -> Ending:
+        """It lives, but says that it lost its peers."""
+        return Ending(
             rank=self.rank,
-            code=contract.EXIT_SIGNAL - code if code < 0 else code,
-            signal=-code if code < 0 else None,
+            code=contract.EXIT_PEER_LOST,
+            at=datetime.now(UTC),
+            step=self._step,
+            message=message,
+        )
+
+    def _ended(self, code: int, *, signal_number: int | None) -> Ending:
+        step = self._failure.get("step")
+        return Ending(
+            rank=self.rank,
+            code=code,
+            signal=signal_number,
             at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
             step=step if step is not None else self._step,
             message=self._failure.get("message", ""),
             reason=self._failure.get("reason"),
             by_agent=self.killed,
         )
-        return self.ending
 
 
 def _read(fd: int) -> bytes | None:

@@ -1,37 +1,46 @@
-"""Forks the ranks of this node and stays with them to the end: signals, logs, reports, exit code.
+"""The agent of a node: keeps its ranks running as the coordinator says, to the end.
 
-    cli.py -> launch -> fork rank.become(program) per rank
-                     -> one loop over: pipes of the ranks, signals, deaths
+    cli.py -> launch -> coordinator.py, on replica 0 only: who belongs to which generation
+                     -> ranks.py forks rank.become(program) for each rank of it
+                     -> one loop over: pipes of the ranks, the link, signals, deaths, time
                      -> report.py names the cause -> termination message, exit code
 
 The process imports torch once and has neither threads nor an accelerator context when it forks, so a rank
-starts in milliseconds, with all modules loaded.
+starts in milliseconds, with all modules loaded, the first time and after every fault.
 """
 
 import importlib
 import os
 import selectors
 import signal
-import socket
 import sys
 import tempfile
 import time
+import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dtj import contract
 from dtj.agent import rank as rank_process
 from dtj.agent import report
 from dtj.agent.child import Child
+from dtj.agent.coordinator import Coordinator
+from dtj.agent.dial import Dialer
+from dtj.agent.link import BEAT_S, Link, Message
+from dtj.agent.membership import Budget, Job, Membership
 from dtj.agent.placement import Placement, threads
+from dtj.agent.ranks import Events, Ranks, soonest
+from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
 from dtj.agent.serve import Server
 from dtj.agent.status import Status
 
-# After the first failure: time for the rank that is the cause to say so, if others noticed before it did.
-_GRACE_S = 5.0
 _PUBLISH_S = 0.25
+# Steps go to the coordinator at most so often; a job's step is rarely shorter.
+_STEPS_S = 0.05
+_REDIAL_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -44,17 +53,19 @@ class Options:
     port             for /status; None serves nothing
     host             interface of that port
     termination_log  where the termination message goes; None writes none
-    job, attempt, replica  who this node is, for /status
+    job, uid, attempt  which job, as the operator says
+    budget           how many restarts in place
     """
 
+    budget: Budget
     shown: frozenset[int] | None = None
     as_json: bool = False
     port: int | None = None
     host: str = "127.0.0.1"
     termination_log: Path | None = None
     job: str = ""
+    uid: str = ""
     attempt: int = 0
-    replica: int = 0
 
 
 def launch(program: rank_process.Program, placement: Placement, options: Options) -> int:
@@ -62,41 +73,59 @@ def launch(program: rank_process.Program, placement: Placement, options: Options
     return _Agent(program, placement, options).run()
 
 
-def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class _Agent:
     def __init__(self, program: rank_process.Program, placement: Placement, options: Options) -> None:
         self._program = program
         self._placement = placement
         self._options = options
-        self._status = Status(job=options.job, replica=options.replica, attempt=options.attempt)
-        self._children: dict[int, Child] = {}
+        self._job = Job(
+            uid=options.uid,
+            attempt=options.attempt,
+            replicas=placement.nnodes,
+            processes=placement.nproc,
+        )
+        self._incarnation = uuid.uuid4().hex
+        self._memory: Message = {}
+        self._status = Status(job=options.job, replica=placement.node_rank, attempt=options.attempt)
         self._selector = selectors.DefaultSelector()
         self._screen: Screen = choose(as_json=options.as_json)
-        self._asked_to_stop = 0
-        self._kill_at: float | None = None
-        self._publish_at: float | None = None
+        self._coordinator: Coordinator | None = None
+        self._link: Link | None = None
+        self._dialer: Dialer | None = None
         self._server: Server | None = None
+        self._asked_to_stop = 0
+        self._stop_signal = signal.SIGTERM
+        self._said = ""
+        self._is_over = False
+        self._culprit: Ending | None = None  # of the whole job
+        self._steps: dict[int, int] = {}  # not yet told
+        now = time.monotonic()
+        self._redial_at: float | None = None
+        self._steps_at: float | None = None
+        self._beat_at = now + BEAT_S
+        self._publish_at: float | None = None
 
     def run(self) -> int:
         self._listen_to_signals()
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         _warm(nthreads)
         self._start_server()
-        for rank in self._placement.ranks:
-            self._start(rank, nthreads)
-        self._publish()
+        self._ranks = Ranks(
+            self._program,
+            threads=nthreads,
+            as_json=self._options.as_json,
+            shown=self._options.shown,
+            selector=self._selector,
+            screen=self._screen,
+            events=Events(started=self._on_start, reported=self._on_report, ended=self._on_end),
+        )
         try:
-            while self._living():
+            self._connect()
+            self._publish()
+            while not self._is_finished():
                 self._turn()
         except BrokenPipeError:  # whoever read our output is gone
-            self._kill_all()
+            self._ranks.kill()
             return contract.EXIT_SIGNAL + signal.SIGPIPE
         finally:
             self._screen.close()
@@ -120,31 +149,43 @@ class _Agent:
         except OSError as error:  # training matters more than its status page
             _say(f"no status page on port {self._options.port}: {error.strerror}")
 
-    def _start(self, rank: int, nthreads: int) -> None:
-        child = Child.fork(
-            self._program,
-            env=self._placement.env_of(rank),
-            threads=nthreads,
-            as_json=self._options.as_json,
-        )
-        self._children[child.pid] = child
-        self._status.started(rank, child.pid)
-        for fd in child.streams:
-            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(child, fd))
-        self._selector.register(child.reports, selectors.EVENT_READ, lambda: self._on_reports(child))
-
-    # What the loop reacts to.
+    # The loop.
 
     def _turn(self) -> None:
-        until = [t for t in (self._kill_at, self._publish_at) if t is not None]
-        patience = max(0.0, min(until) - time.monotonic()) if until else None
+        coordinator = self._coordinator
+        patience = soonest(
+            [
+                self._beat_at,
+                self._publish_at,
+                self._redial_at,
+                self._steps_at,
+                self._ranks.deadline,
+                coordinator.deadline if coordinator else None,
+            ]
+        )
         for key, _ in self._selector.select(patience):
-            if key.fd in self._selector.get_map():  # an earlier one of this round may have buried it
+            if self._selector.get_map().get(key.fd) is key:  # an earlier one of this round may have ended it
                 key.data()
-        if self._publish_at is not None and time.monotonic() >= self._publish_at:
+        now = time.monotonic()
+        if coordinator:
+            coordinator.tick()
+        self._ranks.tick()
+        if self._publish_at is not None and now >= self._publish_at:
             self._publish()
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._kill_all()
+        if self._steps_at is not None and now >= self._steps_at:
+            self._send_steps()
+        if self._redial_at is not None and now >= self._redial_at:
+            self._connect()
+        if now >= self._beat_at:
+            self._beat(now)
+
+    def _is_finished(self) -> bool:
+        if self._ranks.living():
+            return False
+        endings = self._ranks.endings()
+        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over.
+        has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
+        return self._is_over or has_stopped or self._asked_to_stop > 0
 
     def _on_signals(self) -> None:
         numbers = os.read(self._wake, 4096)
@@ -157,14 +198,15 @@ class _Agent:
     def _forward(self, number: signal.Signals) -> None:
         """Once politely; a second Ctrl-C is from someone in a hurry."""
         self._asked_to_stop += 1
+        self._stop_signal = number
         self._status.state = "Stopping"
+        self._tell({"stopping": True})
         if self._asked_to_stop > 1 and number == signal.SIGINT:
-            self._kill_all()
-        for child in self._living():
-            child.signal(number)
+            self._ranks.kill()
+        self._ranks.signal(number)
 
     def _reap(self) -> None:
-        """Bury the ranks, and as pid 1 also orphans that nobody else can."""
+        """Bury whatever ended: ranks, helpers, and as pid 1 also orphans that nobody else can."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -172,56 +214,164 @@ class _Agent:
                 return
             if pid == 0:
                 return
-            if pid in self._children:
-                self._bury(self._children[pid], os.waitstatus_to_exitcode(status))
+            if not (self._coordinator and self._coordinator.reaped(pid)):
+                self._ranks.reaped(pid, os.waitstatus_to_exitcode(status))
 
-    def _bury(self, child: Child, code: int) -> None:
-        child.kill()  # what it started and left behind
-        for fd in child.streams:
-            if fd in self._selector.get_map():
-                self._show(child, fd, child.last_lines(fd))
-                self._forget(fd)
-        if child.reports in self._selector.get_map():
-            self._on_reports(child)
-        ending = child.bury(code)
-        self._status.ended(child.rank, failed=ending.failed)
-        if ending.failed and self._kill_at is None:
-            self._kill_at = time.monotonic() + _GRACE_S
+    # Its ranks speak.
 
-    def _kill_all(self) -> None:
-        self._kill_at = None
-        for child in self._living():
-            child.killed = True
-            child.kill()
+    def _on_start(self, child: Child) -> None:
+        self._status.started(child.rank, child.pid)
 
-    def _living(self) -> list[Child]:
-        return [c for c in self._children.values() if c.ending is None]
-
-    def _on_output(self, child: Child, fd: int) -> None:
-        text, is_over = child.read_lines(fd)
-        self._show(child, fd, text)
-        if is_over:
-            self._forget(fd)
-
-    def _on_reports(self, child: Child) -> None:
-        reports, is_over = child.read_reports()
-        for fields in reports:
+    def _on_report(self, child: Child, fields: dict[str, Any]) -> None:
+        if "ready" in fields:
+            child.uses_dtj = True
+            self._tell({"ready": [child.rank, fields["ready"]]})
+        elif "hold" in fields:
+            child.holds = fields["hold"]
+            self._tell({"hold": child.rank, "holds": child.holds})
+        elif "lost" in fields:
+            self._tell({"lost": child.lost(fields["lost"]).to_json(), "generation": child.generation})
+        else:
             self._status.hear(child.rank, fields)
-        if is_over:
-            self._forget(child.reports)
+            if "step" in fields:
+                self._steps[child.rank] = fields["step"]
+                self._steps_at = self._steps_at or time.monotonic() + _STEPS_S
 
-    def _forget(self, fd: int) -> None:
-        self._selector.unregister(fd)
-        os.close(fd)
+    def _on_end(self, child: Child) -> None:
+        ending = child.ending
+        assert ending is not None
+        self._status.ended(child.rank, failed=ending.failed)
+        if ending.by_agent:
+            return
+        self._send_steps()
+        self._tell({"ended": ending.to_json(), "generation": child.generation})
+        if ending.failed and ending.cause != "PeerLost":
+            self._say_once(_headline(child, ending))
+
+    # The coordinator speaks.
+
+    def _connect(self) -> None:
+        self._redial_at = None
+        if self._placement.node_rank > 0:
+            self._dialer = Dialer(self._placement.master_addr, self._placement.master_port)
+            self._selector.register(self._dialer, selectors.EVENT_READ, self._on_dialed)
+            return
+        membership = Membership(job=self._job, budget=self._options.budget)
+        self._coordinator = Coordinator(membership, self._selector, say=_say)
+        if self._placement.nnodes > 1:
+            self._coordinator.listen(self._placement.master_port)
+        self._greet(Link(self._coordinator.link(), now=time.monotonic()))
+
+    def _on_dialed(self) -> None:
+        assert self._dialer is not None
+        self._selector.unregister(self._dialer)
+        sock, self._dialer = self._dialer.take(), None
+        if sock:
+            self._greet(Link(sock, now=time.monotonic()))
+        else:
+            self._redial_at = time.monotonic() + _REDIAL_S
+
+    def _greet(self, link: Link) -> None:
+        self._link = link
+        self._selector.register(link, selectors.EVENT_READ, self._on_message)
+        hello = {
+            "uid": self._job.uid,
+            "attempt": self._job.attempt,
+            "replica": self._placement.node_rank,
+            "incarnation": self._incarnation,
+            "healable": [child.rank for child in self._ranks.living() if child.holds],
+            "memory": self._memory,
+        }
+        self._tell({"hello": hello})
+        if self._asked_to_stop:
+            self._tell({"stopping": True})
+
+    def _on_message(self) -> None:
+        assert self._link is not None
+        for message in self._link.receive(time.monotonic()):
+            self._obey(message)
+        if self._link and not self._link.is_open:
+            self._hang_up("lost replica 0; waiting for it to come back")
+
+    def _obey(self, message: Message) -> None:
+        if "form" in message:
+            self._form(**message["form"])
+        elif "go" in message:
+            for child in self._ranks.living():
+                if child.generation == message["go"]:
+                    child.order({"go": message["go"]})
+        elif "beat" in message:
+            self._memory = message["beat"]
+        elif "end" in message:
+            self._is_over = True
+            self._culprit = message["end"] and Ending.from_json(message["end"])
+            if self._culprit:
+                self._ranks.kill()
+        elif "refused" in message:
+            self._hang_up("")
+            if message["forGood"]:
+                _say(f"this pod is not part of the job any more: {message['refused']}")
+                self._is_over = True
+                self._culprit = Ending(
+                    rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=message["refused"]
+                )
+                self._ranks.kill()
+
+    def _form(self, *, generation: int, port: int, kept: list[int]) -> None:
+        """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
+        assert self._link is not None
+        if self._asked_to_stop:
+            return
+        self._memory = self._memory | {"generation": generation}
+        self._status.formed(generation)
+        addr = self._link.peer
+        for rank in self._placement.ranks:
+            child = self._ranks.newest.get(rank)
+            if child and child.ending is None and child.holds and rank in kept:
+                child.generation = generation
+                child.order({"number": generation, "addr": addr, "port": port})
+                continue
+            env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
+            self._ranks.start(rank, env, generation=generation)
+
+    def _hang_up(self, why: str) -> None:
+        """No coordinator for now: another one will be there under the same name."""
+        assert self._link is not None
+        self._selector.unregister(self._link)
+        self._link.close()
+        self._link = None
+        if why and not self._is_finished():
+            _say(why)
+        self._redial_at = time.monotonic() + (0.0 if why else _REDIAL_S)
 
     # What the node says.
 
-    def _show(self, child: Child, fd: int, text: bytes) -> None:
-        if text and (self._options.shown is None or child.rank in self._options.shown):
-            self._screen.write(child.streams[fd][0], text)
+    def _tell(self, message: Message) -> None:
+        """Lost where there is no link; the next hello says what still matters."""
+        if self._link:
+            self._link.send(message)
+
+    def _say_once(self, message: str) -> None:
+        """Ranks with the same mistake say the same."""
+        if message != self._said:
+            self._said = message
+            _say(message)
+
+    def _send_steps(self) -> None:
+        self._steps_at = None
+        if self._steps:
+            self._tell({"steps": self._steps})
+            self._steps = {}
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now + BEAT_S
+        self._tell({"beat": True})
+        if self._link and (self._link.is_silent(now) or not self._link.is_open):
+            self._hang_up("replica 0 is silent; trying to reach it anew")
 
     def _publish(self) -> None:
-        document = self._status.document(datetime.now(UTC))
+        facts = self._coordinator.facts() if self._coordinator else None
+        document = self._status.document(datetime.now(UTC), job=facts)
         self._screen.progress(document)
         if self._server:
             self._server.publish(document)
@@ -229,35 +379,49 @@ class _Agent:
             self._publish_at = time.monotonic() + _PUBLISH_S
 
     def _finish(self) -> int:
-        endings = [c.ending for c in self._children.values() if c.ending]
-        culprit = report.first_cause(endings)
-        if culprit:
-            self._tell(culprit)
-        self._status.state = "Failed" if culprit else "Done"
+        endings = self._ranks.endings()
+        own = report.first_cause(endings)
+        if self._culprit and not own:  # another node's rank is to blame
+            endings = [report.echo(self._culprit, now=datetime.now(UTC))]
+        self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            fields = report.termination(endings, checkpoint=self._status.checkpoint, now=datetime.now(UTC))
+            fields = report.termination(
+                endings,
+                checkpoint=self._status.checkpoint,
+                generation=self._status.generation,
+                now=datetime.now(UTC),
+            )
             _write(
                 self._options.termination_log,
                 report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)),
             )
+        for helper in (self._dialer, self._link):
+            if helper:
+                helper.close()
+        if self._coordinator:
+            self._coordinator.close()
         if self._server:
             self._server.stop()
+        if not endings:  # asked to stop before anything was started
+            return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
 
-    def _tell(self, culprit: report.Ending) -> None:
-        """The last line of the log names the cause; a message for people is printed once for all ranks."""
-        if any(c.rank == culprit.rank and c.is_for_people() for c in self._children.values()):
-            _say(culprit.message)
-        elif culprit.message:
-            _say(f"rank {culprit.rank} failed first: {culprit.message.splitlines()[-1]}")
-        else:
-            _say(report.sentence(culprit, culprit.step))
+
+def _headline(child: Child, ending: Ending) -> str:
+    """The cause in one line of the log; a message for people is printed once for all ranks."""
+    if child.is_for_people():
+        return ending.message
+    if ending.message:
+        return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
+    return report.sentence(ending, ending.step)
 
 
 def _warm(nthreads: int) -> None:
     """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
+    # torch asks for the name of every address that it connects to: a lost packet shall cost 1 s, not 5.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
     _find_temporary_folder()
     for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
         importlib.import_module(name)

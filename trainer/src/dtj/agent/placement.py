@@ -4,7 +4,7 @@ A pod gets its place from the operator; on a laptop nothing is set and everythin
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +14,10 @@ from dtj.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size."""
+    """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size.
+
+    The agents meet at master_addr:master_port; one node has nobody to meet.
+    """
 
     nproc: int
     node_rank: int
@@ -23,11 +26,10 @@ class Placement:
     master_port: int
 
     @classmethod
-    def read(cls, env: Mapping[str, str], *, nproc: int | None, free_port: Callable[[], int]) -> Self:
+    def read(cls, env: Mapping[str, str], *, nproc: int | None) -> Self:
         """Raise RecipeError where the variables contradict each other or the flag.
 
-        nproc      the flag; None takes the environment's number, else 1
-        free_port  called where one node needs a port and none is given
+        nproc  the flag; None takes the environment's number, else 1
         """
         nproc = nproc if nproc is not None else _number(env, contract.NPROC_PER_NODE, default=1)
         nnodes = _number(env, contract.NNODES, default=1)
@@ -52,13 +54,12 @@ class Placement:
                 f"{contract.NNODES} is {nnodes}, but {contract.MASTER_ADDR} is not set: where to meet?",
                 fix=f"set {contract.MASTER_ADDR} and {contract.MASTER_PORT} to where rank 0 listens",
             )
-        port = _number(env, contract.MASTER_PORT, default=29500 if nnodes > 1 else 0)
         return cls(
             nproc=nproc,
             node_rank=node_rank,
             nnodes=nnodes,
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
-            master_port=port or free_port(),
+            master_port=_number(env, contract.MASTER_PORT, default=29500),
         )
 
     @property
@@ -66,8 +67,12 @@ class Placement:
         """Global ranks of this node."""
         return range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc)
 
-    def env_of(self, rank: int) -> dict[str, str]:
-        """What torchrun would set, under the same names."""
+    def env_of(self, rank: int, *, generation: int, store: tuple[str, int], heals: bool) -> dict[str, str]:
+        """What torchrun would set, under the same names, and which generation it is.
+
+        store  address and port of the generation's store
+        heals  other ranks of it hold the run in memory
+        """
         local, world = rank - self.ranks.start, self.nnodes * self.nproc
         values = {
             contract.RANK: rank,
@@ -77,8 +82,12 @@ class Placement:
             contract.NODE_RANK: self.node_rank,
             contract.NNODES: self.nnodes,
             contract.NPROC_PER_NODE: self.nproc,
-            contract.MASTER_ADDR: self.master_addr,
-            contract.MASTER_PORT: self.master_port,
+            contract.MASTER_ADDR: store[0],
+            contract.MASTER_PORT: store[1],
+            contract.USE_AGENT_STORE: True,
+            contract.RESTART_COUNT: generation - 1,
+            contract.GENERATION: generation,
+            contract.HEALING: int(heals),
             "GROUP_RANK": self.node_rank,
             "GROUP_WORLD_SIZE": self.nnodes,
             "ROLE_RANK": rank,

@@ -8,42 +8,43 @@ import contextlib
 import ctypes
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dtj import contract
 from dtj.agent import report
-from dtj.errors import DtjError
-from dtj.watch import channel
+from dtj.errors import DtjError, is_peer_loss
+from dtj.watch import channel, orders
 
 Program = Callable[[], None]
 
-# What gloo, NCCL and the store say when the other side is gone.
-_PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout"
-    r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
-    r"|sendBytes failed|heartbeat",
-    re.IGNORECASE,
-)
-_NETWORK = re.compile(r"gloo|nccl|tcpstore|socket|store|rendezvous", re.IGNORECASE)
 _PR_SET_PDEATHSIG = 1
 BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
 
-def become(
-    program: Program, env: Mapping[str, str], *, threads: int, stdout: int, stderr: int, reports: int
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """File descriptors of a rank: where its output, its reports and its orders go and come from."""
+
+    stdout: int
+    stderr: int
+    reports: int
+    orders: int
+    foreign: Sequence[int]  # of the agent; a data worker that outlives the rank must not hold them open
+
+
+def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wiring) -> None:
     """Run the program as one rank and end this process. Called in the child, right after the fork."""
     code = 1
     try:
-        _settle(env, stdout=stdout, stderr=stderr, reports=reports)
+        _settle(env, wiring)
         _prepare_torch(threads)
         code = _run(program)
         if channel.last_step() is not None:
@@ -55,12 +56,6 @@ def become(
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
-
-
-def is_peer_loss(error: BaseException) -> bool:
-    """A collective failed because another rank or its machine is gone: secondary, not the cause."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))
 
 
 def detach() -> None:
@@ -85,13 +80,13 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
 
 
-def _settle(env: Mapping[str, str], *, stdout: int, stderr: int, reports: int) -> None:
+def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
     detach()
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
+    os.dup2(wiring.stdout, 1)
+    os.dup2(wiring.stderr, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    for fd in (stdout, stderr, null):
+    for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
         os.close(fd)
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - for good
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
@@ -99,7 +94,8 @@ def _settle(env: Mapping[str, str], *, stdout: int, stderr: int, reports: int) -
     os.environ.update(env)
     if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    channel.open_pipe(reports)
+    channel.open_pipe(wiring.reports)
+    orders.open_pipe(wiring.orders)
 
 
 def _prepare_torch(threads: int) -> None:

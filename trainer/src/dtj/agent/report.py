@@ -7,11 +7,13 @@ are secondary, even where they were quicker to die.
 import json
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from dtj import contract
+
+MESSAGE_BYTES = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,16 @@ class Ending:
             return "Done"
         return self.reason or "ExitCode"
 
+    def to_json(self) -> dict[str, Any]:
+        """Fields for the wire; the message is cut to what a line there may hold."""
+        fields = asdict(self) | {"at": self.at.isoformat()}
+        return fit(fields, limit=MESSAGE_BYTES)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Ending":
+        """What `to_json` made."""
+        return cls(**fields | {"at": datetime.fromisoformat(fields["at"])})
+
 
 def first_cause(endings: Iterable[Ending]) -> Ending | None:
     """The failed rank to name: the earliest with a cause of its own, else the earliest that lost a peer."""
@@ -72,7 +84,13 @@ def exit_code(endings: Iterable[Ending]) -> int:
     return max((e.code for e in endings if not e.by_agent), default=contract.EXIT_DONE)
 
 
-def termination(endings: Iterable[Ending], *, checkpoint: str | None, now: datetime) -> dict[str, Any]:
+def termination(
+    endings: Iterable[Ending],
+    *,
+    checkpoint: str | None,
+    generation: int,
+    now: datetime,
+) -> dict[str, Any]:
     """The fields of the termination message, whole; `fit` makes them short enough."""
     endings = list(endings)
     culprit = first_cause(endings)
@@ -86,9 +104,40 @@ def termination(endings: Iterable[Ending], *, checkpoint: str | None, now: datet
         "exitCode": code,
         "message": sentence(culprit, step) if culprit else _success(len(endings), step, code),
         "checkpoint": checkpoint,
-        "generation": 0,
-        "at": (culprit.at if culprit else now).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "generation": generation,
+        "at": stamp(culprit.at if culprit else now),
     }
+
+
+def echo(culprit: Ending, *, now: datetime) -> Ending:
+    """How a node ends whose ranks were well, but another node's rank could not be restarted."""
+    return Ending(
+        rank=culprit.rank,
+        code=contract.EXIT_PEER_LOST,
+        at=now,
+        step=culprit.step,
+        message=f"lost a peer: {sentence(culprit, culprit.step)}",
+    )
+
+
+def failure(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
+    """The last incident as /status shows it."""
+    return {
+        "rank": ending.rank,
+        "replica": ending.rank // processes,
+        "reason": ending.cause,
+        "exitCode": ending.code,
+        "signal": signal.Signals(ending.signal).name if ending.signal is not None else "",
+        "message": sentence(ending, ending.step),
+        "step": ending.step,
+        "generation": generation,
+        "at": stamp(ending.at),
+    }
+
+
+def stamp(at: datetime) -> str:
+    """RFC 3339 in UTC."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def sentence(culprit: Ending, step: int | None) -> str:

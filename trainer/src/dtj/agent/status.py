@@ -1,8 +1,11 @@
 """Reports of this node's ranks -> the document that /status answers. Rank 0's numbers are the job's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from dtj.agent.report import stamp
 
 # What rank 0 reports under the same name as /status shows it.
 _FROM_RANK_0 = (
@@ -17,6 +20,22 @@ _FROM_RANK_0 = (
 )
 
 
+# Ranks of other nodes are listed up to this size of a job; the document must stay a single datagram.
+_LISTED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What only the coordinator knows; the fields are those of the contract."""
+
+    generation: int = 0
+    steps: Mapping[int, int] = field(default_factory=dict)
+    slowest_rank: int | None = None
+    in_place: int = 0
+    failure: dict[str, Any] | None = None
+    ledger: dict[str, float] | None = None
+
+
 @dataclass(kw_only=True)
 class Status:
     """The present knowledge of one node."""
@@ -24,9 +43,15 @@ class Status:
     job: str = ""
     replica: int = 0
     attempt: int = 0
+    generation: int = 0
     state: str = "Starting"
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
     reported: dict[str, Any] = field(default_factory=dict)
+
+    def formed(self, generation: int) -> None:
+        """A generation begins."""
+        self.generation = generation
+        self.state = "Starting" if generation == 1 else "Recovering"
 
     def started(self, rank: int, pid: int) -> None:
         """A rank was forked."""
@@ -36,7 +61,7 @@ class Status:
         """A rank reported some fields; the lowest rank of this node speaks for it."""
         if "step" in report:
             self.ranks[rank]["step"] = report["step"]
-            if self.state == "Starting":
+            if self.state in {"Starting", "Recovering"}:
                 self.state = "Running"
         if rank == min(self.ranks):
             self.reported |= {name: report[name] for name in _FROM_RANK_0 if name in report}
@@ -51,17 +76,31 @@ class Status:
         found = self.reported.get("checkpoint")
         return found["path"] if found else None
 
-    def document(self, now: datetime) -> dict[str, Any]:
-        """All fields of the contract; null where nothing is known, as with scripts that do not use dtj."""
+    def document(self, now: datetime, *, job: Facts | None) -> dict[str, Any]:
+        """All fields of the contract; null where nothing is known, as with scripts that do not use dtj.
+
+        job  what the coordinator knows of the whole job, on its own node
+        """
         empty = dict.fromkeys(_FROM_RANK_0) | {"metrics": {}}
+        known = job or Facts(generation=self.generation)
+        remote = [
+            {"rank": rank, "pid": None, "state": "Running", "step": step}
+            for rank, step in known.steps.items()
+            if rank not in self.ranks and len(known.steps) <= _LISTED
+        ]
         return {
             "job": self.job,
             "replica": self.replica,
             "attempt": self.attempt,
-            "generation": 0,
+            "generation": known.generation,
             "state": self.state,
             **empty,
             **self.reported,
-            "ranks": [self.ranks[rank] for rank in sorted(self.ranks)],
-            "at": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "ranks": sorted([*self.ranks.values(), *remote], key=lambda rank: rank["rank"]),
+            "slowestRank": known.slowest_rank,
+            "rejoin": True,
+            "restarts": {"inPlace": known.in_place},
+            "failure": known.failure,
+            "ledger": known.ledger,
+            "at": stamp(now),
         }

@@ -59,6 +59,10 @@ class Diary:
         """This step is a logged one, on every rank alike."""
         return self._due
 
+    def forget(self) -> None:
+        """The pulse under way is lost, and the line that waited for it; the next step is a logged one."""
+        self._sent, self._asked, self._due = None, False, True
+
     def begin(self, step: int) -> None:
         """`step` is about to be trained; the last one is always a logged one."""
         self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}

@@ -11,7 +11,7 @@ import hashlib
 
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
-from dtj_operator.plan.snapshot import RECOVERING, REPLICA, Restarts, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
 from dtj_operator.spec import Rule
 
 LONGEST_BACKOFF_S = 300.0
@@ -21,9 +21,9 @@ SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of tw
 
 
 def restart(s: Snapshot) -> Restart | Fail | Settle | None:
-    """Decide what the first fault means."""
+    """Decide what the first fault means; pods that go because of a suspension are none."""
     fault = blame.first_fault(s)
-    if fault is None:
+    if fault is None or s.memory.phase == SUSPENDED:
         return None
     if fault.secondary and _cause_may_follow(s, fault):
         return Settle(until=fault.at + SETTLE_S)

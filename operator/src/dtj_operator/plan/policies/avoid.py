@@ -1,0 +1,80 @@
+"""Which nodes are new pods to keep away from?
+
+A node on which this job had `avoidNodeAfter` faults is avoided for an hour after the last of them: a bad
+accelerator fails the same job again and again. Never so many that nothing fits: at most half of the nodes
+that a pod could go to, and none any more once the scheduler finds no room.
+"""
+
+from typing import Any
+
+from dtj_operator.plan import times
+from dtj_operator.plan.actions import Fault, Lift, Restart, Verdict
+from dtj_operator.plan.blame import STOPPED
+from dtj_operator.plan.policies.restart import MOST_REPLACED
+from dtj_operator.plan.snapshot import SUSPENDED, Snapshot, Suspect, unschedulable_since
+
+Json = dict[str, Any]
+
+KEPT = 20  # nodes in the status
+FOR_S = 3600.0  # after the last fault
+LIFT_AFTER_S = 10.0  # the room that old pods leave is not there in the same second
+NOT_THE_NODES = ("Evicted", "PeerLost")
+
+
+def avoided(s: Snapshot) -> tuple[str, ...]:
+    """Names of the nodes, those with the latest faults first."""
+    enough = s.job.recovery.avoid_node_after
+    if not enough or s.nodes is None:
+        return ()
+    wanted = (s.job.template["spec"].get("nodeSelector") or {}).items()
+    fitting = [n for n in s.nodes.values() if n.ready and not n.unschedulable and wanted <= n.labels.items()]
+    bad = [suspect.node for suspect in _fresh(s) if suspect.faults >= enough]
+    return tuple(bad[: len(fitting) // 2])
+
+
+def lift(s: Snapshot) -> Lift | None:
+    """Pods that find no room while nodes are avoided are made anew without that."""
+    if s.memory.phase == SUSPENDED or not avoided(s):
+        return None
+    stuck = [
+        (index, pod.uid)
+        for index, pod in sorted(s.current.items())
+        if (since := unschedulable_since(pod)) is not None and s.now - since >= LIFT_AFTER_S
+    ]
+    return Lift(tuple(stuck[:MOST_REPLACED])) if stuck else None
+
+
+def look_at(s: Snapshot) -> float | None:
+    """When pods will have waited for long enough."""
+    if not avoided(s):
+        return None
+    waiting = [since for pod in s.current.values() if (since := unschedulable_since(pod)) is not None]
+    return min(waiting) + LIFT_AFTER_S if waiting else None
+
+
+def told(s: Snapshot, verdict: Verdict | None) -> list[Json]:
+    """What the status says of the nodes after this look."""
+    if isinstance(verdict, Lift):
+        return []
+    known = _fresh(s)
+    if isinstance(verdict, Restart) and _suspicious(verdict.fault):
+        node = verdict.fault.node
+        before = sum(suspect.faults for suspect in known if suspect.node == node)
+        others = [suspect for suspect in known if suspect.node != node]
+        known = [Suspect(node=node, faults=before + 1, at=s.now), *others][:KEPT]
+    return [_entry(suspect, s.job.recovery.avoid_node_after) for suspect in known]
+
+
+def _fresh(s: Snapshot) -> list[Suspect]:
+    return [suspect for suspect in s.memory.suspects if s.now - suspect.at < FOR_S]
+
+
+def _suspicious(fault: Fault) -> bool:
+    return bool(fault.node) and fault.reason not in NOT_THE_NODES and fault.exit_code != STOPPED
+
+
+def _entry(suspect: Suspect, enough: int) -> Json:
+    entry: Json = {"node": suspect.node, "faults": suspect.faults, "at": times.rfc3339(suspect.at)}
+    if enough and suspect.faults >= enough:
+        entry["until"] = times.rfc3339(suspect.at + FOR_S)
+    return entry

@@ -1,0 +1,229 @@
+"""The coordinator of a job, in replica 0's agent: connections in, decisions of membership.py out.
+
+It shares the agent's loop. Agents keep one connection each; its own agent has one too, a socket pair, so that
+there is one way for facts and orders whether a job has one pod or a thousand.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from dtj.agent import report
+from dtj.agent.ledger import Ledger
+from dtj.agent.link import BEAT_S, Link, Message
+from dtj.agent.membership import Action, End, Form, Go, Hello, Membership, Memory, Refuse
+from dtj.agent.report import Ending
+from dtj.agent.status import Facts
+from dtj.agent.store import Store
+
+_LINGER_S = 5.0
+
+
+class Coordinator:
+    """I/O around a Membership; `say` tells people."""
+
+    def __init__(
+        self, membership: Membership, selector: selectors.BaseSelector, *, say: Callable[[str], None]
+    ) -> None:
+        self.membership = membership
+        self.ledger = Ledger(since=time.monotonic())
+        self.steps: dict[int, int] = {}
+        self._selector = selector
+        self._say = say
+        self._links: dict[Link, str] = {}  # and the incarnation behind each, once it has said so
+        self._listener: socket.socket | None = None
+        self._store: Store | None = None
+        self._beat_at = time.monotonic() + BEAT_S
+
+    def listen(self, port: int) -> None:
+        """Let the other agents in; OSError where the port is taken."""
+        if socket.has_dualstack_ipv6():
+            self._listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            self._listener = socket.create_server(("", port))
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def link(self) -> socket.socket:
+        """The end of a new connection for the agent in this process."""
+        ours, theirs = socket.socketpair()
+        self._add(ours)
+        return theirs
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` has something to do."""
+        at = self.membership.deadline
+        return self._beat_at if at is None else min(at, self._beat_at)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now = time.monotonic()
+        self._act(self.membership.tick(now))
+        if now < self._beat_at:
+            return
+        self._beat_at = now + BEAT_S
+        for link in list(self._links):
+            link.send({"beat": vars(self.membership.memory)})
+            if link.is_silent(now):
+                self._say(f"replica {self._replica(link)} is silent: taken as lost")
+                link.close()
+        self._bury()
+
+    def reaped(self, pid: int) -> bool:
+        """A child of this process ended; True where it was the store."""
+        if self._store is None or pid != self._store.pid:
+            return False
+        self._store = None
+        self._act(self.membership.renew())
+        return True
+
+    def close(self) -> None:
+        """All agents know how it ended; give them time to hang up."""
+        if self._store:
+            self._store.stop()
+        if self._listener:
+            self._listener.close()
+        until = time.monotonic() + _LINGER_S
+        for link in self._links:
+            link.wait_closed(until)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # gone again
+            return
+        self._add(sock)
+
+    def _add(self, sock: socket.socket) -> None:
+        link = Link(sock, now=time.monotonic())
+        self._links[link] = ""
+        self._selector.register(link, selectors.EVENT_READ, lambda: self._on_message(link))
+
+    def _on_message(self, link: Link) -> None:
+        for message in link.receive(time.monotonic()):
+            self._act(self._hear(link, message))
+        self._bury()
+
+    def _hear(self, link: Link, message: Message) -> list[Action]:
+        now, member = time.monotonic(), self.membership
+        actions: list[Action] = []
+        if "hello" not in message and self._links[link] not in member.agents.values():
+            return actions  # it was replaced: whatever it says is of the past
+        match message:
+            case {"hello": fields}:
+                actions = self._greet(link, fields)
+            case {"ready": [rank, generation]}:
+                actions = member.ready(rank, generation)
+            case {"hold": rank, "holds": holds}:
+                actions = member.hold(rank, holds=holds)
+            case {"steps": steps}:
+                actions = self._stepped({int(rank): step for rank, step in steps.items()}, now)
+            case {"stopping": _}:
+                actions = member.stop(self._links[link])
+            case {"lost": fields, "generation": generation}:
+                actions = member.lost(Ending.from_json(fields), generation, now)
+            case {"ended": fields, "generation": generation}:
+                ending = Ending.from_json(fields)
+                if ending.failed:
+                    self.ledger.fault(now)
+                actions = member.ended(ending, generation, now)
+        return actions
+
+    def _greet(self, link: Link, fields: Message) -> list[Action]:
+        self._links[link] = fields["incarnation"]
+        hello = Hello(
+            uid=fields["uid"],
+            attempt=fields["attempt"],
+            replica=fields["replica"],
+            incarnation=fields["incarnation"],
+            healable=frozenset(fields["healable"]),
+            memory=Memory.parse(fields["memory"]),
+        )
+        actions = self.membership.join(hello)
+        missing = self.membership.missing
+        if missing:
+            self._say(f"waiting for replica {', '.join(map(str, missing))}")
+        return actions
+
+    def _stepped(self, steps: dict[int, int], now: float) -> list[Action]:
+        self.steps |= steps
+        if 0 in steps:
+            self.ledger.stepped(steps[0], now)
+            return self.membership.stepped(steps[0])
+        return []
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Form(generation, kept):
+                    self._form(generation, kept)
+                case Go(generation):
+                    self._tell({"go": generation})
+                case Refuse(incarnation, why, for_good):
+                    self._refuse(incarnation, why, for_good=for_good)
+                case End(culprit):
+                    self._tell({"end": culprit.to_json() if culprit else None})
+
+    def _form(self, generation: int, kept: frozenset[int]) -> None:
+        old, self._store = self._store, Store.start()
+        if generation > 1:
+            self._say(self._plan(generation, kept))
+        self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
+        self._tell({"form": {"generation": generation, "port": self._store.port, "kept": sorted(kept)}})
+        if old:
+            old.stop()  # wakes whoever still waits in it
+
+    def _plan(self, generation: int, kept: frozenset[int]) -> str:
+        started = [str(rank) for rank in self.membership.job.ranks if rank not in kept]
+        used = (
+            f"{self.membership.memory.in_place} of {self.membership.budget.restarts} restarts in place used"
+        )
+        who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
+        return f"generation {generation}: {who}; {used}"
+
+    def _tell(self, message: Message) -> None:
+        for link, incarnation in self._links.items():
+            if incarnation in self.membership.agents.values():
+                link.send(message)
+
+    def _refuse(self, incarnation: str, why: str, *, for_good: bool) -> None:
+        for link in [link for link, known in self._links.items() if known == incarnation]:
+            link.send({"refused": why, "forGood": for_good})
+            self._drop(link)
+
+    def _bury(self) -> None:
+        """Connections that are over, and with them their agents."""
+        for link in [link for link in self._links if not link.is_open]:
+            replica = self._replica(link)
+            incarnation = self._drop(link)
+            if replica is not None and not self.membership.is_over:
+                self._say(f"replica {replica} is lost; the others wait for it")
+                self.ledger.fault(time.monotonic())
+            self._act(self.membership.leave(incarnation))
+
+    def _drop(self, link: Link) -> str:
+        self._selector.unregister(link)
+        link.close()
+        return self._links.pop(link)
+
+    def _replica(self, link: Link) -> int | None:
+        return next((r for r, i in self.membership.agents.items() if i == self._links[link]), None)
+
+    def facts(self) -> Facts:
+        """What /status says of the job as a whole."""
+        member = self.membership
+        failure = (
+            report.failure(member.failure, generation=member.failed_in, processes=member.job.processes)
+            if member.failure
+            else None
+        )
+        return Facts(
+            generation=member.memory.generation,
+            steps=self.steps,
+            in_place=member.memory.in_place,
+            failure=failure,
+            ledger={kind: round(s, 3) for kind, s in self.ledger.at(time.monotonic()).items()},
+        )

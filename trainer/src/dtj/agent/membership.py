@@ -1,0 +1,309 @@
+"""Who is in which generation, and what follows from a loss: the coordinator's decisions. Pure.
+
+    facts from the agents (join, leave, ready, ended, ...)  ->  actions that coordinator.py carries out
+
+    gathering --all replicas have joined--> formed --a rank fails--> formed anew, one generation later
+        ^                                     |
+        +----------- a replica is lost -------+---- all ranks done, or no restart left ----> over
+
+Forming keeps ranks that hold the run in memory (`healable`) and starts the others anew; where nobody holds
+it, all start anew and go on from the newest checkpoint. `now` is seconds of a clock that only goes forward.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dtj import contract
+from dtj.agent.report import Ending, first_cause
+
+# After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What an agent and the coordinator must agree on, and how large the job is."""
+
+    uid: str = ""
+    attempt: int = 0
+    replicas: int = 1
+    processes: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """All of them."""
+        return range(self.replicas * self.processes)
+
+    def ranks_of(self, replica: int) -> range:
+        """Those of one replica."""
+        return range(replica * self.processes, (replica + 1) * self.processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Restarts in place before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API."""
+
+    restarts: int = 0
+    without_progress: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a coordinator tells all agents, so that its successor on another node goes on with it."""
+
+    generation: int = 0
+    in_place: int = 0
+    without_progress: int = 0
+    best_step: int | None = None
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "Memory":
+        """From JSON."""
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """How an agent presents itself; `incarnation` is a new word for every process of an agent."""
+
+    uid: str
+    attempt: int
+    replica: int
+    incarnation: str
+    healable: frozenset[int] = frozenset()
+    memory: Memory = Memory()
+
+
+@dataclass(frozen=True)
+class Form:
+    """Bring all ranks together; those not in `kept` are started anew."""
+
+    generation: int
+    kept: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Go:
+    """All ranks of the generation are there: open the process groups."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """This agent has no place here; `for_good` where another try cannot help."""
+
+    incarnation: str
+    why: str
+    for_good: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is over for all agents; `culprit` failed and was not restarted."""
+
+    culprit: Ending | None
+
+
+Action = Form | Go | Refuse | End
+
+
+@dataclass(kw_only=True)
+class Membership:
+    """Every method takes one fact and returns what is to be done about it."""
+
+    job: Job
+    budget: Budget
+    memory: Memory = Memory()
+    agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
+    failure: Ending | None = None
+    failed_in: int = 0  # generation of the failure
+    is_formed: bool = False
+    is_over: bool = False
+    stopping: set[int] = field(default_factory=set)  # replicas that were asked to end
+    _healable: set[int] = field(default_factory=set)
+    _ready: set[int] = field(default_factory=set)
+    _kept: frozenset[int] = frozenset()
+    _done: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
+    _replaced: set[str] = field(default_factory=set)
+    _incident: dict[int, Ending] = field(default_factory=dict)  # of the present generation, by rank
+    _last_incident: dict[int, Ending] = field(default_factory=dict)  # of the one before, still being told of
+    _decide_at: float | None = None
+    _best_at_fault: int | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        """Replicas that have not joined."""
+        return [replica for replica in range(self.job.replicas) if replica not in self.agents]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._decide_at
+
+    def join(self, hello: Hello) -> list[Action]:
+        """An agent asks to take part; a newer one of the same replica takes the place of the older."""
+        refusal = self._refusal(hello)
+        if refusal:
+            return [refusal]
+        actions: list[Action] = []
+        older = self.agents.get(hello.replica)
+        if older and older != hello.incarnation:
+            self._replaced.add(older)
+            actions.append(Refuse(older, "a newer pod has taken its place", for_good=True))
+        self._lose(hello.replica)
+        self.agents[hello.replica] = hello.incarnation
+        self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
+        if hello.memory.generation > self.memory.generation:
+            self.memory = hello.memory
+        return actions + self._form()
+
+    def leave(self, incarnation: str) -> list[Action]:
+        """An agent's connection is gone, and for all that is known its pod."""
+        for replica in [r for r, i in self.agents.items() if i == incarnation]:
+            self._lose(replica)
+        return []
+
+    def hold(self, rank: int, *, holds: bool) -> list[Action]:
+        """Whether a rank holds the run in memory and can form a new generation without being restarted."""
+        if holds:
+            self._healable.add(rank)
+        else:
+            self._healable.discard(rank)
+        return []
+
+    def ready(self, rank: int, generation: int) -> list[Action]:
+        """A rank waits for its generation to be complete."""
+        if generation != self.memory.generation or not self.is_formed:
+            return []
+        self._ready.add(rank)
+        return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
+
+    def stepped(self, step: int) -> list[Action]:
+        """Some rank completed a step."""
+        if self.memory.best_step is None or step > self.memory.best_step:
+            self.memory = replace(self.memory, best_step=step)
+        return []
+
+    def stop(self, incarnation: str) -> list[Action]:
+        """A pod was asked to end: however its ranks end, it will leave, and they are not restarted in it."""
+        self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
+        return []
+
+    def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank lives but lost its peers; it waits. Usually a death is told of within milliseconds."""
+        if generation == self.memory.generation and self.is_formed:
+            self._incident.setdefault(ending.rank, ending)
+            self._decide_by(now + GRACE_S)
+        return []
+
+    def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank is gone: done, stopped, or failed."""
+        self._healable.discard(ending.rank)
+        if generation != self.memory.generation or not self.is_formed:
+            self._blame(self._last_incident, ending)  # too late to count, not too late to be the cause
+            return []
+        if ending.rank // self.job.processes in self.stopping:
+            return []
+        self._gone.add(ending.rank)
+        everyone = len(self._gone) == len(self.job.ranks)
+        if ending.failed:
+            self._incident[ending.rank] = ending
+            has_cause = ending.cause != "PeerLost"
+            self._decide_by(now if has_cause or everyone else now + GRACE_S)
+            return self.tick(now)
+        self._done.add(ending.rank)
+        if ending.rank in self._kept and ending.rank not in self._ready:
+            return self.renew()  # it had finished and did not notice that the others wait for what it knew
+        return self._over(None) if everyone and not self._incident else []
+
+    def renew(self) -> list[Action]:
+        """This generation cannot be completed, through no rank's fault."""
+        self.is_formed = False
+        return self._form()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if self._decide_at is None or now < self._decide_at or self.is_over:
+            return []
+        self._decide_at = None
+        culprit = first_cause(self._incident.values())
+        assert culprit is not None  # only failures set the time of decision
+        self.failure, self.failed_in = culprit, self.memory.generation
+        if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
+            return self._over(culprit)
+        if self._counts(culprit):
+            self.memory = self._counted()
+        self._last_incident, self._incident = self._incident, {}
+        self.is_formed = False
+        return self._form()
+
+    def _decide_by(self, at: float) -> None:
+        self._decide_at = at if self._decide_at is None else min(at, self._decide_at)
+
+    def _refusal(self, hello: Hello) -> Refuse | None:
+        if hello.uid != self.job.uid:
+            return Refuse(hello.incarnation, "this is another job's coordinator", for_good=False)
+        if hello.attempt > self.job.attempt:
+            return Refuse(hello.incarnation, "this coordinator is of an older attempt", for_good=False)
+        if hello.attempt < self.job.attempt:
+            return Refuse(hello.incarnation, f"attempt {self.job.attempt} has begun", for_good=True)
+        if hello.incarnation in self._replaced:
+            return Refuse(hello.incarnation, "a newer pod has taken its place", for_good=True)
+        if hello.replica not in range(self.job.replicas):
+            why = f"replica {hello.replica} of {self.job.replicas}: sizes differ between the pods"
+            return Refuse(hello.incarnation, why, for_good=True)
+        return None
+
+    def _lose(self, replica: int) -> None:
+        """The replica's ranks are out of reach, whatever they do."""
+        if self.agents.pop(replica, None) is None:
+            return
+        self.stopping.discard(replica)
+        self._healable -= set(self.job.ranks_of(replica))
+        self._decide_at = None
+        self._last_incident, self._incident = self._incident, {}
+        self.is_formed = False
+
+    def _form(self) -> list[Action]:
+        if self.missing or self.is_formed or self.is_over:
+            return []
+        # Who is done cannot hand over what it knew: then all begin again from the newest checkpoint.
+        self._kept = frozenset() if self._done else frozenset(self._healable)
+        self._healable = set(self._kept)
+        self._ready, self._done, self._gone = set(), set(), set()
+        self.memory = replace(self.memory, generation=self.memory.generation + 1)
+        self.is_formed = True
+        return [Form(self.memory.generation, self._kept)]
+
+    def _over(self, culprit: Ending | None) -> list[Action]:
+        self.is_over = True
+        return [End(culprit)]
+
+    def _counts(self, culprit: Ending) -> bool:
+        """A survivor that dies before it is back in line belongs to the fault that is being healed."""
+        return culprit.rank not in self._kept or culprit.rank in self._ready
+
+    def _is_spent(self, culprit: Ending) -> bool:
+        if not self._counts(culprit):
+            return False
+        stuck = self.memory.best_step is not None and not self._has_grown()
+        return self.memory.in_place >= self.budget.restarts or (
+            stuck and self.memory.without_progress >= self.budget.without_progress
+        )
+
+    def _has_grown(self) -> bool:
+        best, before = self.memory.best_step, self._best_at_fault
+        return best is not None and (before is None or best > before)
+
+    def _counted(self) -> Memory:
+        row = 0 if self._has_grown() else self.memory.without_progress
+        self._best_at_fault = self.memory.best_step
+        return replace(self.memory, in_place=self.memory.in_place + 1, without_progress=row + 1)
+
+    def _blame(self, incident: dict[int, Ending], ending: Ending) -> None:
+        if ending.failed and incident:
+            incident[ending.rank] = ending
+            self.failure = first_cause(incident.values())

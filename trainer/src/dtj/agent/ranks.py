@@ -1,0 +1,171 @@
+"""The ranks of this node: forked, read, signalled, buried and, where asked, forked again.
+
+It knows processes and pipes; which rank is to run when is `launch.py`'s business.
+"""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dtj.agent import rank as rank_process
+from dtj.agent.child import Child
+from dtj.agent.report import Ending
+from dtj.agent.screen import Screen
+
+# A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """What the ranks' owner wants to hear of.
+
+    started   (child) it was forked
+    reported  (child, fields) whatever it says of itself
+    ended     (child) it is buried, its last lines are shown
+    """
+
+    started: Callable[[Child], None]
+    reported: Callable[[Child, dict[str, Any]], None]
+    ended: Callable[[Child], None]
+
+
+class Ranks:
+    """At most one process a rank; the newest is what counts."""
+
+    def __init__(
+        self,
+        program: rank_process.Program,
+        *,
+        threads: int,
+        as_json: bool,
+        shown: frozenset[int] | None,
+        selector: selectors.BaseSelector,
+        screen: Screen,
+        events: Events,
+    ) -> None:
+        self._program = program
+        self._threads = threads
+        self._as_json = as_json
+        self._shown = shown
+        self._selector = selector
+        self._screen = screen
+        self._events = events
+        self.newest: dict[int, Child] = {}
+        self._waiting: dict[
+            int, tuple[dict[str, str], int]
+        ] = {}  # rank -> what to start once the old one is gone
+        self._kill_at: float | None = None
+
+    def living(self) -> list[Child]:
+        """Those whose process has not been buried."""
+        return [child for child in self.newest.values() if child.ending is None]
+
+    def endings(self) -> list[Ending]:
+        """How the newest process of each rank ended, where it did."""
+        return [child.ending for child in self.newest.values() if child.ending]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._kill_at
+
+    def start(self, rank: int, env: dict[str, str], *, generation: int) -> None:
+        """Fork the rank, once a process of its that still lives has been ended."""
+        old = self.newest.get(rank)
+        if old and old.ending is None:
+            self._waiting[rank] = (env, generation)
+            self._end(old)
+            return
+        child = Child.fork(
+            self._program,
+            env=env,
+            generation=generation,
+            threads=self._threads,
+            as_json=self._as_json,
+            inherited=[key.fd for key in self._selector.get_map().values()],
+        )
+        self.newest[rank] = child
+        self._events.started(child)
+        for fd in child.streams:
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(child, fd))
+        self._selector.register(child.reports, selectors.EVENT_READ, lambda: self._on_reports(child))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every rank."""
+        for child in self.living():
+            child.signal(number)
+
+    def kill(self) -> None:
+        """Every rank and all that they started; nothing waits to be started any more."""
+        self._waiting.clear()
+        for child in self.living():
+            child.kill()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            for rank in self._waiting:
+                self.newest[rank].kill()
+
+    def reaped(self, pid: int, code: int) -> None:
+        """A child of the agent ended; nothing happens where it was no rank."""
+        for child in self.living():
+            if child.pid == pid:
+                self._bury(child, code)
+
+    def _end(self, child: Child) -> None:
+        """Make place. Programs of dtj have nothing to lose (a checkpoint is whole or not there)."""
+        if child.uses_dtj:
+            child.kill()
+        else:
+            child.signal(signal.SIGTERM, on_behalf_of_agent=True)
+            self._kill_at = self._kill_at or time.monotonic() + _PATIENCE_S
+
+    def _bury(self, child: Child, code: int) -> None:
+        child.sweep()
+        for fd in child.streams:
+            if fd in self._selector.get_map():
+                self._show(child, fd, child.last_lines(fd))
+                self._forget(fd)
+        if child.reports in self._selector.get_map():
+            self._on_reports(child)
+        if child.reports in self._selector.get_map():
+            self._forget(child.reports)
+        child.bury(code)
+        self._events.ended(child)
+        if child.rank in self._waiting:
+            env, generation = self._waiting.pop(child.rank)
+            self.start(child.rank, env, generation=generation)
+
+    def _on_output(self, child: Child, fd: int) -> None:
+        text, is_over = child.read_lines(fd)
+        self._show(child, fd, text)
+        if is_over:
+            self._forget(fd)
+
+    def _on_reports(self, child: Child) -> None:
+        reports, is_over = child.read_reports()
+        for fields in reports:
+            self._events.reported(child, fields)
+        if is_over:
+            self._forget(child.reports)
+
+    def _forget(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _show(self, child: Child, fd: int, text: bytes) -> None:
+        if text and (self._shown is None or child.rank in self._shown):
+            self._screen.write(child.streams[fd][0], text)
+
+
+def soonest(times: Iterable[float | None]) -> float | None:
+    """Seconds from now until the first of these times of time.monotonic(), None where there is none."""
+    known = [at for at in times if at is not None]
+    return max(0.0, min(known) - time.monotonic()) if known else None

@@ -1,0 +1,69 @@
+"""The key-value store in which the ranks of one generation find each other.
+
+Each generation has a store of its own, on a port of its own: no key of an earlier one can be mistaken, and a
+rank that still waits in an earlier one is woken by its end. It is a process of its own because its server is
+a thread, and the agent, which forks ranks, has none.
+"""
+
+import contextlib
+import os
+import signal
+from typing import Self
+
+from dtj.agent.rank import detach, signals_blocked
+
+_READY_TIMEOUT_S = 30.0
+
+
+class Store:
+    """The agent's end of it."""
+
+    def __init__(self, pid: int, port: int) -> None:
+        self.pid = pid
+        self.port = port
+
+    @classmethod
+    def start(cls) -> Self:
+        """Fork the process and wait, some milliseconds, until it listens."""
+        read, write = os.pipe()
+        with signals_blocked():
+            pid = os.fork()
+            if pid == 0:
+                os.close(read)
+                _serve(write)
+        os.close(write)
+        with os.fdopen(read) as answer:
+            port = answer.readline()
+        if not port:
+            raise OSError("the store for the rendezvous did not start")
+        return cls(pid, int(port))
+
+    def stop(self) -> None:
+        """End the process and bury it."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def _serve(write: int) -> None:
+    try:
+        detach()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        import torch.distributed as dist  # noqa: PLC0415 - imported by the agent before the fork
+
+        from dtj.world import choose_store  # noqa: PLC0415
+
+        choose_store()
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "0.0.0.0",
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            use_libuv=os.environ.get("USE_LIBUV") != "0",
+        )
+        os.write(write, b"%d\n" % store.port)
+        os.close(write)
+        while True:
+            signal.pause()
+    finally:
+        os._exit(0)
