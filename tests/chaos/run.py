@@ -21,10 +21,11 @@ import aiohttp
 
 from tests.chaos.clock import Clock
 from tests.chaos.deeds import DEEDS, Chaos
+from tests.chaos.invariants import controller
 from tests.chaos.witness import Witness, watching
 from tests.integration import api as rest
 from tests.integration import kubelet as kubelets
-from tests.integration.api import JOBS, ApiError
+from tests.integration.api import JOBS, PODS, ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import runs
 from tests.integration.operator import process
@@ -76,6 +77,7 @@ async def run(
         stage.brutal = brutal
         await wreak(stage, result, faults, jobs)
         await stage.relent()
+        await collect_garbage(stage)
         result.violations += await settled(witness, "after the faults")
         await finish_all(stage)
         result.violations += await settled(witness, "after all pods were done")
@@ -108,6 +110,19 @@ async def alive(stage: Chaos) -> int:
     """Return how many jobs are not over."""
     found = await stage.api.items(JOBS.format(stage.namespace))
     return sum(job.get("status", {}).get("phase") not in ("Succeeded", "Failed") for job in found)
+
+
+async def collect_garbage(stage: Chaos) -> None:
+    """Do what Kubernetes' garbage collector would: there is none here.
+
+    It takes only what the operator cannot see: pods that somebody took the label off, whose job was deleted
+    before it could look. Any other orphan is the operator's, and stays for the witness.
+    """
+    jobs = {job["metadata"]["uid"] for job in await stage.api.items(JOBS.format(stage.namespace))}
+    for pod in await stage.api.items(PODS.format(stage.namespace)):
+        meta = pod["metadata"]
+        if "dtj.dev/job-name" not in meta.get("labels", {}) and controller(pod).get("uid") not in jobs:
+            await stage.api.delete(stage.path(PODS, meta["name"]), gracePeriodSeconds=0)
 
 
 async def finish_all(stage: Chaos) -> None:
