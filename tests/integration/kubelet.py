@@ -88,7 +88,7 @@ class Kubelet:
         if "deletionTimestamp" in meta:
             if name not in self.holds:
                 await self.let_go(name, meta["uid"])
-        elif self.starts and pod["status"].get("phase", "Pending") == "Pending":
+        elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not without_room(pod):
             await self.start(name, placed="nodeName" in pod["spec"])
 
     async def start(self, name: str, *, placed: bool = False) -> None:
@@ -166,6 +166,12 @@ class Kubelet:
 def runs(pod: Json) -> bool:
     """Whether a pod runs and is not being deleted."""
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def without_room(pod: Json) -> bool:
+    """Whether a test has said, as the scheduler would, that a pod fits nowhere."""
+    conditions = pod["status"].get("conditions", ())
+    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
 
 
 def container(pod: Json, *, ready: bool, state: Json) -> Json:
