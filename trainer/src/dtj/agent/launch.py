@@ -94,6 +94,7 @@ class _Agent:
         self._dialer: Dialer | None = None
         self._server: Server | None = None
         self._asked_to_stop = 0
+        self._stop_signal = signal.SIGTERM
         self._said = ""
         self._is_over = False
         self._culprit: Ending | None = None  # of the whole job
@@ -197,6 +198,7 @@ class _Agent:
     def _forward(self, number: signal.Signals) -> None:
         """Once politely; a second Ctrl-C is from someone in a hurry."""
         self._asked_to_stop += 1
+        self._stop_signal = number
         self._status.state = "Stopping"
         self._tell({"stopping": True})
         if self._asked_to_stop > 1 and number == signal.SIGINT:
@@ -401,6 +403,8 @@ class _Agent:
             self._coordinator.close()
         if self._server:
             self._server.stop()
+        if not endings:  # asked to stop before anything was started
+            return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
 
 
@@ -416,6 +420,8 @@ def _headline(child: Child, ending: Ending) -> str:
 def _warm(nthreads: int) -> None:
     """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
+    # torch asks for the name of every address that it connects to: a lost packet shall cost 1 s, not 5.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
     _find_temporary_folder()
     for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
         importlib.import_module(name)
