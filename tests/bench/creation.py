@@ -1,4 +1,4 @@
-"""Jobs applied -> all pods created, deleted -> all gone, in turns with a bare loop that posts the same."""
+"""Jobs applied -> all pods there, deleted -> all gone, in turns with a bare loop that posts the same pods."""
 
 from __future__ import annotations
 

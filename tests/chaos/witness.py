@@ -86,7 +86,7 @@ class Witness:
         here = {item["metadata"]["uid"] for item in listed["items"]}
         last = {uid: event for uid, event in self._latest.items() if event.kind == kind}
         for uid, event in last.items():
-            if event.type != "DELETED" and uid not in here:
+            if uid not in here:
                 meta = {**event.object["metadata"], "resourceVersion": listed["metadata"]["resourceVersion"]}
                 await self._add(Event(kind, "DELETED", {**event.object, "metadata": meta}))
         for item in listed["items"]:
@@ -94,7 +94,10 @@ class Witness:
 
     async def _add(self, event: Event) -> None:
         self.events.append(event)
-        self._latest[event.uid] = event
+        if event.type == "DELETED":
+            self._latest.pop(event.uid, None)
+        else:
+            self._latest[event.uid] = event
         async with self._changed:
             self._changed.notify_all()
 

@@ -79,6 +79,10 @@ class FaultProxy:
         """Have these happen."""
         self._faults.extend(faults)
 
+    def clear(self) -> None:
+        """Have nothing more happen."""
+        self._faults.clear()
+
     def cut_watches(self) -> int:
         """Break every open watch in the middle and return how many there were."""
         watches, self._watches = self._watches, set()

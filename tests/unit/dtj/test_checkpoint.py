@@ -22,6 +22,7 @@ STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
 
 def commit(run: Path, *steps: int) -> None:
     for step in steps:
+        save.prepare(run, step)
         save.commit(run, step, STATE | {"step": step})
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
-from dtj.data.feed import Feed, Pair, fetch
+from dtj.data.feed import Cut, Feed, Pair, fetch
 from dtj.errors import RecipeError
 from dtj.world import World
 
@@ -25,7 +25,7 @@ def feed(
         global_batch=batch,
         world=World(rank=rank, size=size),
         device=CPU,
-        micro_batch=micro,
+        cut=Cut(micro_batch=micro),
         seed=0,
         shuffle=True,
     )

@@ -35,8 +35,10 @@ def test_public_verbs_of_a_run() -> None:
     verbs = {name for name in vars(dtj.Run) if not name.startswith("_")}
     assert verbs == {
         "backward",
+        "clip",
         "data",
         "evaluate",
+        "keep_best",
         "log",
         "parallel",
         "rank",
@@ -50,10 +52,22 @@ def test_public_verbs_of_a_run() -> None:
 def test_commands_and_flags() -> None:
     common = {
         *(
+            "--async-save",
             "--checkpoint",
+            "--compile",
+            "--compress",
+            "--keep",
             "--log",
             "--log-every",
+            "--max-restarts",
+            "--mesh",
             "--micro-batch",
+            "--parallel",
+            "--precision",
+            "--recompute",
+            "--sync",
+            "--tf32",
+            "--weights",
             "--nproc",
             "--port",
             "--ranks",
@@ -66,7 +80,11 @@ def test_commands_and_flags() -> None:
         name: {option for p in command.params if isinstance(p, click.Option) for option in p.opts}
         for name, command in commands.items()
     }
-    assert flags == {"run": common | {"-m", "--module"}, "train": common | {"-h", "--help"}}
+    assert flags == {
+        "run": common | {"-m", "--module"},
+        "train": common | {"-h", "--help"},
+        "export": {"--part"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,27 @@ _FLAGS = [
         "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
     ),
     click.option(
+        "--weights",
+        type=click.Path(dir_okay=False),
+        help="Begin with these weights: .safetensors, or .pt with a state_dict.",
+    ),
+    click.option("--keep", type=click.IntRange(min=2), help="Newest checkpoints to keep. [default: 2]"),
+    click.option("--async-save", is_flag=True, help="Write checkpoints in the background."),
+    click.option(
+        "--parallel",
+        type=click.Choice(list(settings.STRATEGIES)),
+        help="How ranks share the work. [default: ddp]",
+    ),
+    click.option("--mesh", metavar="AXIS=SIZE,...", help="Sizes of its axes, e.g. tp=2. [default: derived]"),
+    click.option(
+        "--precision", type=click.Choice(settings.PRECISIONS), help="Of forward and backward. [default: fp32]"
+    ),
+    click.option("--sync", metavar="every|local:K|postlocal:K|diloco:K|stale:K", help="When ranks exchange."),
+    click.option("--compress", metavar="bf16|fp16|powersgd[:RANK]|topk[:PERCENT]", help="Smaller gradients."),
+    click.option("--tf32", is_flag=True, help="Faster, less exact float32 matrix products on CUDA."),
+    click.option("--compile", is_flag=True, help="torch.compile the model."),
+    click.option("--recompute", is_flag=True, help="Keep fewer activations; compute them again in backward."),
+    click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
         help="Failed ranks are restarted in place so often. [default: what the pod says, else 0]",
@@ -128,6 +149,19 @@ def _train(
     return _launch(program.recipe(target, words), flags)
 
 
+@_dtj.command("export")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--part", default="model", help="Which of the parts that run.state named. [default: model]")
+def _export(source: Path, target: Path, part: str) -> int:
+    """Write a model's weights from a checkpoint into one file: .safetensors, or .pt for torch.load."""
+    from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
+
+    count = weights.export(source, target, part=part)
+    click.echo(f"{target}: {count} tensors")
+    return 0
+
+
 def _launch(what: Program, flags: Mapping[str, Any]) -> int:
     os.environ.update(_environment(flags))
     placement = Placement.read(os.environ, nproc=flags["nproc"])
@@ -141,10 +175,25 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.SAVE_EVERY: flags["save_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
+        settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
+        settings.KEEP: flags["keep"],
+        settings.ASYNC_SAVE: _switch(flags["async_save"]),
+        settings.PARALLEL: flags["parallel"],
+        settings.MESH: flags["mesh"],
+        settings.PRECISION: flags["precision"],
+        settings.SYNC: flags["sync"],
+        settings.COMPRESS: flags["compress"],
+        settings.TF32: _switch(flags["tf32"]),
+        settings.COMPILE: _switch(flags["compile"]),
+        settings.RECOMPUTE: _switch(flags["recompute"]),
         contract.CHECKPOINT_DIR: flags["checkpoint_dir"] and Path(flags["checkpoint_dir"]).resolve(),
         contract.RESUME_DIR: flags["resume_dir"] and Path(flags["resume_dir"]).resolve(),
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _switch(on: bool) -> str | None:
+    return "1" if on else None
 
 
 def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:

@@ -26,13 +26,18 @@ def train(recipe: Recipe) -> None:
 
     for batch in run.steps(steps):
         loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
+        if recipe.clip is not None:
+            run.clip(recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
         if schedule:
             schedule.step()
         run.log(loss=loss)
         if batch.ends_epoch and recipe.held_out is not None:
-            run.log(**{recipe.metric: evaluate(run, model, recipe)}, now=True)
+            score = evaluate(run, model, recipe)
+            run.log(**{recipe.metric: score}, now=True)
+            if recipe.best:
+                run.keep_best(score if recipe.best == "highest" else -score)
 
     if recipe.held_out is not None:
         run.say(f"done: {run.step} steps, held-out {recipe.metric} {evaluate(run, model, recipe):.4f}")

@@ -34,9 +34,11 @@ class Recipe:
     optimizer     parameters -> optimizer
     global_batch  samples of one step over all ranks
     epochs        passes over the data
+    clip          largest norm that the gradients of a step may have; None lets them be
     schedule      (optimizer, steps in all) -> schedule, stepped once a step; None keeps the rate
     held_out      data set to evaluate on after each epoch; None evaluates nothing
     score         (model, micro-batch of k) -> (k,), averaged over held_out
+    best          "highest" or "lowest": the checkpoint with that score is kept besides the newest ones
     metric        name under which that average is logged
     sample        model -> text that shows what it has learned, printed at the end; called on every rank
     seed          of weights, data order and augmentation
@@ -48,9 +50,11 @@ class Recipe:
     optimizer: "Callable[[Iterable[nn.Parameter]], Optimizer]"
     global_batch: int
     epochs: int
+    clip: float | None = None
     schedule: "Callable[[Optimizer, int], LRScheduler] | None" = None
     held_out: Any = None
     score: "Callable[[nn.Module, Any], torch.Tensor] | None" = None
+    best: str | None = None
     metric: str = "accuracy"
     sample: "Callable[[nn.Module], str] | None" = None
     seed: int = 0

@@ -11,6 +11,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,19 +21,25 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from dtj import random_state
+from dtj.checkpoint import weights
 from dtj.checkpoint.keeper import Keeper, Stateful
+from dtj.choose import choose
 from dtj.contract import EXIT_PEER_LOST, EXIT_SIGNAL, EXIT_STOPPED
 from dtj.data import order
-from dtj.data.feed import Batch, Collate, Feed, fetch, length_of
+from dtj.data.feed import Batch, Collate, Cut, Feed, fetch, length_of
 from dtj.errors import RecipeError, Stopped
 from dtj.heal import NOWHERE, Place, Reunion
-from dtj.parallel import ddp
+from dtj.parallel.layout import lay_out
+from dtj.parallel.strategy import Strategy, blocks
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
+from dtj.step import memory
+from dtj.step.precision import Precision
 from dtj.stop import StopFlag
 from dtj.team import Team
 from dtj.watch import channel, pulse
 from dtj.watch.diary import Diary
+from dtj.watch.finite import FiniteWatch
 from dtj.world import World, choose_device
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -54,14 +62,28 @@ def init(
     """
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
+    layout = lay_out(settings.parallel, settings.mesh, world)
     chosen = choose_device(world, wish=device)
+    precision = Precision(settings.precision, chosen)
+    strategy = choose(settings, layout, chosen, half=precision.half)
+    strategy.autocast = precision.autocast
     stop = StopFlag()
-    team = Team(world, chosen, stop)
+    team = Team(world, chosen, stop, in_place=strategy.heals)
     team.open()
     atexit.register(team.close)
     stop.install()
     random_state.seed(seed)
-    return Run(world=world, device=chosen, team=team, settings=settings, stop=stop, seed=seed)
+    if settings.tf32:
+        torch.set_float32_matmul_precision("high")
+    return Run(
+        world=world,
+        team=team,
+        settings=settings,
+        stop=stop,
+        seed=seed,
+        strategy=strategy,
+        precision=precision,
+    )
 
 
 class Run:
@@ -71,14 +93,15 @@ class Run:
         self,
         *,
         world: World,
-        device: torch.device,
         team: Team,
         settings: Settings,
         stop: StopFlag,
         seed: int,
+        strategy: Strategy,
+        precision: Precision,
     ) -> None:
         self.world = world
-        self.device = device
+        self.device = strategy.device
         self.step = 0
         self._team = team
         self._reunion = Reunion()
@@ -87,16 +110,27 @@ class Run:
         self._settings = settings
         self._stop = stop
         self._seed = seed
+        self._strategy = strategy
+        self._precision = precision
         self._models: list[nn.Module] = []
         self._feed: Feed | None = None
         self._diary: Diary | None = None
         self._pulse = pulse.Pulse(team.control)
+        self._finite = FiniteWatch(self.device)
         self._pulsed = (0, 0.0)  # step and time of the last one
         self._next_pulse = 0
         self._unsettled = False
+        self._save_due = False
         self._keeper = Keeper(
-            settings=settings, world=world, group=team.control, clock=time.monotonic, say=self.say
+            settings=settings,
+            world=world,
+            strategy=strategy,
+            group=team.control,
+            clock=time.monotonic,
+            say=self.say,
         )
+        if precision.scales:
+            self._keeper.extras["precision"] = precision
 
     @property
     def rank(self) -> int:
@@ -109,8 +143,15 @@ class Run:
         return self.world.size
 
     def parallel(self, model: Module) -> Module:
-        """The model on this rank's device, its gradients averaged with those of the other ranks."""
-        wrapped = ddp.wrap(model, world=self.world, device=self.device, is_healing=self._team.is_healing)
+        """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh)."""
+        if self._settings.weights and not self._models:
+            weights.assign(model, Path(self._settings.weights))
+        layers = blocks(model)
+        if self._settings.recompute:
+            memory.recompute(layers or [model])
+        if self._settings.compile:
+            memory.compile_in_place(layers or [model])
+        wrapped = self._strategy.wrap(model, is_healing=self._team.is_healing)
         self._models.append(wrapped)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
 
@@ -128,9 +169,13 @@ class Run:
         self._feed = Feed(
             dataset,
             global_batch=global_batch,
-            world=self.world,
+            world=replace(self.world, rank=self._data_rank, size=self._data_size),
             device=self.device,
-            micro_batch=self._settings.micro_batch,
+            cut=Cut(
+                micro_batch=self._settings.micro_batch,
+                in_lockstep=self._strategy.in_lockstep,
+                pipelined=self._strategy.pipelined,
+            ),
             seed=self._seed,
             shuffle=shuffle,
             collate=collate,
@@ -142,7 +187,12 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
-        self._keeper.parts = {n: ddp.unwrap(p) if isinstance(p, nn.Module) else p for n, p in parts.items()}
+        self._keeper.parts = {
+            name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
+            for name, part in parts.items()
+        }
+        if self._strategy.extra:
+            self._keeper.extras["sync"] = self._strategy.extra
         if not self._keeper.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._team.is_healing and self._compare():
@@ -150,7 +200,7 @@ class Run:
         restored = self._keeper.restore()
         if restored is not None:
             self.step = restored
-            self._unsettled = self.size > 1
+            self._unsettled = self._strategy.settles
         self._is_whole = True
 
     def steps(self, total: int) -> Iterator[Batch]:
@@ -170,6 +220,7 @@ class Run:
             samples=feed.position,
         )
         self._pulsed = (self.step, time.monotonic())
+        self._strategy.begin(self.step, total)
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._hold()
         while True:
@@ -189,7 +240,8 @@ class Run:
                 except RuntimeError as error:
                     self._heal(error)
         if not self._is_behind:
-            self._keeper.save(self.step)
+            self._conclude()
+            self._keeper.save(self.step, last=True)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -200,14 +252,30 @@ class Run:
 
         def act() -> torch.Tensor:
             if self._unsettled:
-                step_backward.settle(loss_of, batch, models=self._models, device=self.device)
+                step_backward.settle(loss_of, batch, models=self._models, strategy=self._strategy)
                 self._unsettled = False
-            return step_backward.backward(loss_of, batch, models=self._models, size=self.size)
+            loss = step_backward.backward(
+                loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
+            )
+            if self._precision.scales:
+                self._precision.unscale(self._parameters(), all_finite=self._all_finite)
+            return loss
 
-        before = step_backward.Before(self._models, self.device) if self._team.can_heal else None
-        return self._together(
+        before = step_backward.Before(self._models, self._strategy) if self._team.can_heal else None
+        loss = self._together(
             act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
         )
+        self._finite.note(loss, self.step + 1)
+        return loss
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients down where their norm, over all ranks and parameters, exceeds max_norm.
+
+        Called after `backward`, when they are the mean over the global batch: clipping each rank's own part
+        first would give another result for every number of ranks.
+        Returns () the norm before, on the device: log it.
+        """
+        return self._strategy.clip(self._parameters(), max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
@@ -236,25 +304,40 @@ class Run:
         batch  samples that a rank works on at once
         Returns the same number on every rank.
         """
-        mine = torch.arange(length_of(dataset))[order.share(len(dataset), rank=self.rank, size=self.size)]
+        share = order.share(length_of(dataset), rank=self._data_rank, size=self._data_size)
+        mine = torch.arange(len(dataset))[share]
+        rounds = -(-len(dataset) // (self._data_size * batch))  # the same on all ranks: forward may need them
 
         def act() -> float:
-            sums = []
-            with ddp.evaluating(self._models), torch.no_grad():
-                for some in torch.split(mine, batch):
-                    found = score(fetch(dataset, some.numpy(), device=self.device, collate=collate))
-                    if found.numel() != len(some) and len(some):
+            scores = torch.zeros((), dtype=torch.float64, device=self.device)
+            with self._strategy.evaluating(self._models), torch.no_grad(), self._precision.autocast():
+                for first in range(0, rounds * batch, batch):
+                    some = mine[first : first + batch]
+                    indices = (
+                        some if len(some) else torch.zeros(1, dtype=torch.int64)
+                    )  # a stand-in, not counted
+                    found = score(fetch(dataset, indices.numpy(), device=self.device, collate=collate))
+                    if found.numel() != len(indices):
                         raise RecipeError(
-                            f"the score of {len(some)} samples has shape {tuple(found.shape)}",
+                            f"the score of {len(indices)} samples has shape {tuple(found.shape)}",
                             fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
                         )
-                    sums.append(found.sum())
-            total = torch.tensor([sum(float(s) for s in sums), len(mine)], dtype=torch.float64)
-            if self._team.control is not None:
+                    if len(some):
+                        scores += found.sum()
+            total = torch.tensor([float(scores), len(mine)], dtype=torch.float64)
+            if self._team.control is not None:  # ranks that split one model count the same samples: no harm
                 dist.all_reduce(total, group=self._team.control)
             return float(total[0] / total[1])
 
         return self._together(act, undo=None, stand_in=math.nan)
+
+    def keep_best(self, score: float) -> None:
+        """Commit the state after this step, and keep it besides the newest, if no score was higher so far.
+
+        score  the same on every rank, say of `evaluate`; give its negative where less is better
+        """
+        if not self._is_behind and self._keeper.offer(score):
+            self._save_due = True
 
     def say(self, message: str) -> None:
         """Print a line for people, once for all ranks."""
@@ -263,10 +346,18 @@ class Run:
 
     def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
         channel.step(self.step)
-        agreed = self._hear(diary)
-        if not agreed.stop and (agreed.save or self._keeper.is_due(self.step)):
+        self._strategy.after_step(self.step)
+        agreed = pulse.Agreement()
+        if self.step > self._pulsed[0] + self._strategy.slack:
+            agreed = self._hear(diary)
+        if agreed.broken:
+            self._check_finite()
+        self._save_due = self._save_due or agreed.save or self._keeper.is_due(self.step)
+        if self._save_due and not agreed.stop and self._strategy.is_together(self.step):
+            self._save_due = False
+            self._check_finite()
             self._keeper.save(self.step)
-        if self.step >= self._next_pulse or diary.is_due or agreed.stop:
+        if not self._pulse.is_under_way and (self.step >= self._next_pulse or diary.is_due or agreed.stop):
             self._send(diary, epoch)
         if is_last or agreed.stop:  # the last words are not left in the air
             self._hear(diary)
@@ -282,6 +373,7 @@ class Run:
                 stop=bool(self._stop),
                 save=self._keeper.wants_save(),
                 log=diary.wants_line(),
+                broken=self._finite.has_seen_one(),
                 pause=pause if self.rank == 0 else 0,
                 values=diary.end(self.step, samples=self._need_feed().position, epoch=epoch),
             )
@@ -298,17 +390,42 @@ class Run:
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
-        folder = self._keeper.save(self.step)
-        if self._team.control is not None:
-            dist.barrier(
-                group=self._team.control
-            )  # no rank may claim a checkpoint that rank 0 has not committed
+        self._conclude()
+        folder = self._keeper.save(self.step, last=True)
+        if self._team.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
+            dist.barrier(group=self._team.control)
         channel.send({"step": self.step})
         if folder is None:
             self.say(f"stopped at step {self.step}; nothing was saved")
             raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
         self.say(f"stopped at step {self.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
+
+    def _conclude(self) -> None:
+        """Before the last save: ranks that went on by themselves meet, and nothing broken is saved."""
+        self._strategy.after_step(self.step, force=True)
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        self._finite.check(self._team.control, size=self.size, saved=self._keeper.saved_step)
+
+    @property
+    def _data_rank(self) -> int:
+        return self._strategy.layout.data_rank
+
+    @property
+    def _data_size(self) -> int:
+        return self._strategy.layout.data_size
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for model in self._models for p in model.parameters()]
+
+    def _all_finite(self, mine: torch.Tensor) -> bool:
+        if self.size == 1:
+            return bool(mine)
+        worst = mine.to(torch.uint8)
+        dist.all_reduce(worst, op=dist.ReduceOp.MIN)
+        return bool(worst)
 
     def _need_feed(self) -> Feed:
         if self._feed is None:
@@ -361,8 +478,7 @@ class Run:
         while True:
             self._team.reform(error)
             try:
-                for model in self._models:
-                    ddp.relay(model)
+                self._strategy.relay(self._models)
                 self._pulse = pulse.Pulse(self._team.control)
                 self._unsettled = self.step > 0
                 if self._diary:

@@ -30,15 +30,17 @@ class Team:
 
     control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
                 messages; None where the world has one process
+    in_place    every rank holds the whole state, so that a lost one can be replaced
     is_healing  other ranks hold the run in memory: nothing may be exchanged before `compare` of heal.py
     """
 
-    def __init__(self, world: World, device: torch.device, stop: StopFlag) -> None:
+    def __init__(self, world: World, device: torch.device, stop: StopFlag, *, in_place: bool) -> None:
         self.control: dist.ProcessGroup | None = None
         self.is_healing = False
         self._world = world
         self._device = device
         self._stop = stop
+        self._in_place = in_place
         self._orders: orders.Orders | None = None
         self._generation = 0
         self._timeout = _CONNECT_TIMEOUT
@@ -47,7 +49,7 @@ class Team:
     @property
     def can_heal(self) -> bool:
         """A lost peer can be replaced while this process goes on; NCCL's state does not survive it."""
-        return self._orders is not None and self._device.type == "cpu"
+        return self._in_place and self._orders is not None and self._device.type == "cpu"
 
     def open(self) -> None:
         """Join the other ranks, however long they take to come."""

@@ -21,11 +21,15 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The place of this process among all of them. Nothing set means a laptop: one process."""
+    """The place of this process among all of them. Nothing set means a laptop: one process.
+
+    local_size  processes of this node
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
@@ -53,7 +57,8 @@ class World:
                     f"{contract.WORLD_SIZE} is {size}, but {' and '.join(missing)} not set: where to meet?",
                     fix="start the script with `dtj run`, or set where rank 0 listens",
                 )
-        return cls(rank=rank, size=size, local_rank=local_rank)
+        local_size = _number(env, contract.LOCAL_WORLD_SIZE, default=1)
+        return cls(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 
 def _number(env: Mapping[str, str], name: str, *, default: int | None = None) -> int:

@@ -359,4 +359,9 @@ def _lost_at(where: Snapshot | Gone, pod: PodView, after_s: int) -> float | None
         return None
     view = nodes.get(pod.node)
     since = view.not_ready_since if view is not None else where.gone_since.get(pod.node)
-    return None if since is None else since + after_s
+    if since is None:
+        return None
+    placed = pod.condition("PodScheduled")
+    # A pod that tolerates such nodes may come to one; it has its time too, or it would be replaced in a loop.
+    came = placed.since if placed is not None and placed.since is not None else since
+    return max(since, came) + after_s

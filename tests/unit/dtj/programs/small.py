@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import dtj
-from dtj.parallel import ddp
+from dtj.parallel.ddp import unwrap
 
 OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
@@ -131,7 +131,7 @@ def main() -> None:
                     time.sleep(0.005)
     if run.rank == 0:
         torch.save(
-            {"model": ddp.unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"
+            {"model": unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"
         )
 
 

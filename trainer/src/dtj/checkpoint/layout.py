@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 STATE_FILE = "state.pt"
+SHARDS = "shards"
 # The newest may turn out unreadable (a dying disk); then there is one before it.
 KEEP = 2
 _COMMITTED = re.compile(r"step-(0|[1-9]\d*)")
@@ -34,14 +35,16 @@ def newest_first(names: Iterable[str]) -> list[str]:
     return sorted((n for n in names if step_of(n) is not None), key=lambda n: step_of(n) or 0, reverse=True)
 
 
-def to_remove(names: Iterable[str], *, committed: int) -> list[str]:
+def to_remove(
+    names: Iterable[str], *, committed: int, keep: int = KEEP, best: int | None = None
+) -> list[str]:
     """What a save may delete once the checkpoint of step `committed` is there.
 
-    Older ones beyond KEEP, and leftovers. Ones of a later step too: this run began before them, so they were
-    found unreadable, and must not take the place of good ones.
+    Older ones beyond `keep`, but not the `best`; and leftovers. Ones of a later step too: this run began
+    before them, so they were found unreadable, and must not take the place of good ones.
     """
     names = list(names)
     leftovers = [n for n in names if n.startswith("step-") and n.endswith(".tmp")]
     unreadable = [n for n in newest_first(names) if (step_of(n) or 0) > committed]
     good = [n for n in newest_first(names) if n not in unreadable]
-    return unreadable + good[KEEP:] + leftovers
+    return unreadable + [n for n in good[keep:] if step_of(n) != best] + leftovers

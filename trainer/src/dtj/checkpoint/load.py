@@ -67,6 +67,22 @@ def parse(data: bytes) -> dict[str, Any]:
     return state
 
 
+def whole(folder: Path) -> dict[str, Any]:
+    """All of a committed checkpoint, on the CPU of one process, however many ranks wrote it."""
+    try:
+        state = parse((folder / layout.STATE_FILE).read_bytes())
+    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+        raise RecipeError(
+            f"{folder} is not a checkpoint: {error}", fix="name a folder step-N of a run"
+        ) from error
+    if not (folder / layout.SHARDS).exists():
+        return state
+    from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
+
+    parts = sharded.fill(state["parts"], folder, sharded.Places({}, keeps=lambda _: True))
+    return state | {"parts": parts}
+
+
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
     for name in layout.newest_first(_names(run_dir)):
         folder = run_dir / name

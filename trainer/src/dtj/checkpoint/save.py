@@ -1,12 +1,15 @@
 """State -> one committed checkpoint, or none: a crash at any point leaves the one before it.
 
-write step-N.tmp/state.pt, fsync it and its folder   nothing of this name is ever read
-rename step-N.tmp to step-N, fsync the run's folder  the commit: one atomic operation
-prune                                                 older ones are renamed to .tmp before they are deleted
+prepare  make step-N.tmp                                   nothing of this name is ever read
+write    state.pt and shards into it, fsync them
+commit   rename step-N.tmp to step-N, fsync the run's folder  one atomic operation
+prune    older ones are renamed to .tmp before they are deleted
 """
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +22,40 @@ from dtj.errors import CheckpointError, RecipeError
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
-def commit(run_dir: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write `state` as the checkpoint of `step` and return its folder.
+def prepare(run_dir: Path, step: int) -> Path:
+    """The empty folder to write into. Called by one process of the whole job, as all here."""
+    pending = run_dir / layout.pending_name_of(step)
+    with _explained(run_dir, step):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(pending, ignore_errors=True)
+        pending.mkdir()
+    return pending
 
-    Called by one process of the whole job. Raise CheckpointError where the disk does not take it.
+
+def commit(
+    run_dir: Path, step: int, state: dict[str, Any], *, keep: int = layout.KEEP, best: int | None = None
+) -> Path:
+    """Write `state` into the prepared folder, make it the checkpoint of `step`, and return that.
+
+    keep, best  how many to keep, and the step of one to keep besides
+    Raise CheckpointError where the disk does not take it; then nothing of it is left.
     """
     pending, final = run_dir / layout.pending_name_of(step), run_dir / layout.name_of(step)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+    with _explained(run_dir, step):
         _write(pending, state)
         if final.exists():  # it was found unreadable and its step was trained again
             _discard(final)
         pending.rename(final)
         _fsync(run_dir)
-        for name in layout.to_remove([child.name for child in run_dir.iterdir()], committed=step):
+        names = [child.name for child in run_dir.iterdir()]
+        for name in layout.to_remove(names, committed=step, keep=keep, best=best):
             _discard(run_dir / name)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {final} could not be written: {error.strerror or error}",
-            fix="check that the volume is mounted, writable for this user and has space",
-        ) from error
     return final
+
+
+def abandon(run_dir: Path, step: int) -> None:
+    """Give the space back that an unfinished checkpoint takes."""
+    shutil.rmtree(run_dir / layout.pending_name_of(step), ignore_errors=True)
 
 
 def check_loadable(value: Any, path: str) -> None:
@@ -59,13 +75,27 @@ def check_loadable(value: Any, path: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def _explained(run_dir: Path, step: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's writer hides the disk's error in a RuntimeError
+        abandon(run_dir, step)
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        raise CheckpointError(
+            f"checkpoint {run_dir / layout.name_of(step)} could not be written: {reason or error}",
+            fix="check that the volume is mounted, writable for this user and has space",
+        ) from error
+
+
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     with (folder / layout.STATE_FILE).open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    for shards in folder.glob(layout.SHARDS):
+        _fsync(shards)
     _fsync(folder)
 
 

@@ -43,6 +43,27 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How a rank's share of a global batch is cut into micro-batches.
+
+    micro_batch  samples of each but the last; None takes the whole share at once
+    in_lockstep  every rank has equally many, if need be with stand-ins that weigh nothing
+    pipelined    all of one size, at most micro_batch; where that is None, so many of them
+    """
+
+    micro_batch: int | None = None
+    in_lockstep: bool = False
+    pipelined: int | None = None
+
+    def size(self, share: int) -> int:
+        """Samples of a micro-batch out of `share`, at least 1."""
+        if self.pipelined is None:
+            return self.micro_batch or share
+        at_most = self.micro_batch or max(1, share // self.pipelined)
+        return next(size for size in range(min(at_most, share), 0, -1) if share % size == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """One global batch as seen from one rank; samples are fetched while it is iterated.
 
@@ -72,11 +93,12 @@ class Feed:
         global_batch: int,
         world: World,
         device: torch.device,
-        micro_batch: int | None,
+        cut: Cut,
         seed: int,
         shuffle: bool,
         collate: Collate = default_collate,
     ) -> None:
+        """world: who shares the samples; ranks that split one model between them count as one."""
         self.dataset = dataset
         self.length = length_of(dataset)
         if global_batch < 1:
@@ -88,7 +110,7 @@ class Feed:
         self.position = 0
         self._world = world
         self._device = device
-        self._micro_batch = micro_batch
+        self._cut = cut
         self._seed = seed
         self._shuffle = shuffle
         self._collate = collate
@@ -163,10 +185,14 @@ class Feed:
 
     def _split(self, mine: Indices, *, count: int, samples: int) -> Iterator[Part]:
         """Micro-batches of `count` own samples out of all `samples`; a stand-in for none weighs nothing."""
-        size = self._micro_batch or len(mine)
+        size = self._cut.size(len(mine))
         for first in range(0, len(mine), size):
             some = mine[first : first + size]
             yield Part(some, len(some) / samples if count else 0.0)
+        if self._cut.in_lockstep:
+            largest = -(-samples // self._world.size)
+            for _ in range(-(-len(mine) // size), -(-largest // self._cut.size(largest))):
+                yield Part(mine[:1], 0.0)
 
 
 def length_of(dataset: Any) -> int:

@@ -3,6 +3,7 @@
 Architecture and initialisation: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -61,12 +62,38 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(batch, length <= context) int64 -> (batch, length, vocabulary) logits."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        stream = self.token(tokens) + self.position(places)
+        stream = self._embed(tokens)
         for block in self.blocks:
             stream = block(stream)
+        return self._score(stream)
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        stream: torch.Tensor = self.token(tokens) + self.position(places)
+        return stream
+
+    def _score(self, stream: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(self.norm(stream))
         return logits
+
+    def pipeline_plan(self) -> list[tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]]:
+        """Forward as a chain of pieces, each with the modules that it uses."""
+        return [
+            (self._embed, [self.token, self.position]),
+            *((block, [block]) for block in self.blocks),
+            (self._score, [self.norm, self.head]),
+        ]
+
+    def tensor_plan(self, ranks: int) -> dict[str, str]:
+        """Which matrices can be cut by columns or rows for so many ranks: each gets whole heads."""
+        if self.shape.heads % ranks:
+            raise RecipeError(
+                f"{self.shape.heads} heads cannot be divided among tp={ranks}",
+                fix="change the number of heads, or --mesh tp=...",
+            )
+        columns = ("attention.query", "attention.key", "attention.value", "mlp.0")
+        cuts = dict.fromkeys(columns, "columns") | dict.fromkeys(("attention.out", "mlp.2"), "rows")
+        return {f"blocks.{n}.{path}": cut for n in range(len(self.blocks)) for path, cut in cuts.items()}
 
     def flops_per_token(self) -> float:
         """Floating point operations of forward and backward, recomputation not counted.

@@ -2,14 +2,88 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dtj.errors import RecipeError
-from dtj.world import World
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy, check_trainable
+
+
+class Hook(Protocol):
+    """What DDP calls for each bucket; paused, it only averages."""
+
+    paused: bool
+
+    def average(self, _state: Any, bucket: Any, /) -> "torch.futures.Future[torch.Tensor]": ...
+
+
+class DataParallel(Strategy):
+    """torch's DistributedDataParallel with weights of unequal shares (step/backward.py).
+
+    It lays its buckets anew after the first backward, so that sums round differently from then on.
+    """
+
+    settles = True
+    heals = True
+
+    def __init__(self, layout: Layout, device: torch.device, *, hook: Hook | None = None) -> None:
+        """hook: how a bucket of gradients is averaged (sync/compress.py); None sends it as it is."""
+        super().__init__(layout, device)
+        self._hook = hook
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """With rank 0's weights and synchronised gradients."""
+        check_trainable(model)
+        wrapped = Replica(model.to(self.device), device=self.device, init_sync=not is_healing)
+        if self._hook:
+            wrapped.register_comm_hook(None, self._hook.average)
+        return wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Without the `module.` prefix."""
+        return unwrap(model)
+
+    def relay(self, models: list[nn.Module]) -> None:
+        for model in models:
+            if isinstance(model, Replica):
+                model.relay()
+                if self._hook:
+                    model.register_comm_hook(None, self._hook.average)
+
+    @contextlib.contextmanager
+    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for model in models:
+                if isinstance(model, DistributedDataParallel):
+                    stack.enter_context(model.no_sync())
+            yield
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """What a hook remembers of gradients is left alone."""
+        if self._hook:
+            self._hook.paused = True
+        try:
+            yield
+        finally:
+            if self._hook:
+                self._hook.paused = False
+
+    @contextlib.contextmanager
+    def evaluating(self, models: list[nn.Module]) -> Iterator[None]:
+        """Like the others, and without DDP's own broadcast of buffers before each forward."""
+        wrapped = [m for m in models if isinstance(m, DistributedDataParallel)]
+        with super().evaluating(models):
+            for model in wrapped:
+                model.require_forward_param_sync = False
+            try:
+                yield
+            finally:
+                for model in wrapped:
+                    model.require_forward_param_sync = True
 
 
 class Replica(DistributedDataParallel):
@@ -33,62 +107,6 @@ class Replica(DistributedDataParallel):
         self.train(is_training)  # type: ignore[no-untyped-call]
 
 
-def wrap(model: nn.Module, *, world: World, device: torch.device, is_healing: bool) -> nn.Module:
-    """The model on its device; among several ranks with rank 0's weights and synchronised gradients.
-
-    is_healing  the others train already and will hand over their weights: exchange nothing now
-    """
-    model = model.to(device)
-    if world.size == 1:
-        return model
-    if not any(p.requires_grad for p in model.parameters()):
-        raise RecipeError(
-            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
-            fix="unfreeze a layer, or leave the model out of run.parallel",
-        )
-    return Replica(model, device=device, init_sync=not is_healing)
-
-
-def relay(model: nn.Module) -> None:
-    """After a change of process groups, before the next forward."""
-    if isinstance(model, Replica):
-        model.relay()
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module, whose state has no `module.` prefixes."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-@contextlib.contextmanager
-def without_sync(models: list[nn.Module]) -> Iterator[None]:
-    """Backward passes in here only add up locally."""
-    with contextlib.ExitStack() as stack:
-        for model in models:
-            if isinstance(model, DistributedDataParallel):
-                stack.enter_context(model.no_sync())
-        yield
-
-
-@contextlib.contextmanager
-def evaluating(models: list[nn.Module]) -> Iterator[None]:
-    """Evaluation mode, with rank 0's buffers on every rank and no collective in forward.
-
-    Ranks evaluate different numbers of batches, so DDP's own broadcast of buffers (batch norm's statistics)
-    before each forward would pair with the wrong message, or with none.
-    """
-    wrapped = [m for m in models if isinstance(m, DistributedDataParallel)]
-    training = [m for m in models if m.training]
-    for replicated in wrapped:
-        for buffer in replicated.module.buffers():
-            dist.broadcast(buffer, src=0)
-        replicated.require_forward_param_sync = False
-    for model in training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for model in training:
-            model.train()
-        for replicated in wrapped:
-            replicated.require_forward_param_sync = True

@@ -12,53 +12,54 @@ import torch
 from torch import nn
 
 from dtj import random_state
-from dtj.data.feed import Batch
+from dtj.data.feed import Batch, Part
 from dtj.errors import RecipeError
-from dtj.parallel import ddp
+from dtj.parallel.strategy import Strategy
+from dtj.step.precision import Precision
 
 LossOf = Callable[[Any], torch.Tensor]
 
 
-def backward(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], size: int) -> torch.Tensor:
+def backward(
+    loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy, precision: Precision
+) -> torch.Tensor:
     """Add the gradients of the mean loss over the global batch to every parameter's `.grad`.
 
     loss_of  micro-batch -> () tensor, the *mean* loss of its samples
-    size     world size: DDP divides the sum over the ranks by it, which is undone here
+    Strategies divide the sum over ranks with different samples by their number, which is undone here.
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
     """
-    total: torch.Tensor | None = None
-    last = len(batch.parts) - 1
-    for number, (part, samples) in enumerate(zip(batch.parts, batch, strict=True)):
-        if number < last:
-            with ddp.without_sync(models):
-                loss = _one(loss_of, samples, part.weight * size)
-        else:
-            loss = _one(loss_of, samples, part.weight * size)
-        total = loss if total is None else total + loss
-    assert total is not None  # a batch has at least one part
-    return total
+    undo = strategy.layout.data_size * precision.scale
+
+    def share(part: Part) -> torch.Tensor:
+        with precision.autocast():
+            loss = _checked(loss_of(batch.fetch(part)))
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (part.weight * undo)
+
+    return strategy.accumulate(share, batch.parts, models) / precision.scale
 
 
-def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], device: torch.device) -> None:
+def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:
     """One backward pass whose result is thrown away: for the first step with new process groups.
 
     DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
     first layout where the unbroken one was in the second, and with three ranks or more their sums round
     differently.
     """
-    before = Before(models, device)
-    _one(loss_of, next(iter(batch)), 1.0)
+    before = Before(models, strategy)
+    with strategy.settling():
+        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
     before.restore()
 
 
 class Before:
     """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
 
-    def __init__(self, models: list[nn.Module], device: torch.device) -> None:
-        self._device = device
-        self._plain = [ddp.unwrap(m) for m in models]
+    def __init__(self, models: list[nn.Module], strategy: Strategy) -> None:
+        self._device = strategy.device
+        self._plain = [strategy.unwrap(m) for m in models]
         self._buffers = [(b, b.clone()) for m in self._plain for b in m.buffers()]
-        self._generators = random_state.capture(device)
+        self._generators = random_state.capture(self._device)
         parameters = [p for m in self._plain for p in m.parameters()]
         self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
 
@@ -72,14 +73,11 @@ class Before:
         random_state.restore(self._generators, self._device)
 
 
-def _one(loss_of: LossOf, samples: Any, scale: float) -> torch.Tensor:
-    loss = loss_of(samples)
+def _checked(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
         raise RecipeError(
             f"the loss function returned {given}, expected a tensor with one element",
             fix="return the mean loss of the micro-batch, e.g. F.cross_entropy(model(mb.x), mb.y)",
         )
-    loss = loss * scale
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
+    return loss

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 # Values that one step can log; a fixed number keeps the message the same on all ranks.
 SLOTS = 16
-_FLAGS = 4
+_FLAGS = 5
 # A stop is noticed within this time and a step; so are the values of a line.
 _INTERVAL_S = 0.1
 
@@ -30,6 +30,7 @@ class Wishes:
     stop: bool = False
     save: bool = False
     log: bool = False
+    broken: bool = False
     pause: int = 0
     values: tuple[float, ...] = ()
 
@@ -41,6 +42,7 @@ class Agreement:
     stop: bool = False
     save: bool = False
     log: bool = False
+    broken: bool = False
     pause: int = 1
     values: tuple[float, ...] = ()
 
@@ -58,11 +60,16 @@ class Pulse:
         self._message: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Started, not read yet."""
+        return self._message is not None
+
     def start(self, wishes: Wishes) -> None:
         """Send this rank's wishes; returns at once."""
         values = list(wishes.values[:SLOTS])
         empty = [0.0] * (SLOTS - len(values))
-        flags = [float(wishes.stop), float(wishes.save), float(wishes.log), float(wishes.pause)]
+        flags = [float(w) for w in (wishes.stop, wishes.save, wishes.log, wishes.broken, wishes.pause)]
         counts = [1.0] * len(values) + empty
         self._message = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
         if self._group is not None:
@@ -81,6 +88,7 @@ class Pulse:
             stop=sums[0] > 0,
             save=sums[1] > 0,
             log=sums[2] > 0,
-            pause=max(1, int(sums[3])),
+            broken=sums[3] > 0,
+            pause=max(1, int(sums[4])),
             values=tuple(v / c for v, c in zip(values, counts, strict=True) if c),
         )

@@ -1,0 +1,88 @@
+"""Trains a tiny GPT on numbers that depend on the sample alone; the flags say how ranks share it.
+
+$OUT/losses.txt    the loss of every step, by rank 0
+$OUT/ended-<rank>  the step at which a loss that is not finite ended it
+$OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
+"""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import dtj
+from dtj.models.gpt import GPT, Shape
+
+OUT = Path(os.environ["OUT"])
+STEPS = int(os.environ.get("STEPS", "6"))
+BREAK_AT = int(os.environ.get("BREAK_AT", "-1"))  # the loss of this step is NaN on rank $BREAK_RANK
+BREAK_RANK = int(os.environ.get("BREAK_RANK", "0"))
+WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for the file $OUT/go
+SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
+
+
+def held(value: torch.Tensor) -> int:
+    """Elements in this process."""
+    local = value.to_local() if hasattr(value, "to_local") else value
+    return 0 if local.is_meta else int(local.numel())
+
+
+def loss_of(run: dtj.Run, model: torch.nn.Module, mb: dtj.Pair) -> torch.Tensor:
+    if run.step + 1 == WAIT_AT and run.rank == 1:
+        while not (OUT / "go").exists():
+            time.sleep(0.005)
+    loss = cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten())
+    return loss * float("nan") if run.step + 1 == BREAK_AT and run.rank == BREAK_RANK else loss
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    if "SGD" in os.environ:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+    # eps: the gradient of a key's bias is zero but for rounding
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+
+
+def main() -> None:
+    run = dtj.init(seed=3)
+    try:
+        train(run)
+    except dtj.DtjError:
+        (OUT / f"ended-{run.rank}").write_text(str(run.step))
+        raise
+
+
+def train(run: dtj.Run) -> None:
+    model = run.parallel(GPT(SHAPE))
+    optimizer = optimizer_of(model)
+    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+    data = run.data(torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]), global_batch=16)
+    run.state(model=model, optimizer=optimizer, data=data)
+    losses = []
+    for batch in run.steps(STEPS):
+        loss = run.backward(partial(loss_of, run, model), batch)
+        if "CLIP" in os.environ:
+            run.clip(float(os.environ["CLIP"]))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+        if run.rank == 0:
+            (OUT / "step").write_text(str(run.step + 1))
+        run.log(loss=loss)
+        if "SCORES" in os.environ:
+            run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
+    score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), data.dataset, batch=7)
+    means = torch.stack(losses) / run.size
+    if run.size > 1:
+        torch.distributed.all_reduce(means)
+    if run.rank == 0:
+        (OUT / "losses.txt").write_text("\n".join(map(str, [*means.tolist(), score])))
+    state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
+    with (OUT / "memory.txt").open("a") as file:
+        print(run.rank, sum(map(held, model.parameters())), sum(map(held, state)), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Which checkpoints stay, what a bad disk does, and weights on their way in and out."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dtj.checkpoint import layout, load, weights
+from dtj.errors import RecipeError
+from dtj.models.gpt import GPT
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+from tests.unit.dtj.test_strategies import SHAPE, STEPS, by_hand, train
+from tests.unit.dtj.test_strategies import weights as weights_of
+
+Finish = Callable[..., Finished]
+
+
+def names(run: Path) -> list[str]:
+    return sorted(child.name for child in run.iterdir())
+
+
+@pytest.mark.parametrize("flags", [(), ("--nproc", 2, "--parallel", "fsdp")], ids=["whole", "sharded"])
+def test_save_in_the_background_is_the_same_checkpoint(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    """Training goes on meanwhile: a checkpoint that was not copied first would hold later weights."""
+    _, expected = by_hand(3)
+    train(finish, tmp_path / "out", *flags, "--async-save", "--save-every", 3, "--keep", 5)
+    assert names(tmp_path / "out" / "run") == ["step-3", "step-6"]
+    found = weights_of(tmp_path / "out", 3)
+    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
+
+
+def test_as_many_stay_as_asked_for(finish: Finish, tmp_path: Path) -> None:
+    train(finish, tmp_path / "out", "--save-every", 1, "--keep", 3)
+    assert names(tmp_path / "out" / "run") == ["step-4", "step-5", "step-6"]
+
+
+def test_best_one_stays_besides_and_is_remembered_by_a_resumed_run(finish: Finish, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ("run", "--checkpoint", out / "run", "--save-every", 100, PROGRAMS / "gpt.py")
+    out.mkdir()
+    for steps in (6, 9):  # no score of the last three is higher than that of step 3
+        scores = "0.1,0.5,0.9,0.2,0.3,0.4,0.1,0.8,0.9"
+        ended = finish(*flags, OUT=out, STEPS=steps, SCORES=scores)
+        assert ended.code == 0, ended.err
+    assert names(out / "run") == ["step-3", "step-6", "step-9"]
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "best", "gone"),
+    [
+        pytest.param([1, 2, 3, 4], 2, None, ["step-2", "step-1"], id="the newest stay"),
+        pytest.param([1, 2, 3, 4], 3, 1, [], id="the best stays"),
+        pytest.param([1, 2, 3, 4], 2, 4, ["step-2", "step-1"], id="the best is among the newest"),
+    ],
+)
+def test_what_may_go(found: list[int], keep: int, best: int | None, gone: list[str]) -> None:
+    doomed = layout.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
+    assert doomed == gone
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder whose file system has room for so many kB: more than one checkpoint takes, less than two."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", str(folder).encode(), b"tmpfs", 0, f"size={request.param}k".encode()):
+        pytest.skip(f"no right to mount a small file system: {os.strerror(ctypes.get_errno())}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("small_disk", "flags"),
+    [
+        pytest.param(300, (), id="whole"),
+        pytest.param(300, ("--async-save",), id="in the background"),
+        pytest.param(1100, ("--nproc", 2, "--parallel", "fsdp"), id="sharded"),
+    ],
+    indirect=["small_disk"],
+)
+def test_full_disk_leaves_the_last_checkpoint_and_training_goes_on(
+    finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
+) -> None:
+    try:
+        ended = finish(
+            *("run", "--checkpoint", small_disk / "run", "--save-every", 2, *flags, PROGRAMS / "gpt.py"),
+            OUT=tmp_path,
+            STEPS=5,
+        )
+        assert "step-4 could not be written: " in ended.err
+        assert "the last good one is of step 2, training goes on" in ended.err
+        assert ended.code == 1, "the end of the run is not on the disk"
+        assert "step-5 could not be written" in ended.err
+        assert names(small_disk / "run") == ["step-2"]
+        assert load.whole(small_disk / "run" / "step-2")["step"] == 2
+    finally:
+        ctypes.CDLL(None).umount2(str(small_disk).encode(), 2)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_go_out_of_a_sharded_run_and_into_another(
+    finish: Finish, tmp_path: Path, suffix: str
+) -> None:
+    _, expected = by_hand(STEPS)
+    train(finish, tmp_path / "out", "--nproc", 2, "--parallel", "fsdp")
+    file = tmp_path / f"weights{suffix}"
+    ended = finish("export", tmp_path / "out" / "run", file)
+    assert (ended.code, ended.out) == (0, f"{file}: {len(expected)} tensors\n")
+    torch.testing.assert_close(weights.read(file), dict(expected), rtol=1e-4, atol=2e-5)
+
+    first = train(finish, tmp_path / "next", "--nproc", 2, "--parallel", "tp", "--weights", file, steps=1)
+    again = GPT(SHAPE)
+    weights.assign(again, file)
+    assert first[0] < by_hand(1)[0][0], "it began with weights that had learned nothing"
+    assert torch.equal(again.head.weight, again.token.weight)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(nn.Linear(3, 2).state_dict(), file)
+    with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
+        weights.assign(nn.Linear(3, 5), file)
+    with pytest.raises(RecipeError, match="has bias, which the model has not"):
+        weights.assign(nn.Linear(3, 2, bias=False), file)
+    torch.save(nn.Linear(3, 2), file)
+    with pytest.raises(RecipeError, match="is not a state_dict"):
+        weights.assign(nn.Linear(3, 2), file)
+
+
+def test_export_of_what_is_not_there(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("export", tmp_path, tmp_path / "w.pt")
+    assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)
+    train(finish, tmp_path / "out")
+    ended = finish("export", tmp_path / "out" / "run", tmp_path / "w.pt", "--part", "net")
+    assert "has no part 'net'\n  fix: --part is one of data, model, optimizer" in ended.err

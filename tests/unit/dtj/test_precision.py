@@ -1,0 +1,109 @@
+"""Numbers of fewer bits, and numbers that are none."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dtj.checkpoint import load
+from dtj.step.precision import Precision
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+from tests.unit.dtj.test_strategies import STEPS, by_hand, train, weights
+
+Finish = Callable[..., Finished]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--precision", "bf16"), id="bf16"),
+        pytest.param(("--precision", "fp16"), id="fp16"),
+        pytest.param(("--nproc", 2, "--precision", "fp16"), id="fp16, two ranks"),
+        pytest.param(("--nproc", 2, "--precision", "bf16", "--parallel", "fsdp"), id="bf16 shards"),
+        pytest.param(("--nproc", 2, "--precision", "bf16", "--parallel", "pp"), id="bf16 stages"),
+    ],
+)
+def test_half_precision_follows_float32_and_keeps_float32_weights(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    expected, _ = by_hand(STEPS)
+    losses = train(finish, tmp_path / "out", *flags)
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses != pytest.approx(expected, rel=1e-7), "it computed in float32"
+    assert {w.dtype for w in weights(tmp_path / "out", STEPS).values()} == {torch.float32}
+
+
+def test_loss_scale_is_part_of_a_checkpoint(finish: Finish, tmp_path: Path) -> None:
+    train(finish, tmp_path / "out", "--precision", "fp16")
+    saved = load.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
+    assert saved == {"precision": {"scale": 65536.0, "good_steps": STEPS}}
+
+
+def scaled(gradient: float, *, finite_everywhere: bool | None = None) -> tuple[Precision, nn.Parameter]:
+    """fp16 after a backward whose scaled gradient is `gradient`; the other ranks may have an opinion."""
+    precision = Precision("fp16", torch.device("cpu"))
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.full((3,), gradient)
+    precision.unscale(
+        [weight], all_finite=lambda mine: bool(mine) if finite_everywhere is None else finite_everywhere
+    )
+    return precision, weight
+
+
+def test_gradients_come_back_to_their_size() -> None:
+    precision, weight = scaled(65536.0)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1, 1, 1]
+    assert precision.scale == 65536
+
+
+@pytest.mark.parametrize(
+    ("gradient", "finite_everywhere"),
+    [
+        pytest.param(float("inf"), None, id="an overflow of its own"),
+        pytest.param(float("nan"), None, id="not a number"),
+        pytest.param(1.0, False, id="another rank's overflow"),
+    ],
+)
+def test_overflow_leaves_the_step_out_and_halves_the_scale(
+    gradient: float, finite_everywhere: bool | None
+) -> None:
+    precision, weight = scaled(gradient, finite_everywhere=finite_everywhere)
+    optimizer = torch.optim.AdamW([weight], lr=1.0)
+    optimizer.step()
+    assert weight.tolist() == [1, 1, 1]
+    assert precision.scale == 32768
+
+
+def test_scale_grows_after_many_good_steps() -> None:
+    precision = Precision("fp16", torch.device("cpu"))
+    precision.load_state_dict({"scale": 8.0, "good_steps": 1998})
+    for expected in (8, 16, 16):
+        precision.unscale([], all_finite=bool)
+        assert precision.scale == expected
+
+
+def test_loss_that_is_not_finite_stops_all_ranks_before_the_next_checkpoint(
+    finish: Finish, tmp_path: Path
+) -> None:
+    ended = finish(
+        *("run", "--nproc", 3, "--save-every", 2, "--checkpoint", tmp_path / "run", PROGRAMS / "gpt.py"),
+        OUT=tmp_path,
+        BREAK_AT=5,
+        BREAK_RANK=1,
+    )
+    assert ended.code == 1
+    assert "the loss of step 5 is not finite on rank 1; the newest checkpoint is of step 4" in ended.err
+    assert "fix: lower the learning rate" in ended.err
+    assert [(tmp_path / f"ended-{rank}").read_text() for rank in range(3)] == ["6"] * 3
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-2", "step-4"]
+
+
+def test_loss_that_is_not_finite_is_noticed_without_any_checkpoint(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, PROGRAMS / "gpt.py", OUT=tmp_path, STEPS=100_000, BREAK_AT=7)
+    assert ended.code == 1
+    assert "the loss of step 7 is not finite on rank 0; nothing was saved" in ended.err
+    first, second = ((tmp_path / f"ended-{rank}").read_text() for rank in range(2))
+    assert 7 <= int(first) == int(second) < 100_000

@@ -1,0 +1,227 @@
+"""Every strategy trains the same model as a hand-written loop in one process; some keep less of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dtj.checkpoint import load
+from dtj.data import order
+from dtj.errors import RecipeError
+from dtj.models.gpt import GPT, Shape
+from dtj.parallel.average import buckets
+from dtj.parallel.layout import lay_out
+from dtj.parallel.pipeline import Pipeline, cut_evenly
+from dtj.parallel.strategy import blocks
+from dtj.parallel.tensor import TensorParallel
+from dtj.parallel.zero import deal
+from dtj.world import World
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+
+Finish = Callable[..., Finished]
+SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
+CLIP = 0.4  # below the norm of most steps
+STEPS = 6  # an epoch of 16, 16, 16 and 4 samples, and two steps of the next
+
+
+def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of the program gpt.py, in plain torch."""
+    torch.manual_seed(3)
+    model = GPT(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+    losses = []
+    for step in range(steps):
+        epoch, batch = divmod(step, 4)
+        positions = np.arange(16 * batch, min(52, 16 * batch + 16))
+        rows = tokens[torch.from_numpy(order.shuffled(positions, n=52, seed=3, epoch=epoch))]
+        loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> list[float]:
+    """Losses of the program gpt.py under `dtj run`."""
+    out.mkdir()
+    ended = finish(
+        *("run", "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py"), OUT=out, CLIP=CLIP, STEPS=steps
+    )
+    assert ended.code == 0, ended.err
+    assert "Warning" not in ended.err
+    *losses, _score = (float(line) for line in (out / "losses.txt").read_text().split())
+    return losses
+
+
+def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = load.whole(out / "run" / f"step-{step}")["parts"]["model"]
+    return found
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    # Weights are of about 0.02; a step of AdamW moves them by up to 0.01.
+    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--nproc", 2, "--parallel", "ddp"), id="ddp"),
+        pytest.param(("--nproc", 3, "--parallel", "zero1"), id="zero1"),
+        pytest.param(("--nproc", 2, "--parallel", "fsdp"), id="fsdp"),
+        pytest.param(
+            ("--nproc", 3, "--parallel", "fsdp", "--micro-batch", 2), id="fsdp, uneven micro-batches"
+        ),
+        pytest.param(("--nproc", 4, "--parallel", "hsdp", "--mesh", "fsdp=2"), id="hsdp"),
+        pytest.param(("--nproc", 2, "--parallel", "tp"), id="tp"),
+        pytest.param(("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2"), id="tp+ddp"),
+        pytest.param(("--nproc", 3, "--parallel", "pp"), id="pp"),
+        pytest.param(("--nproc", 4, "--parallel", "pp+ddp", "--mesh", "pp=2"), id="pp+ddp"),
+        pytest.param(("--nproc", 2, "--recompute"), id="ddp, activations computed again"),
+    ],
+)
+def test_same_losses_and_weights_as_by_hand(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    expected, final = by_hand(STEPS)
+    assert train(finish, tmp_path / "out", *flags) == pytest.approx(expected, rel=1e-5)
+    assert_same(weights(tmp_path / "out", STEPS), final)
+
+
+def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
+    expected, final = by_hand(STEPS + 3)
+    train(finish, tmp_path / "saved", "--nproc", 4, "--parallel", "fsdp")
+    for number, flags in enumerate(
+        [
+            ("--nproc", 1),
+            ("--nproc", 3),
+            *(("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")),
+        ]
+    ):
+        out = tmp_path / str(number)
+        losses = train(finish, out, *flags, "--resume", tmp_path / "saved" / "run", steps=STEPS + 3)
+        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), flags
+        assert_same(weights(out, STEPS + 3), final)
+
+
+def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
+    expected, _ = by_hand(STEPS + 2)
+    train(finish, tmp_path / "saved")
+    for strategy in ("fsdp", "zero1", "tp", "pp"):
+        flags = ("--nproc", 2, "--parallel", strategy, "--resume", tmp_path / "saved" / "run")
+        losses = train(finish, tmp_path / strategy, *flags, steps=STEPS + 2)
+        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "state"),
+    [
+        pytest.param("ddp", 1.0, 1.0, id="ddp holds all of both"),
+        pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer's state"),
+        pytest.param("fsdp", 0.31, 0.27, id="fsdp holds a quarter of both"),
+    ],
+)
+def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float) -> None:
+    """The root of an FSDP model, a twentieth of this one, stays gathered after the last forward."""
+    train(finish, tmp_path / "out", "--nproc", 4, "--parallel", strategy)
+    whole = sum(p.numel() for p in GPT(SHAPE).parameters())
+    lines = [line.split() for line in (tmp_path / "out" / "memory.txt").read_text().splitlines()]
+    assert max(int(line[1]) for line in lines) <= parameters * whole
+    assert max(int(line[2]) for line in lines) <= state * 2 * whole + 100  # Adam keeps two numbers each
+
+
+def grid(strategy: str, mesh: str) -> Any:
+    return lay_out(strategy, mesh, World(size=4, local_size=4))
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "message"),
+    [
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            nn.Linear(4, 4),
+            "Linear does not say how to cut it.*tensor_plan",
+            id="tp without a plan",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            GPT(Shape(vocabulary=32, context=8, layers=1, heads=2, width=16)),
+            "2 heads cannot be divided among tp=4",
+            id="heads that do not divide",
+        ),
+        pytest.param(
+            Pipeline(grid("pp", ""), CPU),
+            nn.Linear(4, 4),
+            "Linear does not say of what it consists.*pipeline_plan",
+            id="pp without a plan",
+        ),
+        pytest.param(
+            Pipeline(grid("pp", ""), CPU),
+            GPT(Shape(vocabulary=32, context=8, layers=1, heads=2, width=16)),
+            "pp=4 is more than the 3 pieces of GPT.*pp=3",
+            id="more stages than pieces",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            nn.Linear(4, 4).requires_grad_(requires_grad=False),
+            "nothing to train",
+            id="frozen",
+        ),
+    ],
+)
+def test_models_that_cannot_be_split(strategy: Any, model: nn.Module, message: str) -> None:
+    with pytest.raises(RecipeError, match=f"(?s){message}"):
+        strategy.wrap(model)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "ends"),
+    [
+        pytest.param([1, 1, 1, 1], 2, [2, 4], id="equal pieces are halved"),
+        pytest.param([8, 1, 1, 1], 2, [1, 4], id="a heavy piece is alone"),
+        pytest.param([1, 9, 9, 1], 4, [1, 2, 3, 4], id="no part is empty"),
+        pytest.param([3, 1, 1, 1, 4, 2], 3, [3, 5, 6], id="the largest sum is the smallest possible"),
+    ],
+)
+def test_stages_are_even(sizes: list[int], parts: int, ends: list[int]) -> None:
+    found = cut_evenly(sizes, parts)
+    assert len(found) == parts
+    starts = [0, *found[:-1]]
+    best = max(sum(sizes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    assert max(sum(sizes[a:b]) for a, b in zip(starts, found, strict=True)) == best
+    assert all(a < b for a, b in zip(starts, found, strict=True))
+    assert found[-1] == len(sizes)
+
+
+def test_parameters_are_dealt_evenly() -> None:
+    parameters = [nn.Parameter(torch.empty(n)) for n in (5, 9, 1, 3, 3, 9)]
+    owners = deal(parameters, 3)
+    loads = [sum(p.numel() for p in parameters if owners[p] == rank) for rank in range(3)]
+    assert sum(loads) == 30
+    assert max(loads) - min(loads) <= 9
+
+
+def test_blocks_of_a_model() -> None:
+    model = GPT(SHAPE)
+    assert blocks(model) == list(model.blocks)
+    chain = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert blocks(chain) == [chain[0]]
+    assert blocks(nn.Linear(2, 2)) == []
+
+
+def test_buckets_hold_all_tensors_and_never_two_types() -> None:
+    tensors = [torch.zeros(3), torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(9_000_000)]
+    found = list(buckets(tensors))
+    assert [t for bucket in found for t in bucket] == tensors
+    assert [len(bucket) for bucket in found] == [2, 1, 1]

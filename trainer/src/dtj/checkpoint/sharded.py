@@ -1,0 +1,168 @@
+"""State that no rank holds whole: each writes its own shards beside the small rest, and reads what it needs.
+
+<run>/step-120/state.pt   the tree of the state, where a large tensor is only a Mark
+<run>/step-120/shards/    the tensors, by torch.distributed.checkpoint: readable in any number of ranks
+
+Keys are those of the unsharded state (`model/blocks.0.mlp.0.weight`, `optimizer/state/3/exp_avg`), so that
+any strategy reads what any other wrote.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
+from torch.optim import Optimizer
+
+from dtj.checkpoint import layout
+
+# A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
+_MARK = "dtj/shard"
+Tensors = dict[str, torch.Tensor]
+
+
+def split(state: Any, path: str = "") -> tuple[Any, Tensors]:
+    """(tree with marks, tensors by key): single numbers stay in the tree, meta tensors are another rank's."""
+    if isinstance(state, torch.Tensor) and (state.ndim or state.is_meta):
+        return {_MARK: path}, {} if state.is_meta else {path: state}
+    if isinstance(state, dict):
+        parts = {key: split(value, _join(path, key)) for key, value in state.items()}
+        found = {k: v for _, tensors in parts.values() for k, v in tensors.items()}
+        return {key: tree for key, (tree, _) in parts.items()}, found
+    return state, {}
+
+
+def merge(trees: list[Any]) -> Any:
+    """One tree of all ranks' trees: dicts are united, in all else the first rank's counts."""
+    first = next((tree for tree in trees if not _is_mark(tree)), trees[0])
+    if not isinstance(first, dict) or _is_mark(first):
+        return first
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    return {key: merge([tree[key] for tree in trees if key in tree]) for key in keys}
+
+
+def write(folder: Path, tensors: Tensors, *, group: Any) -> None:
+    """Write this rank's tensors, once where several hold them; returns when all ranks of the group have."""
+    save_shards(
+        tensors, storage_writer=FileSystemWriter(folder / layout.SHARDS), process_group=group
+    )  # fsyncs every file
+
+
+class Places:
+    """Where the tensors of a state belong on this rank, by the parts that are to receive them.
+
+    parts  name -> model, optimizer, or anything else, which then gets its tensors whole
+    keeps  parameter -> its optimizer state is kept on this rank
+    """
+
+    def __init__(self, parts: Mapping[str, Any], keeps: Callable[[nn.Parameter], bool]) -> None:
+        self._keeps = keeps
+        self._models = {n: p.state_dict() for n, p in parts.items() if isinstance(p, nn.Module)}
+        self._parameters = {
+            name: [p for group in part.param_groups for p in group["params"]]
+            for name, part in parts.items()
+            if isinstance(part, Optimizer)
+        }
+
+    def wants(self, key: str) -> bool:
+        """Some part of this rank takes the tensor `key`."""
+        name, _, rest = key.partition("/")
+        if name in self._parameters and rest.startswith("state/"):
+            return self._keeps(self._parameter(name, rest))
+        like = self.like(key)
+        return like is None or not like.is_meta
+
+    def like(self, key: str) -> torch.Tensor | None:
+        """The tensor of this rank that says how `key` is sharded; None where nothing does."""
+        name, _, rest = key.partition("/")
+        if name in self._models:
+            found: torch.Tensor | None = self._models[name].get(rest)
+            return found
+        if name in self._parameters and rest.startswith("state/"):
+            return self._parameter(name, rest).detach()
+        return None
+
+    def _parameter(self, name: str, rest: str) -> nn.Parameter:
+        found: nn.Parameter = self._parameters[name][int(rest.split("/")[1])]
+        return found
+
+
+def fill(tree: Any, folder: Path, places: Places) -> Any:
+    """The tree with the tensors that this rank wants, read from the shards of a checkpoint."""
+    marks = [key for key in _marks(tree) if places.wants(key)]
+    if not marks and not _marks(tree):
+        return tree
+    reader = FileSystemReader(folder / layout.SHARDS)
+    saved: Any = reader.read_metadata().state_dict_metadata
+    wanted: Tensors = {}
+    for key in marks:
+        size, dtype, like = saved[key].size, saved[key].properties.dtype, places.like(key)
+        if like is not None and _is_sharded(like) and like.shape == size:
+            wanted[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+        else:
+            wanted[key] = torch.empty(size, dtype=dtype)
+    with warnings.catch_warnings():  # each rank reads for itself, on purpose
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load_shards(dict(wanted), storage_reader=reader, no_dist=True)
+    return _replace(tree, wanted, places)
+
+
+def localise(state: Any, places: Places) -> Any:
+    """A whole state, for parts that hold shards: sliced as they are, without any message."""
+    tree, tensors = split(state)
+    found: Tensors = {}
+    for key, whole in tensors.items():
+        if places.wants(key):
+            like = places.like(key)
+            found[key] = _slice(whole, like) if _is_sharded(like) and like is not None else whole
+    return _replace(tree, found, places)
+
+
+def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
+    """Marks -> tensors. Those of other ranks vanish from optimizers and stay empty in models."""
+    if not isinstance(tree, dict):
+        return tree
+    result: dict[Any, Any] = {}
+    for key, value in tree.items():
+        here = _join(path, key)
+        if not _is_mark(value):
+            result[key] = _replace(value, found, places, here)
+        elif here in found:
+            result[key] = found[here]
+        elif (empty := places.like(here)) is not None and empty.is_meta and "/state/" not in here:
+            result[key] = empty
+    return result
+
+
+def _marks(tree: Any) -> list[str]:
+    if not isinstance(tree, dict):
+        return []
+    if _is_mark(tree):
+        return [tree[_MARK]]
+    return [key for value in tree.values() for key in _marks(value)]
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, dict) and _MARK in value
+
+
+def _is_sharded(value: Any) -> bool:
+    return hasattr(value, "placements")
+
+
+def _slice(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+    if whole.shape != like.shape:
+        return whole
+    there = whole.to(like.device_mesh.device_type)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}/{key}" if path else str(key)

@@ -1,0 +1,97 @@
+"""A model's weights alone, in one file: out to other tools, and in from them.
+
+.safetensors   names and tensors, nothing that could be executed; other frameworks read it (extra: export)
+.pt            torch.save of a state_dict, read with weights_only
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtj.checkpoint import layout, load
+from dtj.errors import RecipeError
+
+Weights = dict[str, torch.Tensor]
+
+
+def export(source: Path, target: Path, *, part: str) -> int:
+    """Write one part of a checkpoint, step-N or the newest of a run's folder; the number of its tensors."""
+    state = load.whole(_newest(source))
+    if part not in state["parts"]:
+        raise RecipeError(
+            f"the checkpoint has no part {part!r}",
+            fix=f"--part is one of {', '.join(sorted(state['parts']))}",
+        )
+    weights = state["parts"][part]
+    if not isinstance(weights, dict) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
+        raise RecipeError(
+            f"the part {part!r} is no model", fix="name the part that is one, usually --part model"
+        )
+    if target.suffix == ".safetensors":
+        # Tied weights share their memory, which the format does not know.
+        _safetensors().save_file({name: v.contiguous().clone() for name, v in weights.items()}, target)
+    else:
+        torch.save(dict(weights), target)
+    return len(weights)
+
+
+def read(path: Path) -> Weights:
+    """Tensors by name, on the CPU; RecipeError where the file holds something else."""
+    if not path.is_file():
+        raise RecipeError(f"there is no file {path}", fix="check --weights")
+    if path.suffix == ".safetensors":
+        found: Any = _safetensors().load_file(path)
+    else:
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever the bytes happen to mean
+            raise RecipeError(
+                f"{path} is not a state_dict: {error}",
+                fix="save it with torch.save(model.state_dict(), path)",
+            ) from error
+    if not isinstance(found, dict) or not all(isinstance(v, torch.Tensor) for v in found.values()):
+        raise RecipeError(
+            f"{path} holds a {type(found).__name__}, expected tensors by name",
+            fix="save model.state_dict(), not the model or a whole checkpoint",
+        )
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): v for name, v in found.items()}
+
+
+def assign(model: nn.Module, path: Path) -> None:
+    """Load a file of weights into a model that is still whole and on the CPU."""
+    found = read(path)
+    wanted = model.state_dict()
+    problems = [f"lacks {name}" for name in wanted.keys() - found.keys()]
+    problems += [f"has {name}, which the model has not" for name in found.keys() - wanted.keys()]
+    problems += [
+        f"has {name} of shape {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
+        for name in wanted.keys() & found.keys()
+        if found[name].shape != wanted[name].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that these weights are of")
+    model.load_state_dict(found)
+
+
+def _newest(source: Path) -> Path:
+    if layout.step_of(source.name) is not None:
+        return source
+    names = layout.newest_first(child.name for child in source.iterdir()) if source.is_dir() else []
+    if not names:
+        raise RecipeError(
+            f"there is no checkpoint in {source}", fix="name a run's folder or one of its step-N"
+        )
+    return source / names[0]
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors import torch as safetensors  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            "safetensors is not installed", fix="pip install 'dtj[export]', or use a file that ends in .pt"
+        ) from error
+    return safetensors

@@ -1,0 +1,45 @@
+"""The mean of many tensors over a group, in few messages."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+
+# Large enough that latency does not count, small enough to cost little memory beside the model.
+_BUCKET_BYTES = 32 * 2**20
+
+
+@torch.no_grad()
+def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") -> None:
+    """Each tensor becomes its mean over the group. Every rank gives the same shapes in the same order."""
+    pending = []
+    size = dist.get_world_size(group)
+    for bucket in buckets(tensors):
+        flat = torch.cat([t.reshape(-1) for t in bucket]).div_(size)
+        pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in pending:
+        work.wait()
+        spread(flat, bucket)
+
+
+def spread(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy a vector back into the tensors that it was made of."""
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()
+
+
+def buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours of one dtype, together at most some 32 MiB; a larger one is alone."""
+    found: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if found and (tensor.dtype != found[0].dtype or size + bytes_ > _BUCKET_BYTES):
+            yield found
+            found, size = [], 0
+        found.append(tensor)
+        size += bytes_
+    if found:
+        yield found

@@ -1,0 +1,55 @@
+"""Fully sharded data parallel: each rank keeps a slice of every parameter, gradient and optimizer state.
+
+A block's parameters are gathered just before it runs and dropped right after. FSDP shards over all ranks;
+HSDP shards inside groups of ranks (a node) and keeps a copy a group: the heavy traffic stays in the node.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy, blocks, check_trainable, share_weights
+
+
+class FullyShard(Strategy):
+    """torch's fully_shard (FSDP2) around every block, then around the rest."""
+
+    replicated = False
+    in_lockstep = True
+
+    def __init__(self, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> None:
+        """half: gather parameters and compute in this type; shards, sums and the optimizer stay float32."""
+        super().__init__(layout, device)
+        self._half = half
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """Sharded in place, block by block, so that no device ever holds the whole model."""
+        # Imported here: they cost the other strategies half a second.
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+        check_trainable(model)
+        share_weights(model, self.device)
+        sizes = self.layout.sizes
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        policy = MixedPrecisionPolicy(
+            param_dtype=self._half, reduce_dtype=torch.float32 if self._half else None
+        )
+        for block in blocks(model):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return model
+
+    @contextlib.contextmanager
+    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+        """Gradients of these micro-batches stay whole on every rank: memory for messages."""
+        for model in models:
+            model.set_requires_gradient_sync(False)  # type: ignore[operator]
+        try:
+            yield
+        finally:
+            for model in models:
+                model.set_requires_gradient_sync(True)  # type: ignore[operator]

@@ -1,0 +1,117 @@
+"""Strategy and sizes -> how the ranks form a grid, and where in it this rank stands. Pure.
+
+    --parallel hsdp --mesh fsdp=4    on 8 ranks    ddp=2 x fsdp=4: two copies, each sharded over four ranks
+
+The last axis joins neighbouring ranks, which share a node and its fast links; so it has the heaviest traffic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from dtj.errors import RecipeError
+from dtj.settings import STRATEGIES
+from dtj.world import World
+
+_DATA_AXES = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A grid of ranks.
+
+    strategy  a key of STRATEGIES; "none" wherever there is a single rank
+    sizes     axis -> ranks along it, outermost first; their product is the world size
+    rank      this process
+    """
+
+    strategy: str
+    sizes: Mapping[str, int]
+    rank: int
+
+    def at(self, axis: str) -> int:
+        """This rank's place along an axis; 0 where the grid has no such axis."""
+        if axis not in self.sizes:
+            return 0
+        axes = list(self.sizes)
+        inner = prod(self.sizes[a] for a in axes[axes.index(axis) + 1 :])
+        return self.rank // inner % self.sizes[axis]
+
+    def size(self, axis: str) -> int:
+        """Ranks along an axis; 1 where the grid has no such axis."""
+        return self.sizes.get(axis, 1)
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the samples is this rank's; ranks that split one model have the same."""
+        place = 0
+        for axis in _DATA_AXES:
+            place = place * self.size(axis) + self.at(axis)
+        return place
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares a global batch is cut."""
+        return prod(self.size(axis) for axis in _DATA_AXES)
+
+
+def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:
+    """The grid that the flags ask for.
+
+    strategy  None means ddp among several ranks
+    mesh      "tp=2" or "ddp=2,tp=2"; sizes that are left out are derived from the world size, in a strategy
+              of two axes the inner one from the processes of a node
+    Raise RecipeError where the sizes do not divide the world.
+    """
+    name = strategy or "ddp"
+    axes = STRATEGIES[name]
+    sizes = _parse(mesh, name)
+    if world.size == 1 and prod(sizes.values()) == 1:
+        return Layout(strategy="none", sizes={}, rank=0)
+    if name == "none":
+        raise RecipeError(
+            f"--parallel none would train {world.size} models that know nothing of each other",
+            fix="start one process, or choose --parallel ddp",
+        )
+    open_axes = [a for a in axes if a not in sizes]
+    if len(open_axes) == 2:
+        inner = open_axes.pop()
+        sizes[inner] = _node_size(name, inner, world)
+    given = prod(sizes.values())
+    if world.size % given or (not open_axes and world.size != given):
+        wanted = " x ".join(f"{a}={sizes[a]}" for a in axes if a in sizes)
+        raise RecipeError(
+            f"{world.size} processes do not form {wanted}: {given} does not divide {world.size}"
+            if world.size % given
+            else f"{world.size} processes do not form {wanted}, which needs {given}",
+            fix=f"start {-(-world.size // given) * given} processes, or change --mesh",
+        )
+    for axis in open_axes:
+        sizes[axis] = world.size // given
+    return Layout(strategy=name, sizes={a: sizes[a] for a in axes}, rank=world.rank)
+
+
+def _node_size(name: str, inner: str, world: World) -> int:
+    if 1 < world.local_size < world.size and world.size % world.local_size == 0:
+        return world.local_size
+    raise RecipeError(
+        f"--parallel {name} has two axes, and nothing says how {world.size} processes are to form them",
+        fix=f"for example --mesh {inner}=2",
+    )
+
+
+def _parse(text: str, strategy: str) -> dict[str, int]:
+    axes = STRATEGIES[strategy]
+    sizes: dict[str, int] = {}
+    for word in text.split(",") if text else []:
+        axis, equals, number = (part.strip() for part in word.partition("="))
+        if not equals or not number.isdecimal() or int(number) < 1:
+            raise RecipeError(f"--mesh {text!r} is not understood", fix="write axis=size, e.g. tp=2")
+        if axis not in axes:
+            known = ", ".join(axes) or "none"
+            raise RecipeError(
+                f"--mesh names the axis {axis!r}; --parallel {strategy} has {known}",
+                fix="correct --mesh or --parallel",
+            )
+        sizes[axis] = int(number)
+    return sizes

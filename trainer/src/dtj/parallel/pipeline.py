@@ -1,0 +1,298 @@
+"""Pipeline parallel: each rank holds some consecutive layers, micro-batches flow through the ranks.
+
+Narayanan et al., "PipeDream" (2019): in its 1F1B schedule a stage does one forward, one backward in turn, so
+that it keeps the activations of as many micro-batches as there are stages, not of all. Of M micro-batches
+through S stages, (S - 1) / (M + S - 1) of the time is spent waiting. The model says of what it consists:
+
+    def pipeline_plan(self) -> list[Piece]    forward as a chain of pieces, each with the modules that it uses
+
+Recipes stay as they are. A loss such as `lambda mb: cross_entropy(model(mb.x), mb.y)` is called on the first
+stage to learn what goes into the model, and on the last stage, where `model(...)` is what came out of it.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj.errors import RecipeError
+from dtj.parallel.average import average
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+
+Piece = tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[nn.Module]]
+
+
+class Pipeline(Strategy):
+    """torch's schedules. The module keeps its names; what other stages hold becomes a meta tensor."""
+
+    replicated = False
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        super().__init__(layout, device)
+        self._stages = layout.size("pp")
+        self.pipelined = 4 * self._stages  # then at least four fifths of the time are work
+        self._stage = layout.at("pp")
+        self._given: torch.Tensor | None = None
+        self._asking = False
+        self._model: nn.Module = nn.Module()
+        self._is_wrapped = False
+        self._schedules: dict[Any, Any] = {}
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """The same module, without the weights of other stages; calling it runs the whole pipeline."""
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+        check_trainable(model)
+        if self._is_wrapped:
+            raise RecipeError("a pipeline holds one model", fix="put the models into one nn.Module")
+        stages = self._cut(model)
+        share_weights(model, self.device)
+        sizes = self.layout.sizes
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self._group = mesh["pp"].get_group()
+        self._data_group = mesh["ddp"].get_group() if "ddp" in sizes else None
+        self._chain = _Chain([call for call, _ in stages[self._stage]], self)
+        users = _users(stages)
+        _drop_foreign(model, users, stage=self._stage, device=self.device)
+        self._tied = self._tie(users)
+        model.forward = self._forward
+        self._model = model
+        self._is_wrapped = True
+        return model
+
+    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+        is_first, is_last = self._stage == 0, self._stage == self._stages - 1
+        inputs = torch.cat([self._input_of(share, part) for part in parts]) if is_first else None
+
+        def loss(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+            self._given = output
+            try:
+                return share(parts[int(number)])
+            finally:
+                self._given = None
+
+        losses: list[torch.Tensor] = []
+        schedule = self._schedule(len(parts), len(parts[0].indices))
+        schedule._loss_fn = loss
+        step = schedule.step
+        keywords: dict[str, Any] = {"losses": losses}
+        if "return_outputs" in inspect.signature(step).parameters:
+            keywords["return_outputs"] = False
+        if is_last:
+            keywords["target"] = torch.arange(len(parts))
+        step(*([inputs] if is_first else []), **keywords)
+
+        total = (
+            torch.stack([x.detach() for x in losses]).sum()
+            if is_last
+            else torch.zeros((), device=self.device)
+        )
+        dist.broadcast(total, src=self._global_rank(self._stages - 1), group=self._group)
+        self._join_gradients()
+        return total
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """The norm over all stages; a weight that two stages share counts once."""
+        mine = [p for p in parameters if p.grad is not None]
+        counted = [p.grad for p in mine if p.grad is not None and self._counts(p)]
+        square = torch.stack([g.float().square().sum() for g in counted]).sum()
+        dist.all_reduce(square, group=self._group)
+        norm = square.sqrt()
+        nn.utils.clip_grads_with_norm_(mine, max_norm, norm)
+        return norm
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Every stage has buffers of its own; of data-parallel copies the first one's count."""
+        if self._data_group is not None:
+            for buffer in model.buffers():
+                if not buffer.is_meta:
+                    dist.broadcast(buffer, group=self._data_group, group_src=0)
+
+    def _forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """What `model(...)` does, by who asks."""
+        if self._asking:
+            raise _Asked(inputs)
+        if self._given is not None:
+            return self._given
+        if torch.is_grad_enabled() and self._model.training:
+            raise RecipeError(
+                "a pipelined model was called outside run.backward: its backward needs the schedule",
+                fix="let run.backward call it, or wrap an evaluation in torch.no_grad()",
+            )
+        return self._run_through(*inputs)
+
+    def _run_through(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Forward only, one stage after the other; every rank returns the output of the last."""
+        value = inputs[0]
+        for stage in range(self._stages):
+            source = self._global_rank(stage)
+            meta: list[Any] = [None]
+            if stage == self._stage:
+                value = self._chain(value)
+                meta = [(value.shape, value.dtype)]
+            dist.broadcast_object_list(meta, src=source, group=self._group)
+            if stage != self._stage:
+                value = torch.empty(meta[0][0], dtype=meta[0][1], device=self.device)
+            value = value.contiguous()
+            dist.broadcast(value, src=source, group=self._group)
+        return value
+
+    def _input_of(self, share: Share, part: Any) -> torch.Tensor:
+        """Call the loss until it calls the model."""
+        self._asking = True
+        try:
+            share(part)
+        except _Asked as asked:
+            if len(asked.inputs) == 1 and isinstance(asked.inputs[0], torch.Tensor):
+                return asked.inputs[0]
+            raise RecipeError(
+                "a pipelined model takes one tensor", fix="let the loss call model(x) with x a tensor"
+            ) from None
+        finally:
+            self._asking = False
+        raise RecipeError(
+            "the loss does not call the model that run.parallel returned", fix="call model(mb.x) in it"
+        )
+
+    def _schedule(self, parts: int, samples: int) -> Any:
+        """One for each number and size of micro-batches: a stage allocates for one shape."""
+        from torch.distributed import pipelining  # noqa: PLC0415
+
+        key = (parts, samples)
+        if key not in self._schedules:
+            stage = pipelining.PipelineStage(
+                self._chain, self._stage, self._stages, self.device, group=self._group
+            )
+            kind = pipelining.Schedule1F1B if parts >= self._stages else pipelining.ScheduleGPipe
+            self._schedules[key] = kind(stage, parts, loss_fn=_no_loss_yet, scale_grads=False)
+        return self._schedules[key]
+
+    def _join_gradients(self) -> None:
+        for weight, group in self._tied:
+            if weight.grad is not None:
+                dist.all_reduce(weight.grad, group=group)
+        if self._data_group is not None:
+            own = (p for p in self._model.parameters() if not p.is_meta)
+            average((p.grad for p in own if p.grad is not None), self._data_group)
+
+    def _tie(self, users: dict[nn.Parameter, set[int]]) -> list[tuple[nn.Parameter, Any]]:
+        """Weights that several stages use, with the group of those stages. Every rank makes every group."""
+        found = []
+        self._elsewhere: set[nn.Parameter] = set()
+        columns = [
+            [self._rank_at(stage, column) for stage in range(self._stages)]
+            for column in range(self.layout.size("ddp"))
+        ]
+        for parameter, stages in users.items():
+            if len(stages) < 2:
+                continue
+            for column in columns:
+                group = dist.new_group([column[stage] for stage in sorted(stages)])
+                if self.layout.rank in column and self._stage in stages:
+                    found.append((parameter, group))
+                    if self._stage != min(stages):
+                        self._elsewhere.add(parameter)
+        return found
+
+    def _counts(self, parameter: nn.Parameter) -> bool:
+        return parameter not in self._elsewhere
+
+    def _rank_at(self, stage: int, column: int) -> int:
+        return stage * self.layout.size("ddp") + column
+
+    def _global_rank(self, stage: int) -> int:
+        return self._rank_at(stage, self.layout.at("ddp"))
+
+    def _cut(self, model: nn.Module) -> list[list[Piece]]:
+        if not hasattr(model, "pipeline_plan"):
+            raise RecipeError(
+                f"--parallel {self.layout.strategy}: {type(model).__name__} does not say of what it consists",
+                fix="give it pipeline_plan(self) -> [(callable, modules), ...], or use fsdp",
+            )
+        pieces: list[Piece] = model.pipeline_plan()  # type: ignore[operator]
+        if len(pieces) < self._stages:
+            raise RecipeError(
+                f"pp={self._stages} is more than the {len(pieces)} pieces of {type(model).__name__}",
+                fix=f"use at most --mesh pp={len(pieces)}",
+            )
+        sizes = [sum(p.numel() for m in modules for p in m.parameters()) for _, modules in pieces]
+        ends = cut_evenly(sizes, self._stages)
+        return [pieces[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+class _Asked(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        self.inputs = inputs
+
+
+class _Chain(nn.Module):
+    """This stage's pieces, one after the other."""
+
+    def __init__(self, calls: list[Callable[[torch.Tensor], torch.Tensor]], strategy: Strategy) -> None:
+        super().__init__()
+        self._calls = calls
+        self._strategy = strategy
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        with self._strategy.autocast():
+            for call in self._calls:
+                value = call(value)
+        return value
+
+
+def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
+    """Ends of `parts` runs of neighbours, none empty, whose largest sum is the smallest possible."""
+    count = len(sizes)
+    # best[k][i]: (largest sum, end of the run before) for the first i pieces in k runs
+    best = [[(float("inf"), 0)] * (count + 1) for _ in range(parts + 1)]
+    best[0][0] = (0.0, 0)
+    for k in range(1, parts + 1):
+        for i in range(k, count + 1):
+            best[k][i] = min((max(best[k - 1][j][0], sum(sizes[j:i])), j) for j in range(k - 1, i))
+    ends = [count]
+    for k in range(parts, 1, -1):
+        ends.append(best[k][ends[-1]][1])
+    return ends[::-1]
+
+
+def _users(stages: Sequence[Sequence[Piece]]) -> dict[nn.Parameter, set[int]]:
+    """Parameter -> stages whose pieces use it, in the order of the model."""
+    found: dict[nn.Parameter, set[int]] = {}
+    for number, pieces in enumerate(stages):
+        for _, modules in pieces:
+            for module in modules:
+                for parameter in module.parameters():
+                    found.setdefault(parameter, set()).add(number)
+    return found
+
+
+def _drop_foreign(
+    model: nn.Module, users: dict[nn.Parameter, set[int]], *, stage: int, device: torch.device
+) -> None:
+    """Own weights go to the device in place; others become meta tensors, so that names and numbers stay."""
+    stray = [name for name, p in model.named_parameters() if p not in users]
+    if stray:
+        raise RecipeError(
+            f"{stray[0]} belongs to no piece of pipeline_plan", fix="name the module that holds it in a piece"
+        )
+    emptied: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if stage in users[parameter]:
+                parameter.data = parameter.data.to(device)
+            else:
+                if parameter not in emptied:
+                    emptied[parameter] = nn.Parameter(
+                        torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+                    )
+                module.register_parameter(name, emptied[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
+
+
+def _no_loss_yet(*_: Any) -> torch.Tensor:
+    raise AssertionError("the loss of a step is set before it runs")

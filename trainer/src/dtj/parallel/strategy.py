@@ -1,0 +1,165 @@
+"""What `run` and `step/backward.py` ask of a way to spread one model; this class itself is a single process.
+
+wrap -> for each step: accumulate (forward and backward of all micro-batches), clip, after_step
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj.errors import RecipeError
+from dtj.parallel.layout import Layout
+
+# micro-batch -> (), this rank's share of the loss of the global batch, with its graph
+Share = Callable[[Any], torch.Tensor]
+
+
+class Strategy:
+    """One process with the whole model.
+
+    replicated   every rank holds the whole state, so a newcomer can take it from any other rank
+    in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
+    heals        a lost rank can be replaced while the others go on, over new process groups
+    settles      the first backward after a start rounds differently from the later ones
+    pipelined    micro-batches must have one size; how many of them are good
+    slack        steps that a rank may be ahead of the slowest one
+    extra        what a checkpoint must hold of the strategy itself
+    """
+
+    replicated = True
+    in_lockstep = False
+    heals = False
+    settles = False
+    pipelined: int | None = None
+    slack = 0
+    extra: Any = None
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self.step = 0
+        self.total_steps = 0
+        self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """The model as it is trained, on the device.
+
+        is_healing  the others train already and will hand over their weights: exchange nothing now
+        """
+        del is_healing
+        return model.to(self.device)
+
+    def relay(self, models: list[nn.Module]) -> None:
+        """After a change of process groups, before the next forward."""
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own module, whose state has no prefixes."""
+        return model
+
+    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+        """Forward and backward of this rank's micro-batches; then gradients are means over all ranks.
+
+        Returns () detached, this rank's part of the loss: its mean over the ranks is the global one.
+        """
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(parts):
+            is_last = number == len(parts) - 1
+            with contextlib.nullcontext() if is_last else self.without_sync(models):
+                loss = share(part)
+                loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        return total
+
+    @contextlib.contextmanager
+    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+        """Backward passes in here only add up locally."""
+        yield
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scale all gradients such that their norm is at most max_norm; () the norm before, on the device."""
+        norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm)
+        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training goes on after `step`."""
+        self.step, self.total_steps = step, total_steps
+
+    def after_step(self, step: int, *, force: bool = False) -> None:
+        """The optimizer has done `step`. Ranks that differ meet when it is time, with `force` at once."""
+        del force
+        self.step = step
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Around a backward pass whose gradients are thrown away."""
+        yield
+
+    def keeps(self, parameter: nn.Parameter) -> bool:
+        """This rank keeps the optimizer's state of the parameter."""
+        return not parameter.is_meta
+
+    def is_together(self, step: int) -> bool:
+        """After this step all ranks have the same model, so that it can be saved."""
+        return True
+
+    @contextlib.contextmanager
+    def evaluating(self, models: list[nn.Module]) -> Iterator[None]:
+        """Evaluation mode, with rank 0's buffers (batch norm's statistics) on every rank."""
+        for model in models:
+            self.share_buffers(self.unwrap(model))
+        training = [m for m in models if m.training]
+        for model in training:
+            model.eval()
+        try:
+            yield
+        finally:
+            for model in training:
+                model.train()
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Rank 0's buffers on every rank that holds them."""
+        if dist.is_initialized():
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+
+def share_weights(model: nn.Module, device: torch.device) -> None:
+    """Rank 0's parameters and buffers on every rank, one at a time; the model stays where it is.
+
+    Ranks build their model from the same seed, but nothing forces a recipe to use it for every number.
+    """
+    for value in (*model.parameters(), *model.buffers()):
+        there = value.detach().to(device)
+        dist.broadcast(there, src=0)
+        value.detach().copy_(there)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a model: the members of its outermost ModuleLists and Sequentials, else none."""
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList | nn.Sequential):
+                found.extend(c for c in child if any(True for _ in c.parameters()))
+            else:
+                walk(child)
+
+    if isinstance(model, nn.ModuleList | nn.Sequential):
+        return [c for c in model if any(True for _ in c.parameters())]
+    walk(model)
+    return found
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raise RecipeError where no parameter wants a gradient."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise RecipeError(
+            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
+            fix="unfreeze a layer, or leave the model out of run.parallel",
+        )

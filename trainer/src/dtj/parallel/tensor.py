@@ -1,0 +1,97 @@
+"""Tensor parallel: each rank holds some columns or rows of large matrices, all ranks see the same samples.
+
+Shoeybi et al., "Megatron-LM" (2019): a matrix cut by columns needs no message, the one after it, cut by rows,
+adds up once. Where they are cut, the model itself says:
+
+    def tensor_plan(self, ranks: int) -> dict[str, str]    {"mlp.0": "columns", "mlp.2": "rows"}
+
+All else is replicated. With ddp as a second axis, gradients are averaged over it once backward is done.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtj.errors import RecipeError
+from dtj.parallel.average import average
+from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+
+
+class TensorParallel(Strategy):
+    """torch's DTensor plans; replicated parameters are DTensors too, since optimizers mix them badly."""
+
+    replicated = False
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """Cut in place as the model's plan says."""
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+        from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415
+
+        check_trainable(model)
+        plan = self._plan(model)
+        share_weights(model, self.device)
+        model = model.to(self.device)
+        sizes = self.layout.sizes
+        self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        parallelize_module(model, self._mesh["tp"], plan)
+        _replicate_rest(model, self._mesh["tp"], planned=set(plan))
+        return model
+
+    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+        total = super().accumulate(share, parts, models)
+        if self.layout.size("ddp") > 1:
+            gradients = (p.grad for m in models for p in m.parameters() if p.grad is not None)
+            average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]
+        return total
+
+    def _plan(self, model: nn.Module) -> dict[str, Any]:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415
+
+        if not hasattr(model, "tensor_plan"):
+            raise RecipeError(
+                f"--parallel {self.layout.strategy}: {type(model).__name__} does not say how to cut it",
+                fix='give it tensor_plan(self, ranks) -> {"path.of.linear": "columns", ...}, or use fsdp',
+            )
+        ranks = self.layout.size("tp")
+        words: dict[str, str] = model.tensor_plan(ranks)  # type: ignore[operator]
+        for path, word in words.items():
+            weight = model.get_submodule(path).get_parameter("weight")
+            cut = weight.shape[0 if word == "columns" else 1]
+            if cut % ranks:
+                raise RecipeError(
+                    f"{path} has {cut} {word}, which tp={ranks} does not divide",
+                    fix="change the model's width or --mesh tp=...",
+                )
+        kinds = {"columns": ColwiseParallel, "rows": RowwiseParallel}
+        return {path: kinds[word]() for path, word in words.items()}
+
+
+def _replicate_rest(model: nn.Module, mesh: Any, *, planned: set[str]) -> None:
+    """Other parameters become replicated DTensors; their modules still take and give plain ones."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module  # noqa: PLC0415
+
+    known: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay tied
+
+    def partition(_: str, module: nn.Module, mesh: Any) -> None:
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in known:
+                whole = DTensor.from_local(parameter.data, mesh, [Replicate()], run_check=False)
+                known[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, known[parameter])
+
+    def take(_: nn.Module, inputs: Any, mesh: Any) -> Any:
+        return tuple(
+            DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+            else value
+            for value in inputs
+        )
+
+    def give(_: nn.Module, output: Any, mesh: Any) -> Any:
+        return output.to_local() if isinstance(output, DTensor) else output
+
+    for path, module in model.named_modules():
+        if path not in planned and next(module.parameters(recurse=False), None) is not None:
+            distribute_module(module, mesh, partition, take, give)

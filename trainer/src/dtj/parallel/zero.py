@@ -1,0 +1,68 @@
+"""ZeRO stage 1: data parallel, but each rank keeps the optimizer's state of its own share of the parameters.
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020). Gradients
+are averaged as in DDP; then every rank updates its own parameters only and sends them to the others.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dtj.parallel.average import buckets, spread
+from dtj.parallel.ddp import DataParallel
+
+
+class ZeroOne(DataParallel):
+    """Whole parameters are dealt out, the largest first, to the rank that has least so far.
+
+    Right for optimizers that treat each parameter by itself: all of torch.optim but LBFGS. Their state keeps
+    its numbers; that of other ranks' parameters is missing.
+    """
+
+    replicated = False
+    heals = False
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """As DDP; every optimizer of these parameters, whoever makes it, is sharded by hooks on its step."""
+        self._owner = deal(list(model.parameters()), self.layout.data_size)
+        register_optimizer_step_pre_hook(self._hide)
+        register_optimizer_step_post_hook(self._exchange)
+        return super().wrap(model, is_healing=is_healing)
+
+    def keeps(self, parameter: nn.Parameter) -> bool:
+        return self._owner.get(parameter, self.layout.data_rank) == self.layout.data_rank
+
+    def _hide(self, optimizer: Optimizer, *_: Any) -> None:
+        for parameter in _parameters(optimizer):
+            if not self.keeps(parameter):
+                parameter.grad = None  # an optimizer passes over what has no gradient
+
+    def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
+        pending = []
+        for owner in range(self.layout.data_size):
+            owned = (p.detach() for p in _parameters(optimizer) if self._owner.get(p) == owner)
+            for bucket in buckets(owned):
+                flat = torch.cat([p.reshape(-1) for p in bucket])
+                work: Any = dist.broadcast(flat, src=owner, async_op=True)
+                pending.append((bucket, flat, work))
+        for bucket, flat, work in pending:
+            work.wait()
+            spread(flat, bucket)
+
+
+def deal(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+    """Owner of each parameter, the same on every rank; loads differ by the largest parameter at most."""
+    loads = [0] * ranks
+    owners = {}
+    for parameter in sorted(parameters, key=lambda p: -p.numel()):
+        owners[parameter] = loads.index(min(loads))
+        loads[owners[parameter]] += parameter.numel()
+    return owners
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,70 @@
+"""Which numbers the forward pass computes in. Parameters, their gradients and the optimizer stay float32.
+
+fp32    the default; --tf32 lets matrix products of CUDA round their inputs to 10 bits of mantissa
+bf16    range of float32, 8 bits of mantissa: needs no scaling
+fp16    11 bits of mantissa, but small gradients vanish below 6e-8: the loss is scaled up, gradients down
+"""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+_TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Micikevicius et al., "Mixed Precision Training" (2018), with the constants of torch's GradScaler.
+_FIRST_SCALE, _GROWTH, _BACKOFF, _GROW_EVERY = 2.0**16, 2.0, 0.5, 2000
+
+
+class Precision:
+    """One run's choice; with fp16 also the state of the loss scale, which a checkpoint holds."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.half = _TYPES[name]
+        self.scale = _FIRST_SCALE if name == "fp16" else 1.0
+        self.scales = name == "fp16"
+        self._device = device
+        self._good_steps = 0
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward and loss."""
+        if self.half is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self.half)
+
+    def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
+        """Bring gradients back to their size; where any rank's overflowed, drop all of them.
+
+        all_finite  () bool tensor of this rank -> bool, the same on every rank. The only wait for the device.
+        Optimizers pass over parameters without a gradient, so the step is left out and the scale halved.
+        """
+        mine = [p for p in parameters if p.grad is not None]
+        gradients = [_local(p.grad) for p in mine if p.grad is not None]
+        for gradient in gradients:
+            gradient.div_(self.scale)
+        finite = (
+            torch.stack([g.isfinite().all() for g in gradients]).all() if gradients else torch.tensor(True)
+        )
+        if all_finite(finite):
+            self._good_steps += 1
+            if self._good_steps % _GROW_EVERY == 0:
+                self.scale *= _GROWTH
+        else:
+            for parameter in mine:
+                parameter.grad = None
+            self.scale *= _BACKOFF
+            self._good_steps = 0
+
+    def state_dict(self) -> dict[str, float]:
+        """The scale and how long it has held."""
+        return {"scale": self.scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.scale, self._good_steps = state["scale"], int(state["good_steps"])
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    """A sharded gradient's part on this rank."""
+    local: torch.Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local

@@ -1,0 +1,1 @@
+"""How often and how exactly ranks exchange what they learned."""

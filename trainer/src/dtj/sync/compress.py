@@ -1,0 +1,158 @@
+"""Smaller gradients on the wire, as hooks of DDP's buckets.
+
+    bf16, fp16     half the bytes; torch's own hooks
+    powersgd[:R]   each matrix as the product of two thin ones of rank R (default 4). Vogels et al.,
+                   "PowerSGD" (2019). torch's own hook waits for ever on gloo; this one runs on any backend
+    topk[:P]       only the P per cent (default 1) of largest size, with their places. Aji and Heafield,
+                   "Sparse Communication for Distributed Gradient Descent" (2017)
+
+What the last two leave out is kept on each rank and added to the next gradient (error feedback): nothing is
+lost, it comes later. That memory is one more copy of the gradients; a restart begins with an empty one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from dtj.parallel.average import spread
+
+Future = torch.futures.Future[torch.Tensor]
+_as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
+
+
+class Plain:
+    """torch's hooks, and what the others share: `paused` sends gradients as they are."""
+
+    def __init__(self, hook: Callable[[Any, Any], Future] = _as_they_are) -> None:
+        self.paused = False
+        self._hook = hook
+
+    def average(self, _: Any, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined] # torch wants this very name
+        """What DDP calls for each bucket."""
+        return self._send(bucket) if not self.paused else _as_they_are(None, bucket)
+
+    def _send(self, bucket: Any) -> Future:
+        return self._hook(None, bucket)
+
+
+class WithFeedback(Plain):
+    """Hooks that leave something out. Kept by parameter: DDP lays its buckets anew after the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: dict[nn.Parameter, torch.Tensor] = {}
+
+    def _send(self, bucket: Any) -> Future:
+        parameters, gradients = bucket.parameters(), bucket.gradients()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if parameter in self._left:
+                gradient.add_(self._left[parameter])
+            self._left[parameter] = gradient.clone()
+        self.exchange(parameters, gradients, [self._left[p] for p in parameters])
+        done: Future = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def exchange(
+        self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
+    ) -> None:
+        """Put the mean of what was sent into `gradients`; take what was sent away from `left`."""
+        raise NotImplementedError
+
+
+class TopK(WithFeedback):
+    """The largest elements of a bucket, each with its place: 8 bytes instead of 4, but of few."""
+
+    def __init__(self, percent: float) -> None:
+        super().__init__()
+        self._share = percent / 100
+
+    def exchange(
+        self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
+    ) -> None:
+        del parameters
+        size = dist.get_world_size()
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        count = max(1, int(self._share * flat.numel()))
+        places = flat.abs().topk(count, sorted=False).indices
+        values = flat[places]
+        all_values = [torch.empty_like(values) for _ in range(size)]
+        all_places = [torch.empty_like(places, dtype=torch.int32) for _ in range(size)]
+        dist.all_gather(all_values, values)
+        dist.all_gather(all_places, places.int())
+        mean = torch.zeros_like(flat)
+        for their_places, their_values in zip(all_places, all_values, strict=True):
+            mean.index_add_(0, their_places.long(), their_values, alpha=1 / size)
+        flat[places] = 0
+        spread(mean, gradients)
+        spread(flat, left)
+
+
+class PowerSGD(WithFeedback):
+    """One power iteration a step, from the factors of the step before."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+        self._right: dict[nn.Parameter, torch.Tensor] = {}
+
+    def exchange(
+        self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
+    ) -> None:
+        thin = [self._pays(g) for g in gradients]
+        whole = [g for g, is_thin in zip(gradients, thin, strict=True) if not is_thin]
+        _mean(whole)
+        for rest, is_thin in zip(left, thin, strict=True):
+            if not is_thin:
+                rest.zero_()
+        chosen = [n for n, is_thin in enumerate(thin) if is_thin]
+        matrices = [gradients[n].view(gradients[n].shape[0], -1) for n in chosen]
+        rights = [self._right_of(parameters[n], m) for n, m in zip(chosen, matrices, strict=True)]
+        lefts = [m @ q for m, q in zip(matrices, rights, strict=True)]
+        _mean(lefts)
+        lefts = [torch.linalg.qr(p).Q for p in lefts]
+        rights = [m.t() @ p for m, p in zip(matrices, lefts, strict=True)]
+        _mean(rights)
+        for n, matrix, p, q in zip(chosen, matrices, lefts, rights, strict=True):
+            self._right[parameters[n]] = q
+            torch.mm(p, q.t(), out=matrix)
+            left[n].sub_(gradients[n])
+
+    def _pays(self, gradient: torch.Tensor) -> bool:
+        rows = gradient.shape[0] if gradient.ndim > 1 else 1
+        columns = gradient.numel() // max(rows, 1)
+        return min(rows, columns) > self._rank and (rows + columns) * self._rank < gradient.numel()
+
+    def _right_of(self, parameter: nn.Parameter, matrix: torch.Tensor) -> torch.Tensor:
+        """(columns, rank): of the last step, at first random and the same on every rank."""
+        if parameter not in self._right:
+            chance = torch.Generator().manual_seed(matrix.numel())
+            first = torch.randn(matrix.shape[1], self._rank, generator=chance)
+            self._right[parameter] = first.to(matrix)
+        return self._right[parameter]
+
+
+def hook(name: str, amount: float | None) -> Plain:
+    """The hook of `--compress name:amount`."""
+    match name:
+        case "bf16":
+            return Plain(default_hooks.bf16_compress_hook)
+        case "fp16":
+            return Plain(default_hooks.fp16_compress_hook)
+        case "powersgd":
+            return PowerSGD(int(amount or 4))
+        case "topk":
+            return TopK(amount or 1.0)
+    raise AssertionError(name)
+
+
+def _mean(tensors: list[torch.Tensor]) -> None:
+    """Means over all ranks, in one message."""
+    if tensors:
+        flat = torch.cat([t.reshape(-1) for t in tensors]).div_(dist.get_world_size())
+        dist.all_reduce(flat)
+        spread(flat, tensors)

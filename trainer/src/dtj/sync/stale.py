@@ -1,0 +1,73 @@
+"""Bounded staleness: a step applies the mean gradient of K steps ago; a slow rank need not hold the others.
+
+    step t   compute own gradients, start to average them, apply the average that was started at step t - K
+
+All ranks apply the same averages in the same order and stay equal bit by bit; none gets more than K steps
+ahead of the slowest. Messages have K steps of time to arrive. The first K steps of a run change nothing, and
+training wants a smaller rate than without delay: Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server" (2013).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj.parallel.average import spread
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+
+
+class Stale(Strategy):
+    """Averages under way, oldest first: (vector of all gradients, its message; None once it has arrived)."""
+
+    def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:
+        super().__init__(layout, device)
+        self.slack = delay
+        self.extra = self
+        self._weights: list[nn.Parameter] = []
+        self._under_way: deque[tuple[torch.Tensor, Any]] = deque()
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        check_trainable(model)
+        share_weights(model, self.device)
+        model = model.to(self.device)
+        self._weights += [p for p in model.parameters() if p.requires_grad]
+        return model
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        own = torch.cat([_gradient(p).reshape(-1) for p in self._weights]).div_(self.layout.data_size)
+        self._under_way.append((own, dist.all_reduce(own, async_op=True)))
+        if len(self._under_way) <= self.slack:
+            for weight in self._weights:  # optimizers pass over what has no gradient
+                weight.grad = None
+            return
+        mean, work = self._under_way.popleft()
+        if work is not None:
+            work.wait()
+        spread(mean, [_gradient(p) for p in self._weights])
+
+    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+        total = super().accumulate(share, parts, models)
+        self._exchange()
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages that are yet to be applied; waits for them."""
+        for _, work in self._under_way:
+            if work is not None:
+                work.wait()
+        return {"under_way": [mean for mean, _ in self._under_way]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._under_way = deque((mean.to(self.device), None) for mean in state["under_way"])
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
