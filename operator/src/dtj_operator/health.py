@@ -24,19 +24,32 @@ class Health:
 
 
 async def serve(health: Health, *, health_port: int, metrics_port: int) -> list[web.AppRunner]:
-    """Listen on both ports; port 0 takes a free one, which is logged."""
+    """Listen on both ports; port 0 takes a free one, which is logged.
+
+    Raises OSError, with the flag that mends it, where a port is taken; then none is listened on.
+    """
     probes = web.Application()
     probes.router.add_get("/healthz", _probe(health.live))
     probes.router.add_get("/readyz", _probe(health.ready))
     numbers = web.Application()
     numbers.router.add_get("/metrics", _metrics)
-    return [await _listen(probes, "health", health_port), await _listen(numbers, "metrics", metrics_port)]
+    first = await _listen(probes, "health", health_port)
+    try:
+        return [first, await _listen(numbers, "metrics", metrics_port)]
+    except OSError:
+        await first.cleanup()
+        raise
 
 
 async def _listen(app: web.Application, what: str, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
-    await web.TCPSite(runner, port=port).start()
+    try:
+        await web.TCPSite(runner, port=port).start()
+    except OSError as error:
+        await runner.cleanup()
+        mend = f"choose another with --{what}-port"
+        raise OSError(error.errno, f"port {port} for {what} cannot be had, {mend}") from error
     _log.info("listening", extra={"what": what, "port": runner.addresses[0][1]})
     return runner
 

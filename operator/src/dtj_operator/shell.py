@@ -53,7 +53,7 @@ def _run_once(settings: Settings) -> None:
 def _registry(settings: Settings) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, backoff=AGAIN_S)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return _credentials(await config.load())
 

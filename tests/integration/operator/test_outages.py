@@ -99,6 +99,26 @@ async def test_history_that_etcd_has_forgotten_is_read_anew(
         await witness.settled()
 
 
+async def test_without_the_right_to_read_nodes_all_else_works(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
+):
+    path = f"{BINDING}-nodes-{NAMESPACE}"  # what the chart leaves out with rbac.readNodes=false
+    binding = await cluster.api.get(path)
+    await cluster.api.delete(path)
+    try:
+        async with process.running(granted, watch=cluster.namespace) as operator:
+            await cluster.submit()
+            await cluster.until(phase("Running"))
+            await kubelet.finish("job-1", 1)
+            await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+            told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
+        assert len(told) == 1
+        assert "not permitted to read these, going on without" in told[0]
+    finally:
+        del binding["metadata"]["resourceVersion"]
+        await cluster.api.create(path.rpartition("/")[0], binding)
+
+
 async def test_rights_that_are_taken_away_and_given_back(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):

@@ -1,10 +1,12 @@
 """What the probes say, and that they are served by the loop that does the work."""
 
+import socket
+
 import aiohttp
 import pytest
 from aiohttp import web
 
-from dtj_operator import health
+from dtj_operator import health, metrics
 from dtj_operator.health import Health
 
 
@@ -18,20 +20,33 @@ async def ask(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
+async def test_a_port_that_is_taken_is_named_and_the_other_one_given_back() -> None:
+    """Else the next try in the same process would find its own port taken, for ever."""
+    probes = Health(live=lambda: None, ready=lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as theirs, socket.create_server(("127.0.0.1", 0)) as free:
+        ours, taken = free.getsockname()[1], theirs.getsockname()[1]
+        free.close()
+        with pytest.raises(OSError, match=f"port {taken} for metrics cannot be had, .* --metrics-port"):
+            await health.serve(probes, health_port=ours, metrics_port=taken)
+    for server in await health.serve(probes, health_port=ours, metrics_port=0):
+        await server.cleanup()
+
+
 @pytest.mark.parametrize(("path", "other"), [("/healthz", "/readyz"), ("/readyz", "/healthz")])
 async def test_a_probe_says_what_is_wrong(path: str, other: str) -> None:
     wrong: dict[str, str | None] = {"/healthz": None, "/readyz": None}
     probes = Health(live=lambda: wrong["/healthz"], ready=lambda: wrong["/readyz"])
     servers = await health.serve(probes, health_port=0, metrics_port=0)
-    port, metrics = (next(port for _, port in v4(server)) for server in servers)
+    port, numbers = (next(port for _, port in v4(server)) for server in servers)
     try:
         assert await ask(port, path) == (200, "ok\n")
         wrong[path] = "the watch of pods has been silent for 301 s"
         assert await ask(port, path) == (503, "the watch of pods has been silent for 301 s\n")
         assert (await ask(port, other))[0] == 200
-        status, page = await ask(metrics, "/metrics")
+        metrics.LEADER.set(1)
+        status, page = await ask(numbers, "/metrics")
         assert status == 200
-        assert "dtj_queue_depth" in page
+        assert "dtj_leader 1.0" in page
     finally:
         for server in servers:
             await server.cleanup()
