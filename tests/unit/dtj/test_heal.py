@@ -64,7 +64,8 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     assert (
         "generation 2: rank 1 anew, the others keep their state; 1 of 10 restarts in place used" in ended.err
     )
-    assert all(seen(unbroken(3), step) == seen(tmp_path, step) for step in range(STEPS))
+    # As sets: a step that only the dead rank had finished is done again.
+    assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
 
 
 def test_five_crashes_leave_no_trace_in_the_result(
