@@ -33,6 +33,7 @@ from tests.integration.operator.process import Operator
 MANY, REPLICAS = 10_000, 8
 EVENTS, PER_S = 20_000, 1000
 FAILURES = 200
+BOOKMARK_S = 20.0  # the operator takes a stream for dead that says nothing
 NAMESPACE = rig.NAMESPACE
 GROUP = "/apis/dtj.dev/v1alpha1"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{process.NAMESPACE}/leases"
@@ -235,9 +236,17 @@ class Cluster:
         self.streams.setdefault(kind, []).append(lines)
         with contextlib.suppress(ConnectionError):
             while True:
-                await response.write(await lines.get())
+                try:
+                    line = await asyncio.wait_for(lines.get(), BOOKMARK_S)
+                except TimeoutError:
+                    line = self._bookmark()
+                await response.write(line)
         self.streams[kind].remove(lines)
         return response
+
+    def _bookmark(self) -> bytes:
+        where = {"metadata": {"resourceVersion": str(self.version)}}
+        return json.dumps({"type": "BOOKMARK", "object": where}).encode() + b"\n"
 
     async def _write(self, request: web.Request, parts: list[str]) -> web.Response:
         body = await request.json()
