@@ -24,7 +24,7 @@ FEW, MANY = 10, 1000
 REST_S = 60.0
 CALM_S = 15.0  # so long without a write, and nothing more is to come: longer than counts are held back
 FAILURES, PAUSE_S = 200, 0.2
-KILLS = 5
+KILLS = 3
 SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.integration.operator.process import Operator
 MANY, REPLICAS = 10_000, 8
 EVENTS, PER_S = 20_000, 1000
 FAILURES = 200
+BOOKMARK_S = 20.0  # the operator takes a stream for dead that says nothing
 NAMESPACE = rig.NAMESPACE
 GROUP = "/apis/dtj.dev/v1alpha1"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{process.NAMESPACE}/leases"
@@ -122,72 +123,63 @@ class Cluster:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
-        text = json.dumps(_job("JOB", "UID"))
-        self._job = text
-        parsed = spec.parse(_job("JOB", "UID"))
-        place = Place(index=0, attempt=0, size=REPLICAS, restarts_left=10)
+        parsed = spec.parse(_job())
+        self._jobs = [f"sim-{number:05}" for number in range(MANY)]
+        self._pods = [f"{job}-{index}" for job in self._jobs for index in range(REPLICAS)]
+        self._job = json.dumps(_job() | {"status": "STATUS"})
         running = {
             "phase": "Running",
-            "podIP": "",
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
             "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}],
         }
-        made = pod(parsed, place) | {"status": running}
-        made["metadata"] |= {"uid": "PODUID", "namespace": NAMESPACE, "resourceVersion": "VERSION"}
+        made = pod(parsed, Place(index=0, attempt=0, size=REPLICAS, restarts_left=10)) | {"status": running}
+        made["metadata"] |= {"uid": "pod-JOB-INDEX", "namespace": NAMESPACE, "resourceVersion": "1"}
+        made["metadata"]["labels"]["dtj.dev/replica-index"] = "INDEX"
         made["spec"]["nodeName"] = "NODE"
         self._pod = json.dumps(made).replace("JOB-0", "JOB-INDEX")
-        self._pod = self._pod.replace('"dtj.dev/replica-index": "0"', '"dtj.dev/replica-index": "INDEX"')
-        self._children = {
-            "services": service(parsed),
-            "networkpolicies": network_policy(parsed, process.NAMESPACE),
-        }
-        for child in self._children.values():
-            child["metadata"] |= {"uid": "CHILD", "namespace": NAMESPACE, "resourceVersion": "1"}
+        self._children: dict[str, str] = {}
+        policy = network_policy(parsed, process.NAMESPACE)
+        for kind, child in (("services", service(parsed)), ("networkpolicies", policy)):
+            child["metadata"] |= {"uid": f"{kind}-JOB", "namespace": NAMESPACE, "resourceVersion": "1"}
+            self._children[kind] = json.dumps(child)
 
-    def job(self, name: str) -> Json:
+    def job(self, name: str) -> str:
         """Return a job with the status that the operator has given it."""
-        made: Json = json.loads(self._job.replace("JOB", name).replace("UID", _uid(name)))
-        made["metadata"]["resourceVersion"] = str(self.versions.get(name, 1))
-        return made | {"status": self.statuses.get(name, {})}
+        text = self._job.replace("JOB", name).replace("UID", _uid(name))
+        text = text.replace("VERSION", str(self.versions.get(name, 1)))
+        return text.replace('"STATUS"', json.dumps(self.statuses.get(name, {})))
 
-    def pod(self, name: str) -> Json:
+    def pod(self, name: str) -> str:
         """Return a pod as it is now."""
         if name in self.pods:
-            return self.pods[name]
+            return json.dumps(self.pods[name])
         job, _, index = name.rpartition("-")
-        text = self._pod.replace("PODUID", f"pod-{name}").replace("JOB", job).replace("UID", _uid(job))
-        text = (
-            text.replace("INDEX", index).replace("VERSION", "1").replace("NODE", f"node-{hash(name) % 100}")
-        )
-        made: Json = json.loads(text)
-        return made
+        text = self._pod.replace("JOB", job).replace("UID", _uid(job)).replace("INDEX", index)
+        return text.replace("NODE", f"node-{index}")
 
-    def child(self, kind: str, name: str) -> Json:
+    def child(self, kind: str, name: str) -> str:
         """Return a Service or a NetworkPolicy."""
-        text = json.dumps(self._children[kind]).replace("JOB", name).replace("UID", _uid(name))
-        made: Json = json.loads(text)
-        return made
+        return self._children[kind].replace("JOB", name).replace("UID", _uid(name))
 
-    def everything(self, kind: str) -> tuple[list[str], Callable[[str], Json]]:
+    def everything(self, kind: str) -> tuple[Sequence[str], Callable[[str], str]]:
         """Return the names of a collection, and what makes an object of a name."""
-        jobs = [f"sim-{number:05}" for number in range(MANY)]
         match kind:
             case "distributedtrainingjobs":
-                return jobs, self.job
+                return self._jobs, self.job
             case "pods":
-                return [f"{job}-{index}" for job in jobs for index in range(REPLICAS)], self.pod
+                return self._pods, self.pod
             case "services" | "networkpolicies":
-                return jobs, lambda name: self.child(kind, name)
-        return [], self.job
+                return self._jobs, lambda name: self.child(kind, name)
+        return (), self.job
 
     def next(self) -> int:
         """Return a new resource version."""
         self.version += 1
         return self.version
 
-    def tell(self, kind: str, event: str, seen: Json) -> None:
+    def tell(self, kind: str, event: str, seen: str) -> None:
         """Send an event to all who watch."""
-        line = json.dumps({"type": event, "object": seen}).encode() + b"\n"
+        line = f'{{"type": "{event}", "object": {seen}}}\n'.encode()
         for stream in self.streams.get(kind, ()):
             stream.put_nowait(line)
 
@@ -221,19 +213,21 @@ class Cluster:
             return web.json_response(_DISCOVERY[request.path])
         parts = request.path.split("/")
         if parts[-2] == "distributedtrainingjobs":
-            return web.json_response(self.job(parts[-1]))
+            return web.json_response(text=self.job(parts[-1]))
         kind = parts[-1]
         if "watch" in request.query:
             return await self._stream(request, kind)
         names, make = self.everything(kind)
         if selector := request.query.get("labelSelector", "").partition("=")[2]:
-            names = [name for name in names if name.rpartition("-")[0] == selector]
+            names = [name for name in names if name.rpartition("-")[0] == selector or name == selector]
         begin, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", len(names) or 1))
-        meta: Json = {"resourceVersion": str(self.version)}
+        meta = {"resourceVersion": str(self.version)}
         if begin + limit < len(names):
             meta["continue"] = str(begin + limit)
-        items = [make(name) for name in names[begin : begin + limit]]
-        return web.json_response({"kind": "List", "metadata": meta, "items": items})
+        items = ",".join(make(name) for name in names[begin : begin + limit])
+        return web.json_response(
+            text=f'{{"kind": "List", "metadata": {json.dumps(meta)}, "items": [{items}]}}'
+        )
 
     async def _stream(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -242,9 +236,17 @@ class Cluster:
         self.streams.setdefault(kind, []).append(lines)
         with contextlib.suppress(ConnectionError):
             while True:
-                await response.write(await lines.get())
+                try:
+                    line = await asyncio.wait_for(lines.get(), BOOKMARK_S)
+                except TimeoutError:
+                    line = self._bookmark()
+                await response.write(line)
         self.streams[kind].remove(lines)
         return response
+
+    def _bookmark(self) -> bytes:
+        where = {"metadata": {"resourceVersion": str(self.version)}}
+        return json.dumps({"type": "BOOKMARK", "object": where}).encode() + b"\n"
 
     async def _write(self, request: web.Request, parts: list[str]) -> web.Response:
         body = await request.json()
@@ -254,17 +256,17 @@ class Cluster:
             self.versions[name] = self.next()
             job = self.job(name)
             self.tell("distributedtrainingjobs", "MODIFIED", job)
-            return web.json_response(job)
+            return web.json_response(text=job)
         if request.method == "DELETE" and parts[-2] == "pods":
-            dying = self.pod(parts[-1])
+            dying = json.loads(self.pod(parts[-1]))
             dying["metadata"] |= {
                 "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "resourceVersion": str(self.next()),
             }
-            gone = json.loads(json.dumps(dying))
-            gone["metadata"]["resourceVersion"] = str(self.next())
-            self.tell("pods", "DELETED", gone)
-            return web.json_response(dying)
+            answer = json.dumps(dying)
+            dying["metadata"]["resourceVersion"] = str(self.next())
+            self.tell("pods", "DELETED", json.dumps(dying))
+            return web.json_response(text=answer)
         if parts[-1] == "pods":
             name = body["metadata"]["name"]
             self.reborn[name] = time.monotonic()
@@ -283,10 +285,17 @@ def _uid(job: str) -> str:
     return f"uid-of-{job}"
 
 
-def _job(name: str, uid: str) -> Json:
+def _job() -> Json:
+    """A job with words in the place of what differs."""
     made = fleet.job(0)
-    made["metadata"] = {"name": name, "namespace": NAMESPACE, "uid": uid, "generation": 1}
-    return made
+    meta = {
+        "name": "JOB",
+        "namespace": NAMESPACE,
+        "uid": "UID",
+        "generation": 1,
+        "resourceVersion": "VERSION",
+    }
+    return made | {"metadata": meta}
 
 
 def _merge(old: Json, patch: Json) -> Json:
@@ -318,9 +327,9 @@ async def _cpu_ms(cluster: Cluster, operator: Operator, change: Callable[[Json],
     began, before = time.monotonic(), (await usage(operator)).cpu_s
     for number in range(EVENTS):
         name = f"sim-{number % MANY:05}-{number // MANY}"
-        seen = cluster.pods[name] = change(cluster.pod(name))
+        seen = cluster.pods[name] = change(json.loads(cluster.pod(name)))
         seen["metadata"]["resourceVersion"] = str(cluster.next())
-        cluster.tell("pods", "MODIFIED", seen)
+        cluster.tell("pods", "MODIFIED", json.dumps(seen))
         if number % 50 == 49:
             await asyncio.sleep(max(0.0, began + number / PER_S - time.monotonic()))
     await _calm(cluster)
@@ -341,13 +350,13 @@ async def _react(cluster: Cluster) -> list[float]:
     cluster.reborn.clear()
     for number in chance.sample(range(MANY), FAILURES):
         name = f"sim-{number:05}-{REPLICAS - 1}"
-        seen = cluster.pods[name] = cluster.pod(name)
+        seen = cluster.pods[name] = json.loads(cluster.pod(name))
         ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
         seen["status"] |= {"phase": "Failed"}
         seen["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": ended}}]
         seen["metadata"]["resourceVersion"] = str(cluster.next())
         failed[name] = time.monotonic()
-        cluster.tell("pods", "MODIFIED", seen)
+        cluster.tell("pods", "MODIFIED", json.dumps(seen))
         await asyncio.sleep(fleet.PAUSE_S)
     await cluster.until(lambda: failed.keys() <= cluster.reborn.keys())
     return [cluster.reborn[name] - moment for name, moment in failed.items()]
