@@ -239,9 +239,7 @@ class Run:
                     self._end_step(self._diary, batch.epoch, is_last=self.step == total)
                 except RuntimeError as error:
                     self._heal(error)
-        if not self._is_behind:
-            self._conclude()
-            self._keeper.save(self.step, last=True)
+        self._together(self._finish, undo=None, stand_in=None)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -400,6 +398,11 @@ class Run:
             raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
         self.say(f"stopped at step {self.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
+
+    def _finish(self) -> None:
+        """After the last step; what is saved is the state that the run ends with."""
+        self._conclude()
+        self._keeper.save(self.step, last=True)
 
     def _conclude(self) -> None:
         """Before the last save: ranks that went on by themselves meet, and nothing broken is saved."""
