@@ -1,4 +1,4 @@
-"""A thousand running jobs of eight pods: memory, writes at rest, reaction to a failure, return after SIGKILL."""
+"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, return after a kill."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def reborn(rest: Rest, pod: str, old: str, version: str) -> float:
 
 
 async def killed(bench: Rig) -> float:
-    """Kill an operator that runs, fail a rank while there is none, start another; return when it has reacted."""
+    """Kill the operator, fail a rank while there is none, start another; return when that has reacted."""
     async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
         await calm(bench)
         began = time.monotonic()

@@ -31,6 +31,7 @@ class Chaos:
     proxies    one before each operator
     operators  in the order of the proxies
     made       how many jobs have been made so far
+    brutal     the API server is killed too, which takes seconds each time
     """
 
     plane: ControlPlane
@@ -41,6 +42,7 @@ class Chaos:
     operators: list[Kept]
     clock: Clock
     chance: Random
+    brutal: bool = False
     made: int = 0
     strangers: list[str] = field(default_factory=list)
     suspended: set[str] = field(default_factory=set)
@@ -121,7 +123,7 @@ def operator_of(stage: Chaos) -> Kept:
     return stage.chance.choice(stage.operators)
 
 
-@deed(3)
+@deed(1)
 async def kill_operator(stage: Chaos) -> bool:
     """SIGKILL."""
     victim = operator_of(stage).now
@@ -141,7 +143,7 @@ async def stop_operator(stage: Chaos) -> bool:
     return True
 
 
-@deed(2)
+@deed(1)
 async def freeze_operator(stage: Chaos) -> bool:
     """SIGSTOP for a moment."""
     victim = operator_of(stage).now
@@ -163,7 +165,7 @@ def refusing(name: str, status: int, *matches: Any, headers: tuple[tuple[str, st
         return True
 
     refuse.__name__ = name
-    deed(3)(refuse)
+    deed(2)(refuse)
 
 
 WRITES = (
@@ -192,7 +194,7 @@ async def delay(stage: Chaos) -> bool:
     return True
 
 
-@deed(3)
+@deed(2)
 async def cut_watches(stage: Chaos) -> bool:
     """Every watch of one operator breaks."""
     return stage.chance.choice(stage.proxies).cut_watches() > 0
@@ -219,7 +221,7 @@ async def mangle_watches(stage: Chaos) -> bool:
 async def set_clock(stage: Chaos) -> bool:
     """The operators' clocks are an hour off, or right again."""
     stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
-    return True
+    return bool(stage.clock.environment)
 
 
 @deed(1)
@@ -227,6 +229,14 @@ async def compact_etcd(stage: Chaos) -> bool:
     """History is forgotten."""
     await asyncio.to_thread(stage.plane.compact)
     return True
+
+
+@deed(1)
+async def restart_apiserver(stage: Chaos) -> bool:
+    """SIGKILL, and all that it had in memory is gone."""
+    if stage.brutal:
+        await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
+    return stage.brutal
 
 
 @deed(1)
@@ -242,7 +252,7 @@ async def take_rights(stage: Chaos) -> bool:
     return True
 
 
-@deed(4)
+@deed(5)
 async def crash_pod(stage: Chaos) -> bool:
     """A rank ends in one of the bad ways."""
     name = stage.some_pod()
@@ -272,7 +282,7 @@ async def hold_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(3)
+@deed(4)
 async def delete_pod(stage: Chaos) -> bool:
     """Somebody deletes a pod."""
     name = stage.some_pod()

@@ -31,6 +31,7 @@ from tests.integration.operator import process
 from tests.support.faultproxy import FaultProxy
 
 Json = dict[str, Any]
+PAUSE_S = 0.4  # between two deeds, at most: jobs must get somewhere, or there is nothing to destroy
 SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
 
 
@@ -55,7 +56,14 @@ class Result:
 
 
 async def run(
-    plane: ControlPlane, namespace: str, folder: Path, *, seed: int, faults: int, jobs: int
+    plane: ControlPlane,
+    namespace: str,
+    folder: Path,
+    *,
+    seed: int,
+    faults: int,
+    jobs: int,
+    brutal: bool = False,
 ) -> Result:
     """Have so many faults happen while about so many jobs are there; the operator's roles must be granted."""
     began, result, chance = time.monotonic(), Result(seed), Random(seed)
@@ -65,6 +73,7 @@ async def run(
         kubelets.playing(api, namespace) as kubelet,
         stage_of(plane, api, namespace, folder, kubelet, chance) as stage,
     ):
+        stage.brutal = brutal
         await wreak(stage, result, faults, jobs)
         await stage.relent()
         result.violations += await settled(witness, "after the faults")
@@ -85,13 +94,14 @@ async def wreak(stage: Chaos, result: Result, faults: int, jobs: int) -> None:
     names = list(DEEDS)
     weights = [DEEDS[name][0] for name in names]
     while result.faults.total() < faults:
-        with contextlib.suppress(ApiError):  # a stranger is in the way, or a victim has just gone
+        with contextlib.suppress(ApiError, aiohttp.ClientError, OSError):
             if await alive(stage) < jobs:
                 await stage.make()
         (name,) = stage.chance.choices(names, weights)
+        # A victim may have gone a moment ago, or the server with it.
         with contextlib.suppress(ApiError, KeyError, aiohttp.ClientError, OSError):
             result.faults[name] += await DEEDS[name][1](stage)
-        await asyncio.sleep(stage.chance.uniform(0, 0.1))  # the dice decide how much happens in between
+        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # the dice decide how far the cluster gets
 
 
 async def alive(stage: Chaos) -> int:

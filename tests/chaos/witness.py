@@ -87,8 +87,8 @@ class Witness:
         last = {uid: event for uid, event in self._latest.items() if event.kind == kind}
         for uid, event in last.items():
             if uid not in here:
-                meta = {**event.object["metadata"], "resourceVersion": listed["metadata"]["resourceVersion"]}
-                await self._add(Event(kind, "DELETED", {**event.object, "metadata": meta}))
+                # When is not known; not after its successor was born, so at the version that was seen last.
+                await self._add(Event(kind, "DELETED", event.object))
         for item in listed["items"]:
             await self._add(Event(kind, "MODIFIED" if item["metadata"]["uid"] in last else "ADDED", item))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtj_operator.plan import times
-from tests.chaos.clock import Clock
+from tests.chaos.clock import MISSING, Clock, library
 from tests.chaos.witness import Witness
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
@@ -22,6 +22,8 @@ Json = dict[str, Any]
 @pytest.fixture
 def clock(tmp_path: Path) -> Clock:
     """Return a clock for one operator."""
+    if library() is None:
+        pytest.skip(MISSING)
     return Clock(tmp_path)
 
 

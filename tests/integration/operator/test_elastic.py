@@ -93,7 +93,7 @@ async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: C
         await kubelet.start(name)
     await find_no_room(kubelet, "job-2", since=now())
     await cluster.until(
-        lambda job: of(job, "PodsReady")["reason"] == "Unschedulable" and phase("Pending")(job)
+        lambda job: phase("Pending")(job) and of(job, "PodsReady")["reason"] == "Unschedulable"
     )
 
     await find_no_room(kubelet, "job-2")
@@ -116,7 +116,7 @@ async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: 
         await kubelet.start(name)
     await find_no_room(kubelet, "job-2")
 
-    job = await cluster.until(lambda job: job["status"].get("ready") == "2/3")
+    job = await cluster.until(lambda job: job.get("status", {}).get("ready") == "2/3")
     assert phase("Pending")(job)
 
 

@@ -142,11 +142,6 @@ class PodCache(Cache[PodView]):
         """Whose pods are on this node."""
         return list(self._on_node.get(node, ()))
 
-    def _died_later(self, view: PodView) -> bool:
-        """The answer to our own deletion may bear the very version at which the watch told of the end."""
-        version, _ = self._dead.get(view.uid, ("", False))
-        return super()._died_later(view) or (view.deleting and view.version == version)
-
     def _moved(self, old: PodView | None, new: PodView | None) -> None:
         if old is not None and old.node:
             jobs = self._on_node[old.node]

@@ -176,11 +176,3 @@ def test_a_list_of_one_job_leaves_the_others_alone(watched: Watched) -> None:
     watched.cache.replace([], version="8", key=KEY)
 
     assert watched.cache.keys() == [Key(NAMESPACE, "other")]
-
-
-def test_the_answer_to_a_deletion_does_not_revive_what_the_watch_saw_end(watched: Watched) -> None:
-    watched.cache.observe(at(5))
-    watched.cache.forget(at(7, deleting=True), by_watch=True)
-    watched.cache.observe(at(7, deleting=True), quiet=True)
-
-    assert watched.names() == []
