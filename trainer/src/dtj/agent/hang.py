@@ -1,7 +1,7 @@
 """Silence of the ranks -> is it a hang, and whose. Pure: `now` is seconds of any clock that goes forward.
 
-A rank that is stuck stops all others in the next collective, so silence alone names nobody. Their stacks do:
-who waits in a collective waits for somebody else; who is anywhere else, or cannot answer at all, did not come.
+A rank that is stuck stops all others in the next collective, so silence alone names nobody. Their stacks
+do: who is in a collective waits for somebody else; who is anywhere else, or cannot answer, did not come.
 """
 
 import re
@@ -55,6 +55,11 @@ class Silence:
             self._first.setdefault(rank, step)
         (self._paused.add if paused else self._paused.discard)(rank)
         self._heard_at[rank] = now
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of which something is expected."""
+        return list(self._heard_at)
 
     def ended(self, rank: int) -> None:
         """A rank is done; nothing more is expected of it."""
@@ -112,9 +117,9 @@ def culprits(looks: Mapping[int, Look]) -> list[int]:
     return sorted(found or looks)
 
 
-def sentence(rank: int, look: Look, *, silent_s: float, others_wait: bool) -> str:
+def sentence(rank: int, look: Look, *, silent_s: float, deadlock: bool) -> str:
     """What is said of a culprit."""
-    if not others_wait:
+    if deadlock:
         what = f"waits for its peers, as all of them do ({look.frame})"
     elif look.is_stopped:
         what = "is stopped (SIGSTOP, or a debugger)"

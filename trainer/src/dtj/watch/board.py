@@ -19,6 +19,7 @@ class Board:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with processes that are forked from here on
         self._values = memoryview(self._memory).cast("q")
         self._values[0] = NONE
+        self._reports = False  # the program itself says which step it is at
 
     @property
     def step(self) -> int | None:
@@ -42,8 +43,17 @@ class Board:
 
     def stepped(self, step: int) -> None:
         """A step is complete."""
+        self._reports = True
         self._values[0] = step
         self._values[1] += 1
+
+    def optimized(self, count: int) -> None:
+        """An optimizer made its step; where the program reports steps by itself, only a sign of life."""
+        if self._reports:
+            self.sign()
+            return
+        self.stepped(count)
+        self._reports = False
 
     def sign(self) -> None:
         """Still at work on this step."""
