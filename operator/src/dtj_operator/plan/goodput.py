@@ -49,7 +49,7 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
 
 
 def _fresh(s: Snapshot) -> Ledger | None:
-    """What the agent that runs now has told; a word from before this phase may be that of one that is gone."""
+    """What the agent that runs now has told; an older word may be that of one that is gone."""
     if s.answer is None:
         return None
     began = s.memory.changed_at
