@@ -37,7 +37,7 @@ def test_killed_rank_is_replaced_within_the_pods(kubectl: Kubectl, rank: int):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_lost_pod_is_replaced_and_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
+def test_lost_pod_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
     """Replica 0 is the coordinator's: the survivor finds the new one under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("pods-0", "did step 3 ")

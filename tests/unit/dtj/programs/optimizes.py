@@ -1,4 +1,4 @@
-"""A script that knows nothing of dtj: ordinary DDP. In its first life rank 1 falls asleep after some steps."""
+"""A script that knows nothing of dtj: ordinary DDP. In its first life rank 1 falls asleep half-way."""
 
 import os
 import time
