@@ -41,6 +41,7 @@ def test_public_verbs_of_a_run() -> None:
         "keep_best",
         "log",
         "parallel",
+        "pause",
         "rank",
         "say",
         "size",

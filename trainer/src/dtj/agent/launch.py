@@ -27,6 +27,7 @@ from dtj.agent import rank as rank_process
 from dtj.agent import report
 from dtj.agent.child import Child
 from dtj.agent.coordinator import Coordinator
+from dtj.agent.hang import Silence
 from dtj.agent.link import Message
 from dtj.agent.membership import Budget, Job, Membership
 from dtj.agent.placement import Placement, threads
@@ -38,8 +39,10 @@ from dtj.agent.status import Status
 from dtj.agent.uplink import Uplink
 
 _PUBLISH_S = 0.25
-# Steps go to the coordinator at most so often; a job's step is rarely shorter.
-_STEPS_S = 0.05
+# How often the ranks' boards are read: often enough to account for every step of rank 0.
+_READ_S = {True: 0.05, False: 0.25}
+# So long a rank that was asked for its stacks may take to write them.
+_LOOK_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -54,6 +57,7 @@ class Options:
     termination_log  where the termination message goes; None writes none
     job, uid, attempt  which job, as the operator says
     budget           how many restarts in place
+    hang_s           seconds without a step that are a hang; None derives them from the steps
     """
 
     budget: Budget
@@ -65,6 +69,7 @@ class Options:
     job: str = ""
     uid: str = ""
     attempt: int = 0
+    hang_s: float | None = None
 
 
 def launch(program: rank_process.Program, placement: Placement, options: Options) -> int:
@@ -95,8 +100,10 @@ class _Agent:
         self._said = ""
         self._is_over = False
         self._culprit: Ending | None = None  # of the whole job
-        self._steps: dict[int, int] = {}  # not yet told
-        self._steps_at: float | None = None
+        self._read: dict[int, tuple[int, int, bool]] = {}  # pid -> what its board said last
+        self._read_every_s = _READ_S[placement.node_rank == 0]
+        self._read_at = time.monotonic() + self._read_every_s
+        self._look_at: float | None = None
         self._publish_at: float | None = None
         self._uplink = Uplink(
             self._selector,
@@ -158,7 +165,8 @@ class _Agent:
             [
                 self._uplink.deadline,
                 self._publish_at,
-                self._steps_at,
+                self._read_at,
+                self._look_at,
                 self._ranks.deadline,
                 coordinator.deadline if coordinator else None,
             ]
@@ -173,8 +181,10 @@ class _Agent:
         now = time.monotonic()
         if self._publish_at is not None and now >= self._publish_at:
             self._publish()
-        if self._steps_at is not None and now >= self._steps_at:
-            self._send_steps()
+        if now >= self._read_at:
+            self._read_boards()
+        if self._look_at is not None and now >= self._look_at:
+            self._tell_looks()
 
     def _is_finished(self) -> bool:
         if self._ranks.living():
@@ -226,24 +236,52 @@ class _Agent:
         elif "hold" in fields:
             child.holds = fields["hold"]
             self._uplink.tell({"hold": child.rank, "holds": child.holds})
+        elif "unformed" in fields:
+            _say(f"rank {child.rank} could not open its groups: {fields['message']}")
+            self._uplink.tell({"unformed": fields["unformed"]})
         elif "lost" in fields:
-            self._uplink.tell({"lost": child.lost(fields["lost"]).to_json(), "generation": child.generation})
+            lost = child.lost(fields["lost"]).to_json()
+            self._uplink.tell({"lost": lost, "generation": fields["generation"]})
         else:
             self._status.hear(child.rank, fields)
-            if "step" in fields:
-                self._steps[child.rank] = fields["step"]
-                self._steps_at = self._steps_at or time.monotonic() + _STEPS_S
 
     def _on_end(self, child: Child) -> None:
         ending = child.ending
         assert ending is not None
+        self._read_board(child)
         self._status.ended(child.rank, failed=ending.failed)
         if ending.by_agent:
             return
-        self._send_steps()
         self._uplink.tell({"ended": ending.to_json(), "generation": child.generation})
         if ending.failed and ending.cause != "PeerLost":
             self._say_once(_headline(child, ending))
+
+    def _read_boards(self) -> None:
+        """Which ranks have done something since the last time."""
+        self._read_at = time.monotonic() + self._read_every_s
+        found = {str(child.rank): news for child in self._ranks.living() if (news := self._read_board(child))}
+        if found:
+            self._uplink.tell({"signs": found})
+
+    def _read_board(self, child: Child) -> list[object] | None:
+        """Step of a rank, and whether it has declared a pause; None where nothing is new."""
+        board = child.board
+        now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
+        if self._read.get(child.pid, (-1, 0, False)) == now:
+            return None
+        self._read[child.pid] = now
+        if board.step is not None:
+            self._status.hear(child.rank, {"step": board.step})
+        return [board.step, board.is_paused]
+
+    def _tell_looks(self) -> None:
+        self._look_at = None
+        looks = {}
+        for child in self._ranks.living():
+            look, stacks = child.look()
+            looks[child.rank] = [look.frame, look.is_stopped]
+            self._ranks.show_stacks(child, stacks or "no stack: the process does not answer\n")
+        self._uplink.tell({"looks": looks})
 
     # The coordinator speaks.
 
@@ -252,7 +290,8 @@ class _Agent:
             self._uplink.dial()
             return
         membership = Membership(job=self._job, budget=self._options.budget)
-        self._coordinator = Coordinator(membership, self._selector, say=_say)
+        silence = Silence(budget_s=self._options.hang_s)
+        self._coordinator = Coordinator(membership, silence, self._selector, say=_say)
         if self._placement.nnodes > 1:
             self._coordinator.listen(self._placement.master_port)
         self._uplink.connect(self._coordinator.link())
@@ -274,6 +313,14 @@ class _Agent:
             for child in self._ranks.living():
                 if child.generation == message["go"]:
                     child.order({"go": message["go"]})
+        elif "look" in message:
+            for child in self._ranks.living():
+                child.ask_stacks()
+            self._look_at = time.monotonic() + _LOOK_S
+        elif "hang" in message:
+            for child in self._ranks.living():
+                if str(child.rank) in message["hang"] and child.generation == message["generation"]:
+                    child.condemn(message["hang"][str(child.rank)])
         elif "beat" in message:
             self._memory = message["beat"]
         elif "end" in message:
@@ -317,12 +364,6 @@ class _Agent:
     def _say_if_it_matters(self, message: str) -> None:
         if not self._is_finished():
             _say(message)
-
-    def _send_steps(self) -> None:
-        self._steps_at = None
-        if self._steps:
-            self._uplink.tell({"steps": self._steps})
-            self._steps = {}
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
