@@ -50,7 +50,7 @@ class Run:
 
 
 def main() -> None:
-    """Measure and write the section of the page. Differences of a long and a short run leave out the start."""
+    """Measure and write the section of the page; a difference of two runs leaves out the start."""
     rows: list[list[str]] = []
     for flags in FLAGS:
         short, long = train(flags, epochs=1), train(flags, epochs=3)
