@@ -1,4 +1,4 @@
-"""Jobs applied -> all pods created, deleted -> all gone, in turns with a bare loop that posts the same."""
+"""Jobs applied -> all pods there, deleted -> all gone, in turns with a bare loop that posts the same pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.bench.usage import usage
 from tests.cluster import kwok
 from tests.integration.operator.process import Operator
 
-ROUNDS = 5
+ROUNDS = 3
 # No name is used twice: KWOK may still be about to remove an older pod of that name.
 _ROUND = itertools.count()
 Body = tuple[str, dict[str, Any]]  # where to post it, and what

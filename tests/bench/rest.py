@@ -61,10 +61,20 @@ class Rest:
             for _ in range(CONNECTIONS):
                 group.create_task(sender())
 
-    async def watch(self, path: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+    async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge a patch and return what became of the object."""
+        content = {"Content-Type": "application/merge-patch+json"}
+        async with self._session.patch(path, data=json.dumps(body), headers=content) as answer:
+            answer.raise_for_status()
+            patched: dict[str, Any] = await answer.json()
+            return patched
+
+    async def watch(
+        self, path: str, version: str, **query: str
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """Yield (type, object) from `version` on, without end: a busy API server cuts watches, they go on."""
         while True:
-            params = {"watch": "true", "resourceVersion": version}
+            params = {**query, "watch": "true", "resourceVersion": version}
             async with self._session.get(path, params=params) as answer:
                 answer.raise_for_status()
                 async for line in answer.content:
@@ -106,7 +116,7 @@ class Rest:
 @asynccontextmanager
 async def connect(server: str, tls: ssl.SSLContext, token: str) -> AsyncIterator[Rest]:
     """Open a session as the user of a bearer token."""
-    connector = aiohttp.TCPConnector(ssl=tls, limit=CONNECTIONS + 4)
+    connector = aiohttp.TCPConnector(ssl=tls, limit=0)
     timeout = aiohttp.ClientTimeout(total=600)
     headers = {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession(

@@ -18,7 +18,7 @@ from tests.bench.rest import Rest, connect
 from tests.cluster import kwok, tools
 from tests.integration import controlplane
 from tests.integration.chart.conftest import Helm
-from tests.integration.controlplane import ControlPlane
+from tests.integration.controlplane import ControlPlane, Server
 from tests.integration.operator import process
 from tests.integration.operator.conftest import grant
 from tests.integration.operator.process import Operator
@@ -97,18 +97,21 @@ async def running(*, nodes: int = 10, scheduler_qps: int = 50) -> AsyncIterator[
 @contextlib.contextmanager
 def _plane(folder: Path, scheduler_qps: int) -> Iterator[ControlPlane]:
     programs = tools.ensure("kube-controller-manager", "kube-scheduler", "helm")
-    with controlplane.running(folder) as plane, contextlib.ExitStack() as stack:
+    with controlplane.running(folder) as plane:
         controlplane.install_crd(plane)
         (folder / "helm").mkdir()
         grant(Helm(programs["helm"], folder / "helm"), plane)
         plane.kubectl("create", "namespace", NAMESPACE)
-        credentials = f"--kubeconfig={plane.kubectl.kubeconfig}"
-        common = (credentials, "--leader-elect=false", "--secure-port=0")
-        controlplane.launch(
-            stack, folder / "scheduler.log", programs["kube-scheduler"], *common,
-            f"--kube-api-qps={scheduler_qps}", f"--kube-api-burst={2 * scheduler_qps}",
-        )  # fmt: skip
-        controlplane.launch(
-            stack, folder / "controllers.log", programs["kube-controller-manager"], *common,
-        )  # fmt: skip
-        yield plane
+        common = (f"--kubeconfig={plane.kubectl.kubeconfig}", "--leader-elect=false", "--secure-port=0")
+        rate = (f"--kube-api-qps={scheduler_qps}", f"--kube-api-burst={2 * scheduler_qps}")
+        servers = (
+            Server(folder / "scheduler.log", programs["kube-scheduler"], *common, *rate),
+            Server(folder / "controllers.log", programs["kube-controller-manager"], *common),
+        )
+        try:
+            for server in servers:
+                server.start()
+            yield plane
+        finally:
+            for server in servers:
+                server.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 
@@ -33,3 +34,11 @@ async def usage(operator: Operator) -> Usage:
         cpu_s=value("process_cpu_seconds_total"),
         resident_mib=value("process_resident_memory_bytes") / 2**20,
     )
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of any process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    assert match, f"process {pid} is not there"
+    return int(match[1]) / 2**10

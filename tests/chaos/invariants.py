@@ -85,13 +85,14 @@ class World:
     jobs: dict[str, Json] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     children: dict[str, Child] = field(default_factory=dict)
+    pods: dict[str, list[Child]] = field(default_factory=dict)  # by the uid of the job they were born for
     in_the_way: set[tuple[str, str, str]] = field(default_factory=set)
 
-    def pods_of(self, job_uid: str) -> Iterator[Child]:
-        """Yield the pods that were born for a job."""
-        for child in self.children.values():
-            if child.kind == POD and child.owner.get("uid") == job_uid:
-                yield child
+    def add(self, child: Child, uid: str) -> None:
+        """Take a child in that was not there before."""
+        self.children[uid] = child
+        if child.kind == POD and child.owner:
+            self.pods.setdefault(child.owner["uid"], []).append(child)
 
 
 def violations(events: Iterable[Event]) -> list[str]:
@@ -114,7 +115,7 @@ def remains(events: Iterable[Event]) -> list[str]:
         if not child.gone and (owner := controller(child.now)) and owner["uid"] not in world.jobs
     ]
     for uid, job in world.jobs.items():
-        if complaint := _astray(job, list(world.pods_of(uid)), list(world.children.values())):
+        if complaint := _astray(job, world.pods.get(uid, []), list(world.children.values())):
             found.append(f"job {_name(job)}: {complaint}")
     return found
 
@@ -135,8 +136,9 @@ def _job(world: World, event: Event) -> Iterator[str]:
         if _number(new, path) < _number(old, path):
             yield f"job {_name(now)}: {'.'.join(path)} went from {_number(old, path)} to {_number(new, path)}"
     counted = _number(new, ("restarts", "counted"))
-    most = now["spec"].get("recovery", {}).get("maxRestarts", 10)
-    if isinstance(most, int) and counted > max(most, _number(old, ("restarts", "counted"))):
+    recovery = (now.get("spec") or {}).get("recovery")  # a schema of another version may have let in anything
+    most = recovery.get("maxRestarts", 10) if isinstance(recovery, dict) else 10
+    if counted > max(most, _number(old, ("restarts", "counted"))):
         yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
     for condition in new.get("conditions", ()):
         if condition["reason"] == "NameConflict" and not _blocked(world, now, condition["message"]):
@@ -152,14 +154,14 @@ def _child(world: World, event: Event) -> Iterator[str]:
         known = Child(kind=event.kind, born=event.object, now=event.object)
         if event.kind == POD and known.owner:
             yield from _birth(world, known)
-        world.children[event.uid] = known
+        world.add(known, event.uid)
     known.now = event.object
     known.gone = known.gone or event.type == "DELETED"
 
 
 def _birth(world: World, pod: Child) -> Iterator[str]:
     uid = pod.owner["uid"]
-    for other in world.pods_of(uid):
+    for other in world.pods.get(uid, ()):
         if not controller(other.now):
             continue  # somebody took it away from its job, and with it the operator's right to touch it
         if other.lives and other.rank == pod.rank:
@@ -179,7 +181,7 @@ def _blocked(world: World, job: Json, message: str) -> bool:
 
 def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
     """Return why the job is not where its spec says; empty where it is."""
-    spec, status = job["spec"], job.get("status", {})
+    spec, status = job.get("spec") or {}, job.get("status", {})
     phase, here = status.get("phase"), [pod for pod in pods if not pod.gone]
     network = {
         child.kind
@@ -195,10 +197,10 @@ def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
         return (
             "" if phase == "Suspended" and not here else f"to be suspended, is {phase} with {len(here)} pods"
         )
-    running = [pod for pod in here if pod.now.get("status", {}).get("phase") == "Running"]
+    running = [pod for pod in here if pod.now.get("status", {}).get("phase") in ("Running", "Succeeded")]
     if phase != "Running" or len(running) != spec.get("replicas", 1):
         blocked = [c["message"] for c in status.get("conditions", ()) if c["type"] == "PodsReady"]
-        return f"{phase} with {len(running)} pods that run; it says {blocked}"
+        return f"{phase} with {len(running)} pods that run or are done; it says {blocked}"
     missing = {SERVICE, POLICY} - network
     return f"runs without its {', '.join(sorted(missing))}" if missing else ""
 

@@ -86,15 +86,18 @@ class Witness:
         here = {item["metadata"]["uid"] for item in listed["items"]}
         last = {uid: event for uid, event in self._latest.items() if event.kind == kind}
         for uid, event in last.items():
-            if event.type != "DELETED" and uid not in here:
-                meta = {**event.object["metadata"], "resourceVersion": listed["metadata"]["resourceVersion"]}
-                await self._add(Event(kind, "DELETED", {**event.object, "metadata": meta}))
+            if uid not in here:
+                # When is not known; not after its successor was born, so at the version that was seen last.
+                await self._add(Event(kind, "DELETED", event.object))
         for item in listed["items"]:
             await self._add(Event(kind, "MODIFIED" if item["metadata"]["uid"] in last else "ADDED", item))
 
     async def _add(self, event: Event) -> None:
         self.events.append(event)
-        self._latest[event.uid] = event
+        if event.type == "DELETED":
+            self._latest.pop(event.uid, None)
+        else:
+            self._latest[event.uid] = event
         async with self._changed:
             self._changed.notify_all()
 

@@ -28,6 +28,14 @@ done
 """
 
 
+# Prints the labels of all containers with a living process, those of pods among them.
+LIST_LIVING = """
+for id in $(ctr --namespace=k8s.io tasks list --quiet); do
+    ctr --namespace=k8s.io containers info "$id"
+done
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Process:
     """A process of a pod.
@@ -117,6 +125,13 @@ def pick_rank(found: list[Process], *, local_rank: int, agent: Json | None) -> P
     # torchrun's own environment looks like that of a rank where a replica has one; its child is younger.
     same = [process for process in found if process.local_rank == local_rank]
     return max(same, key=lambda process: process.pid_in_pod, default=None)
+
+
+def pods_alive(cluster: Cluster, node: str) -> set[str]:
+    """The uids of the pods of which something runs on a node, whatever the API server believes."""
+    return set(
+        re.findall(r'"io.kubernetes.pod.uid": "([^"]+)"', on_node(cluster, node, "sh", "-c", LIST_LIVING))
+    )
 
 
 def processes(cluster: Cluster, pod: Json) -> list[Process]:

@@ -39,6 +39,9 @@ PROGRAMS = {
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet", 60),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
     "pause": Program("pause", ".", 10),
+    "training-operator": Program(
+        "training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1", 90
+    ),
 }
 
 

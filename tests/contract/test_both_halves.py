@@ -59,9 +59,16 @@ def test_rank_variables_are_absent_where_a_replica_has_several_processes():
 
 def test_trainer_reads_only_variables_that_the_page_names():
     names_read = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES"
-    names_read += " NPROC_PER_NODE JOB ATTEMPT REPLICA_INDEX AGENT_PORT CHECKPOINT_DIR RESUME_DIR"
+    names_read += " NPROC_PER_NODE JOB JOB_UID ATTEMPT REPLICA_INDEX AGENT_PORT CHECKPOINT_DIR RESUME_DIR"
     read = {getattr(trainer, name) for name in names_read.split()}
     assert read <= set(flat("Environment of the training container"))
+    optional = {trainer.MAX_RESTARTS, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
+    assert all(f"`{name}`" in PAGE for name in optional)
+
+
+def test_variables_that_the_agent_gives_to_its_ranks_are_those_on_the_page():
+    ours = [trainer.USE_AGENT_STORE, trainer.RESTART_COUNT, trainer.GENERATION, trainer.HEALING]
+    assert ours == flat("Between the agents of a job")
 
 
 def test_labels_are_those_on_the_page():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -47,6 +48,17 @@ class Api:
     async def create(self, path: str, body: Mapping[str, Any]) -> Json:
         """Create an object and return it as stored."""
         return await self.call("POST", path, body)
+
+    async def create_patiently(self, path: str, body: Mapping[str, Any]) -> Json:
+        """Create an object as soon as the API server takes it: it may not have learnt yet that it should."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            try:
+                return await self.create(path, body)
+            except ApiError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)  # between two tries
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> Json:
         """Merge a patch and return what became of the object."""

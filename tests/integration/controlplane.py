@@ -176,7 +176,7 @@ def running(folder: Path) -> Iterator[ControlPlane]:
 def install_crd(plane: ControlPlane) -> None:
     """Make our API known, and wait until the API server really serves it."""
     steps = (
-        ("apply", "--server-side", "-f", str(CRDS)),
+        ("apply", "--server-side", "--force-conflicts", "-f", str(CRDS)),
         ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s"),
         ("get", "dtj", "--all-namespaces"),
     )

@@ -80,6 +80,14 @@ class PodBuilder:
     def attempt(self, number: int) -> Self:
         return self._with(attempt=number, uid=f"{self.pod.uid}-{number}")
 
+    def placed(self, since: float) -> Self:
+        """Bound to its node at that moment."""
+        condition = ConditionView(type="PodScheduled", status="True", since=since)
+        return self._with(conditions=(*self.pod.conditions, condition))
+
+    def with_uid(self, uid: str) -> Self:
+        return self._with(uid=uid)
+
     def owned_by(self, uid: str) -> Self:
         return self._with(owner_uid=uid)
 

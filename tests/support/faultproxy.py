@@ -79,6 +79,10 @@ class FaultProxy:
         """Have these happen."""
         self._faults.extend(faults)
 
+    def clear(self) -> None:
+        """Have nothing more happen."""
+        self._faults.clear()
+
     def cut_watches(self) -> int:
         """Break every open watch in the middle and return how many there were."""
         watches, self._watches = self._watches, set()
@@ -101,13 +105,16 @@ class FaultProxy:
         body = await request.read() or None  # else aiohttp invents a content type for it
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         url = f"{self._target}{request.raw_path}"
-        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
-            if fault is not None:
+        try:
+            async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+                if fault is None:
+                    return await self._relay(request, answer)
                 await answer.read()  # the server has acted by now
-                assert request.transport is not None
-                request.transport.abort()
-                return web.Response()
-            return await self._relay(request, answer)
+        except (aiohttp.ClientError, OSError):
+            pass  # the server is away: what a client without a proxy would see is a broken connection
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
 
     async def _relay(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}

@@ -103,7 +103,7 @@ class Applier:
         labels = body["metadata"]["labels"]
         if not found.owner_uid or found.job != labels[names.JOB_NAME]:
             return name_conflict("Pod", found.name)
-        self._pods.observe(found, quiet=True)
+        self._pods.observe(found, quiet=True, found=True)
         usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
         return usable and str(found.attempt) == labels[names.ATTEMPT]
 

@@ -108,7 +108,8 @@ class Gatherer:
     async def _look_for(self, key: Key, name: str) -> None:
         pods = self._caches.pods
         try:
-            pods.observe(decode_pod(await self._api.get(f"{names.pods_path(key.namespace)}/{name}")))
+            path = f"{names.pods_path(key.namespace)}/{name}"
+            pods.observe(decode_pod(await self._api.get(path)), quiet=True, found=True)
         except NotFound:
             for pod in pods.pods(key):
                 if pod.name == name:

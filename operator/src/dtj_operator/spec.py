@@ -14,6 +14,8 @@ from dtj_operator import names, quantity
 
 Json = dict[str, Any]
 
+MOST_REPLICAS = 10_000  # as in the schema
+
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
 RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 RESERVED_ENV_PREFIXES = ("DTJ_", "PET_")
@@ -123,9 +125,11 @@ def parse(raw: Json) -> Job:
     try:
         return Job(**identity, **_wishes(meta["name"], _Fields("spec", raw.get("spec"))))
     except SpecError as error:
-        return Job(
-            **identity, template={"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}, error=error
-        )
+        wrong = error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # of a shape that nobody thought of
+        wrong = SpecError("spec", str(error), "compare it with `kubectl explain dtj.spec --recursive`")
+    nothing = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}
+    return Job(**identity, template=nothing, error=wrong)
 
 
 class _Fields:
@@ -152,6 +156,18 @@ class _Fields:
     def optional_integer(self, name: str, lowest: int) -> int | None:
         return None if self.raw.get(name) is None else self.integer(name, lowest, lowest)
 
+    def flag(self, name: str) -> bool:
+        value = self.raw.get(name) or False
+        if not isinstance(value, bool):
+            raise self.fail(name, "write true or false")
+        return value
+
+    def integers(self, name: str) -> frozenset[int]:
+        values = self.raw.get(name) or []
+        if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
+            raise self.fail(name, "write a list of whole numbers")
+        return frozenset(values)
+
     def choice(self, name: str, *choices: str) -> str:
         value = self.raw.get(name, choices[0])
         if value not in choices:
@@ -167,7 +183,8 @@ class _Fields:
 
 def _wishes(name: str, spec: _Fields) -> Json:
     elastic = _elastic(spec.child("elastic"))
-    replicas = spec.integer("replicas", 1, *((elastic.lowest, elastic.highest) if elastic else (1,)))
+    lowest, highest = (elastic.lowest, elastic.highest) if elastic else (1, MOST_REPLICAS)
+    replicas = spec.integer("replicas", 1, lowest, highest)
     most = elastic.highest if elastic else replicas
     if len(names.pod_name(name, most - 1)) > names.HOST_NAME_LIMIT:
         longest = names.HOST_NAME_LIMIT - len(str(most - 1)) - 1
@@ -185,7 +202,7 @@ def _wishes(name: str, spec: _Fields) -> Json:
         "processes": _processes(spec, template),
         "template": template,
         "master_port": port,
-        "suspend": bool(spec.raw.get("suspend", False)),
+        "suspend": spec.flag("suspend"),
         "deadline_s": spec.optional_integer("activeDeadlineSeconds", 1),
         "ttl_s": spec.optional_integer("ttlSecondsAfterFinished", 0),
         "clean_pods": spec.choice("cleanPodPolicy", "Running", "All", "None"),
@@ -200,7 +217,7 @@ def _elastic(fields: _Fields | None) -> Elastic | None:
     if fields is None:
         return None
     lowest = fields.integer("minReplicas", 1, 1)
-    return Elastic(lowest=lowest, highest=fields.integer("maxReplicas", 0, lowest))
+    return Elastic(lowest=lowest, highest=fields.integer("maxReplicas", 0, lowest, MOST_REPLICAS))
 
 
 def _template(spec: _Fields) -> Json:
@@ -262,7 +279,7 @@ def _rule(fields: _Fields) -> Rule:
         raise fields.fail("onExitCodes", "say when the rule applies: onExitCodes or onPodConditions")
     return Rule(
         action=fields.choice("action", "FailJob", "Restart", "RestartUncounted"),
-        exit_codes=frozenset(codes.raw.get("values") or ()) if codes else None,
+        exit_codes=codes.integers("values") if codes else None,
         codes_listed=codes is None or codes.choice("operator", "In", "NotIn") == "In",
         conditions=tuple((str(c.raw.get("type")), str(c.raw.get("status", "True"))) for c in conditions),
     )

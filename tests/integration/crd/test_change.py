@@ -45,8 +45,12 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("the budget", RUNNING, recovery(maxRestarts=5), ACCEPTED),
     ("the budget without progress", RUNNING, recovery(maxRestartsWithoutProgress=1), ACCEPTED),
     ("the pause", RUNNING, recovery(backoffSeconds=9), ACCEPTED),
-    ("replicas", RUNNING, {"replicas": 2}, "spec.replicas: Invalid value: 2: replicas cannot be changed"),
-    ("replicas, suspended", SUSPENDED, {"replicas": 2}, "replicas cannot be changed"),
+    ("nodes lost sooner", RUNNING, recovery(nodeLostSeconds=5), ACCEPTED),
+    ("nodes avoided later", RUNNING, recovery(avoidNodeAfter=9), ACCEPTED),
+    ("replicas", RUNNING, {"replicas": 2}, "spec.replicas: Invalid value: replicas cannot be changed"),
+    ("replicas, suspended", SUSPENDED, {"replicas": 2}, "replicas cannot be changed without spec.elastic"),
+    ("elastic, made so later", RUNNING, {"elastic": {"maxReplicas": 2}}, "elastic cannot be changed"),
+    ("the scope", RUNNING, recovery(scope="Job"), "recovery.scope cannot be changed"),
     ("processes", RUNNING, {"processesPerReplica": 2}, "processesPerReplica cannot be changed"),
     ("the port", RUNNING, {"masterPort": 2000}, "masterPort cannot be changed"),
     ("the manager", RUNNING, {"managedBy": "a.b/c"}, "managedBy cannot be changed"),
@@ -101,6 +105,54 @@ def test_change(kubectl: Kubectl, suspended: bool, changes: Json, words: str):
         assert "replaced" in kubectl(*command, given=json.dumps(after))
     else:
         assert words in kubectl.refusal(*command, given=json.dumps(after))
+
+
+ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"replicas": 3}, ACCEPTED, id="within the limits"),
+        pytest.param({"replicas": 4}, "must be a number from elastic.minReplicas to", id="too many"),
+        pytest.param({"replicas": 1}, "must be a number from elastic.minReplicas to", id="too few"),
+        pytest.param({"elastic.maxReplicas": 4}, "elastic cannot be changed", id="another limit"),
+        pytest.param({"elastic": ABSENT}, "elastic cannot be changed", id="no limits any more"),
+    ],
+)
+def test_change_of_an_elastic_job(kubectl: Kubectl, changes: Json, words: str):
+    before = job(**ELASTIC)
+    after = copy.deepcopy(before)
+    for path, value in changes.items():
+        put(after["spec"], path, value)
+    kubectl("create", "-f", "-", given=json.dumps(before))
+
+    command = ("replace", "--validate=strict", "-f", "-")
+    if words == ACCEPTED:
+        assert "replaced" in kubectl(*command, given=json.dumps(after))
+    else:
+        assert words in kubectl.refusal(*command, given=json.dumps(after))
+
+
+@pytest.mark.parametrize(
+    ("spec", "replicas", "words"),
+    [
+        pytest.param(ELASTIC, 3, ACCEPTED, id="within the limits"),
+        pytest.param(ELASTIC, 4, "must be a number from elastic.minReplicas to", id="too many"),
+        pytest.param({}, 2, "replicas cannot be changed without spec.elastic", id="a fixed size"),
+    ],
+)
+def test_scale(kubectl: Kubectl, spec: Json, replicas: int, words: str):
+    kubectl("create", "-f", "-", given=json.dumps(job(**spec)))
+
+    command = ("scale", "dtj", "digits", f"--replicas={replicas}")
+    if words == ACCEPTED:
+        assert "scaled" in kubectl(*command)
+        stored = kubectl.get("dtj", "digits")
+        assert stored is not None
+        assert stored["spec"]["replicas"] == replicas
+    else:
+        assert words in kubectl.refusal(*command)
 
 
 def rule_messages(node: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,20 @@ STATUS: Json = {
     "worldSize": 4,
     "restarts": {"total": 3},
     "message": "every replica runs",
+    "goodput": {"percent": "97.2"},
+    "avoidedNodes": [
+        {"node": "w1", "faults": 1, "at": "2026-01-01T00:00:00Z"},
+        {"node": "w2", "faults": 2, "at": "2026-01-01T00:00:00Z", "until": "2026-01-01T01:00:00Z"},
+    ],
+    "currentReplicas": 2,
+    "selector": "dtj.dev/job-name=digits",
 }
 
 
 def columns(text: str) -> Json:
     """Return the one line of a table as heading -> cell; cells are separated by three spaces."""
     head, line = text.splitlines()
-    starts = [head.index(word) for word in head.split()]
+    starts = [match.start() for match in re.finditer(r"\S+( \S+)*", head)]
     ends = [*starts[1:], None]
     return {head[a:b].strip(): line[a:b].strip() for a, b in zip(starts, ends, strict=True)}
 
@@ -57,10 +65,20 @@ def test_table_shows_state_at_a_glance(running: Kubectl):
     }
 
 
-def test_wide_table_adds_world_and_message(running: Kubectl):
+def test_wide_table_adds_world_goodput_nodes_and_message(running: Kubectl):
     line = columns(running("get", "dtj", "-o", "wide"))
     assert line["WORLD"] == "4"
+    assert line["GOODPUT"] == "97.2"
+    assert line["NODE AVOIDED"] == "w2", "a single fault is no reason yet"
     assert line["MESSAGE"] == "every replica runs"
+
+
+def test_scale_subresource_reports_pods_that_have_a_node(running: Kubectl):
+    path = f"/apis/dtj.dev/v1alpha1/namespaces/{running.namespace}/distributedtrainingjobs/digits/scale"
+    assert json.loads(running("get", "--raw", path))["status"] == {
+        "replicas": 2,
+        "selector": "dtj.dev/job-name=digits",
+    }
 
 
 def test_status_is_written_apart_from_the_specification(running: Kubectl):
@@ -80,7 +98,12 @@ def test_status_is_written_apart_from_the_specification(running: Kubectl):
         ("dtj.spec.recovery.maxRestarts", "0 fails at the first fault"),
         ("dtj.spec.checkpoint.volume", "Exactly one volume source"),
         ("dtj.spec.template.spec.hostname", "Set by the operator"),
+        ("dtj.spec.elastic", "kubectl scale"),
+        ("dtj.spec.recovery.scope", "the agents in the others heal around them"),
+        ("dtj.spec.recovery.nodeLostSeconds", "force-deleted and replaced"),
         ("dtj.status.failure", "Rank that failed first"),
+        ("dtj.status.avoidedNodes", "Nodes on which this job had faults"),
+        ("dtj.status.goodput", "Where the time went"),
     ],
 )
 def test_explain_helps(kubectl: Kubectl, field: str, words: str):

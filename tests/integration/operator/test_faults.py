@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,7 +13,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
-from tests.support.faultproxy import Fault, FaultProxy, calling, watching
+from tests.support.faultproxy import Fault, FaultProxy, calling, is_watch, losing, watching
 from tests.support.predicates import phase
 
 
@@ -134,3 +135,88 @@ async def test_server_that_is_away_for_a_while_is_waited_for(
     await kubelet.until_running("other-0", "other-1")
     await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
     assert proxy.hits[503] == 12
+
+
+async def test_slow_server_is_waited_for(cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy):
+    """Slower than the lease's period, faster than what it may take in all."""
+    slow = Fault(lambda request: not is_watch(request), 0, times=10**6, late_s=2.5)
+    await cluster.submit("before")
+    await cluster.until(phase("Running"), "before")
+    proxy.inject(slow)
+
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    slow.times = 0
+    for name in ("job-0", "job-1"):
+        await kubelet.finish(name)
+    await cluster.until(phase("Succeeded"))
+
+    assert proxy.hits["late"] >= 6, "the job, the Service, the policy, two pods, a status"
+
+
+async def test_storm_of_expired_watches_passes(cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    proxy.inject(Fault(is_watch, 410, times=15))
+    proxy.cut_watches()
+
+    await cluster.submit("other")
+    await kubelet.finish("job-1", 1)
+
+    await cluster.until(phase("Running"), "other")
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+    assert proxy.hits[410] == 15
+
+
+@pytest.fixture
+async def distrustful(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[FaultProxy]:
+    """Return a proxy whose operator looks at everything anew every two seconds."""
+    async with (
+        FaultProxy(granted.url, granted.tls()).serving() as proxy,
+        process.running(granted, watch=namespace, server=proxy.url, resync_s=2),
+    ):
+        yield proxy
+
+
+async def test_watches_that_say_nothing_any_more_are_made_up_for(
+    cluster: Cluster, kubelet: Kubelet, distrustful: FaultProxy, witness: Witness
+):
+    for name in ("crashed", "deleted"):
+        await cluster.submit(name)
+        await cluster.until(phase("Running"), name)
+
+    distrustful.silent = True
+    await kubelet.finish("crashed-1", 1)
+    await cluster.api.delete(f"{cluster.jobs}/deleted")
+    await cluster.submit("new")
+
+    await cluster.until(phase("Running"), "new")
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "crashed")
+    await witness.settled()
+
+
+async def test_events_that_are_lost_doubled_and_reordered_are_made_up_for(
+    cluster: Cluster, kubelet: Kubelet, distrustful: FaultProxy, witness: Witness
+):
+    distrustful.mangle = losing(random.Random(7), lost=0.3, doubled=0.2, swapped=0.2)
+    distrustful.cut_watches()
+    for number in range(6):
+        await cluster.submit(f"job-{number}", recovery={"maxRestarts": 2, "backoffSeconds": 0})
+    for number in range(6):
+        await cluster.until(phase("Running"), f"job-{number}")
+
+    await kubelet.finish("job-0-1", 1)
+    await cluster.api.delete(f"{cluster.pods}/job-1-0")
+    await cluster.api.delete(f"{cluster.jobs}/job-2")
+    await cluster.change("job-3", suspend=True)
+    await cluster.api.delete(f"{SERVICES.format(cluster.namespace)}/job-4")
+    for name in ("job-5-0", "job-5-1"):
+        await kubelet.finish(name)
+
+    for number in (0, 1):
+        await cluster.until(
+            lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, f"job-{number}"
+        )
+    await cluster.until(phase("Suspended"), "job-3")
+    await cluster.until(phase("Succeeded"), "job-5")
+    await witness.settled()

@@ -163,6 +163,7 @@ def suspended() -> Story:
         param(running(), id="runs"),
         param(restarted(), id="runs again"),
         param(gone(), id="is gone"),
+        param(running().pod(1, "Succeeded", event="MODIFIED"), id="runs, and a rank is done"),
         param(succeeded(), id="is done"),
         param(suspended(), id="is suspended"),
         param(Story().child(SERVICE, owner=""), id="what is somebody else's may stay"),
@@ -177,7 +178,9 @@ def test_a_good_end(told: Story) -> None:
     [
         param(running().job(event="DELETED"), "Pod ns/j-0 (p0.0) is left", id="orphaned pods"),
         param(gone().child(SERVICE, uid="back"), "Service ns/j (back) is left", id="a Service comes back"),
-        param(story().pod(0).job("Running"), "Running with 1 pods that run", id="a pod is missing"),
+        param(
+            story().pod(0).job("Running"), "Running with 1 pods that run or are done", id="a pod is missing"
+        ),
         param(story().pod(0).pod(1).job("Starting"), "Starting with 2 pods", id="the phase is behind"),
         param(running().child(POLICY, event="DELETED"), "runs without its NetworkPolicy", id="unprotected"),
         param(running().job("Failed"), "Failed, and there are still", id="pods outlive the end"),

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 
+torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
 PROGRAMS = Path(__file__).parent / "programs"
 _DEADLINE_S = 60.0
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -92,32 +94,41 @@ def warm() -> ForkServerContext:
 @pytest.fixture
 def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
     """start("run", "script.py", STEPS="3") starts a command; variables are keywords."""
-    started: list[Command] = []
-
-    def begin(*argv: object, **env: object) -> Command:
-        folder = tmp_path / f"command-{len(started)}"
-        folder.mkdir()
-        words = [str(word) for word in argv]
-        variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
-        process = warm.Process(target=_be_dtj, args=(words, variables, folder, Path.cwd(), sys.path))
-        process.start()
-        started.append(Command(process, folder))
-        wait_for((folder / "err").exists, "the command to start")
-        return started[-1]
-
-    yield begin
-    for command in started:
-        command.kill()
+    yield from _starter(warm, tmp_path)
 
 
 @pytest.fixture
 def finish(start: Start) -> Callable[..., Finished]:
     """Like start, but waits for the end."""
+    return lambda *argv, **env: start(*argv, **env).wait()
 
-    def to_the_end(*argv: object, **env: object) -> Finished:
-        return start(*argv, **env).wait()
 
-    return to_the_end
+@pytest.fixture(scope="session")
+def finish_once(
+    warm: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Finished]]:
+    """The same for what several tests compare with."""
+    for start in _starter(warm, tmp_path_factory.mktemp("once")):
+        yield lambda *argv, start=start, **env: start(*argv, **env).wait()
+
+
+def _starter(warm: ForkServerContext, folder: Path) -> Iterator[Start]:
+    started: list[Command] = []
+
+    def begin(*argv: object, **env: object) -> Command:
+        own = folder / f"command-{len(started)}"
+        own.mkdir()
+        words = [str(word) for word in argv]
+        variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
+        process = warm.Process(target=_be_dtj, args=(words, variables, own, Path.cwd(), sys.path))
+        process.start()
+        started.append(Command(process, own))
+        wait_for((own / "err").exists, "the command to start")
+        return started[-1]
+
+    yield begin
+    for command in started:
+        command.kill()
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:

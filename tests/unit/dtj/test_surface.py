@@ -74,7 +74,7 @@ def test_commands_and_flags() -> None:
             "--ranks",
             "--resume",
         ),
-        *("--save-every", "--termination-log"),
+        *("--max-restarts", "--save-every", "--termination-log"),
     }
     commands = cli._dtj.commands
     flags = {

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
+from dtj_operator.plan.snapshot import Incident, Ledger
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -70,6 +71,37 @@ async def test_news_are_told_at_once_and_then_once_a_minute(agents: Agents) -> N
     assert [round(at) for at in agents.told] == [0, 60, 120]
 
 
+async def test_what_the_next_fault_is_judged_by_is_news_at_once(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for more in ({}, {"rejoin": True}, {"rejoin": True, "restarts": {"inPlace": 1}}, {"rejoin": True}):
+        agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, **more}).encode()
+        await asyncio.sleep(10)
+
+    assert [round(at) for at in agents.told] == [0, 10, 20, 30]
+
+
+async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
+    ledger = {"productive": 1.5, "startup": 2, "lost": 0, "recovering": 3.25, "of the future": 1}
+    failure = {
+        "replica": 1,
+        "rank": 3,
+        "reason": "Signal",
+        "exitCode": 139,
+        "signal": "SIGSEGV",
+        "step": None,
+    }
+    answer = {"attempt": 0, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger, "failure": failure}
+    agents.answers["10.0.0.1"] = json.dumps(answer).encode()
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+    progress = agents.poller.last(KEY, "u", 0)
+
+    assert progress is not None
+    assert (progress.rejoin, progress.in_place) == (True, 2)
+    assert progress.incident == Incident(replica=1, rank=3, reason="Signal", exit_code=139, signal="SIGSEGV")
+    assert progress.ledger == Ledger(productive=1.5, startup=2, lost=0, recovering=3.25)
+
+
 async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
@@ -94,6 +126,8 @@ async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> N
         param(b'{"attempt": 0, "step": -1}', id="a negative step"),
         param(b'{"attempt": 0, "step": 99999999999999999999}', id="a step that no API server stores"),
         param(b'{"attempt": 0, "step": "1"}', id="a string"),
+        param(b'{"attempt": 0, "step": 1, "restarts": {"inPlace": 4000000000}}', id="heals beyond belief"),
+        param(b'{"attempt": 0, "step": 1, "ledger": {"lost": -1}}', id="negative seconds"),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer: bytes) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 
 from dtj_operator import spec
-from dtj_operator.plan.actions import Fail, Fault
-from dtj_operator.plan.snapshot import Progress
+from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
+from dtj_operator.plan.policies.avoid import KEPT
+from dtj_operator.plan.policies.restart import MOST_REPLACED
+from dtj_operator.plan.snapshot import Ledger, Progress, Shortage
 from dtj_operator.plan.status import report
 from tests.support.builders import NOW, job, pod
 
@@ -34,6 +36,8 @@ def defaults(schema: dict[str, Any]) -> dict[str, Any]:
 def unknown(value: object, schema: dict[str, Any], path: str = "status") -> list[str]:
     """Paths of what the schema does not know, or has another type for."""
     if isinstance(value, dict):
+        if "additionalProperties" in schema:
+            schema = {"properties": dict.fromkeys(value, schema["additionalProperties"])}
         fields = schema.get("properties", {})
         found = [f"{path}.{name}" for name in value if name not in fields]
         return found + [
@@ -57,6 +61,15 @@ def test_every_enum_of_the_schema_is_understood() -> None:
     for name in ("cleanPodPolicy", "successPolicy"):
         for value in SCHEMA["spec"]["properties"][name]["enum"]:
             assert spec.parse(job().wants(**{name: value}).raw()).error is None
+    for value in SCHEMA["spec"]["properties"]["recovery"]["properties"]["scope"]["enum"]:
+        assert job().recovery(scope=value).job().error is None
+
+
+def test_what_is_bounded_in_the_code_is_bounded_alike_in_the_schema() -> None:
+    status = SCHEMA["status"]["properties"]
+
+    assert status["replacing"]["maxItems"] == MOST_REPLACED
+    assert status["avoidedNodes"]["maxItems"] == KEPT
 
 
 def test_every_status_field_is_in_the_schema_with_its_type() -> None:
@@ -72,14 +85,33 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
         generation=0,
     )
     progress = Progress(
-        attempt=0, observed_at=NOW, step=3, total_steps=9, epoch=1, loss=0.5, samples_per_second=8.0, eta_s=60
+        attempt=0,
+        observed_at=NOW,
+        step=3,
+        total_steps=9,
+        epoch=1,
+        loss=0.5,
+        samples_per_second=8.0,
+        eta_s=60,
+        in_place=1,
+        ledger=Ledger(productive=9),
     )
-    full = job().replicas(2).running().but(pod(1).crashed()).seeing(progress=progress)
-    status = report(full.snapshot(), Fail("NoProgress", "why", fault))
+    full = job().replicas(3).elastic(1, 3).running().but(pod(1).crashed(), pod(2).succeeded())
+    full = full.was("Running", wantedReplicas=3, goodput={"earlier": {"lostSeconds": 1}, "lostSeconds": 1})
+    snapshot = full.seeing(progress=progress).snapshot()
+    fields: set[str] = set()
+    for verdict in (
+        Fail("NoProgress", "why", fault),
+        Restart(fault, counts=True, replaces=((1, "u"),)),
+        Resize(2, "no room", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
+        None,
+    ):
+        status = report(snapshot, verdict)
+        fields |= status.keys()
+        assert unknown(status, SCHEMA["status"]) == []
+        assert status["phase"] in SCHEMA["status"]["properties"]["phase"]["enum"]
 
-    assert {"failure", "progress", "message", "step", "ready", "completionTime"} <= status.keys()
-    assert unknown(status, SCHEMA["status"]) == []
-    assert status["phase"] in SCHEMA["status"]["properties"]["phase"]["enum"]
+    assert fields == SCHEMA["status"]["properties"].keys(), "every field of the schema is written by somebody"
 
 
 def test_the_check_above_is_not_blind() -> None:

@@ -91,6 +91,13 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         param(
             job().wants(processesPerReplica="many"), "spec.processesPerReplica", id="an unknown word for auto"
         ),
+        param(job().elastic(3, 2), "spec.elastic.maxReplicas", id="limits the wrong way round"),
+        param(job().wants(elastic={"minReplicas": 1}), "spec.elastic.maxReplicas", id="no upper limit"),
+        param(job().replicas(1).elastic(2, 3), "spec.replicas", id="fewer than the minimum"),
+        param(job().replicas(4).elastic(2, 3), "spec.replicas", id="more than the maximum"),
+        param(job().named("a" * 61).elastic(1, 11), "metadata.name", id="a name that leaves no room to grow"),
+        param(job().recovery(scope="Pod"), "spec.recovery.scope", id="an unknown scope"),
+        param(job().recovery(nodeLostSeconds=-1), "spec.recovery.nodeLostSeconds", id="a loss in the past"),
         param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
         param(job().wants(masterPort=70000), "spec.masterPort", id="no port"),
         param(job().wants(template={}), "spec.template.spec.containers", id="an empty template"),

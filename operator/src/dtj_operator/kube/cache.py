@@ -38,8 +38,7 @@ class Cache(Generic[V]):
 
     def __init__(self) -> None:
         self._kept: dict[Key, dict[str, V]] = {}
-        # uid -> the last version that is old news now, and whether it is that or only those before it
-        self._dead: OrderedDict[str, tuple[str, bool]] = OrderedDict()
+        self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
 
     def __len__(self) -> int:
@@ -51,13 +50,14 @@ class Cache(Generic[V]):
     def of(self, key: Key) -> tuple[V, ...]:
         return tuple(self._kept.get(key, {}).values())
 
-    def observe(self, view: V, *, quiet: bool = False) -> None:
+    def observe(self, view: V, *, quiet: bool = False, found: bool = False) -> None:
         """Take in an object as somebody saw it, unless something newer is known of it.
 
         quiet   its key is being looked at right now, by whoever brings this: no need to look again
+        found   it was asked for by name and was there, whatever label it has
         """
         known = self._kept.get(view.key, {}).get(view.name)
-        if self._died_later(view) or (known is not None and not _newer(view, known)):
+        if self._died_later(view, found) or (known is not None and not _newer(view, known)):
             return
         self._count += known is None
         self._kept.setdefault(view.key, {})[view.name] = view
@@ -65,12 +65,9 @@ class Cache(Generic[V]):
         if not quiet and (known is None or _matters(view, known)):
             self._changed(known, view)
 
-    def forget(self, view: V, *, by_watch: bool = False) -> None:
-        """An object is gone: a call found it missing, or the watch said so.
-
-        by_watch   `view` is as of that moment. It may still exist at that version, without our label
-        """
-        self._dead[view.uid] = view.version, by_watch
+    def forget(self, view: V) -> None:
+        """An object is gone: the watch said so, or a call found it missing."""
+        self._dead[view.uid] = view.version
         if len(self._dead) > REMEMBERED_DEAD:
             self._dead.popitem(last=False)
         kept = self._kept.get(view.key, {})
@@ -103,12 +100,15 @@ class Cache(Generic[V]):
             self.observe(view)
             yield view
 
-    def _died_later(self, view: V) -> bool:
-        """Whether this is old news of something that is gone; a label taken off and put back is new news."""
-        version, by_watch = self._dead.get(view.uid, (None, False))
-        if version is None or (by_watch and view.version == version):
+    def _died_later(self, view: V, found: bool) -> bool:
+        """Whether this is old news of something that is gone.
+
+        A watch by label calls gone what lost its label: at that very version it can still be found.
+        """
+        died = self._dead.get(view.uid)
+        if died is None or (found and view.version == died):
             return False
-        return not _later(view.version, version)
+        return not _later(view.version, died)
 
     def _moved(self, old: V | None, new: V | None) -> None:
         """For indices: what is kept has changed, in whatever way."""

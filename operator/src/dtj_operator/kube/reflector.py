@@ -168,7 +168,7 @@ class Reflector(Generic[V]):
             return wire.decode_named(event.object).metadata.resource_version
         view = self._source.decode(event.object)
         if event.type == "DELETED":
-            self._cache.forget(view, by_watch=True)
+            self._cache.forget(view)
         else:
             self._cache.observe(view)
         return view.version

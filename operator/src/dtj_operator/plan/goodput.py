@@ -6,7 +6,7 @@ attempts (old pods go, back-off, new pods come) it is recovering. Times are whol
 
 from typing import Any
 
-from dtj_operator.plan.actions import Suspend, Verdict
+from dtj_operator.plan.actions import Restart, Suspend, Verdict
 from dtj_operator.plan.attempt import begins_anew
 from dtj_operator.plan.snapshot import PENDING, RECOVERING, STARTING, Ledger, Snapshot
 
@@ -23,7 +23,7 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
     moved   the present phase ends with this look
     """
     old = s.memory.goodput
-    told = s.answer.ledger if s.answer else None
+    told = _fresh(s)
     if not old and told is None:
         return None
     earlier = {kind: (old.get("earlier") or {}).get(kind, 0) for kind in KINDS}
@@ -41,11 +41,25 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
             earlier[RECOVERED] += spent
     account = {kind: earlier[kind] + attempt[kind] for kind in KINDS}
     total = sum(account.values()) + queued
-    over = begins_anew(verdict) or isinstance(verdict, Suspend)
+    over = begins_anew(verdict) or isinstance(verdict, Suspend) or _loses_account(verdict)
     new: Json = {"percent": f"{100 * account[PRODUCTIVE] / total:.1f}"} if total else {}
     new |= {**account, QUEUED: queued}
     before = account if over else earlier
     return {**new, "earlier": before} if any(before.values()) else new
+
+
+def _fresh(s: Snapshot) -> Ledger | None:
+    """What the agent that runs now has told; an older word may be that of one that is gone."""
+    if s.answer is None:
+        return None
+    began = s.memory.changed_at
+    first = not s.memory.goodput.get("earlier")
+    return s.answer.ledger if first or began is None or s.answer.observed_at > began + 1 else None
+
+
+def _loses_account(verdict: Verdict | None) -> bool:
+    """Replica 0's agent keeps the account, from its own start."""
+    return isinstance(verdict, Restart) and 0 in dict(verdict.replaces or ())
 
 
 def _of(told: Ledger) -> dict[str, int]:

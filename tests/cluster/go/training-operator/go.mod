@@ -1,4 +1,4 @@
-module dtj.dev/tests/cluster/go/training-operator
+module dtj.dev/tests/cluster/training-operator
 
 go 1.26.0
 

@@ -3,6 +3,11 @@
 weights.pt       the final weights, by rank 0
 seen-<rank>.txt  a line a step: the step, then the samples of this rank
 ready            made once step $READY_AT is done
+at-<step>        made once a step of the list $HOLD_AT is done; rank 0 goes on when there is a file go-<step>
+
+$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
+place  end (of the step), forward, evaluate, start (of the program, where step does not matter)
+how    raise, exit, a signal's name, ...: see `fail`
 """
 
 import os
@@ -20,6 +25,8 @@ OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
 STEPS = int(os.environ.get("STEPS", "20"))
 READY_AT = int(os.environ.get("READY_AT", "-1"))
+HOLD_AT = os.environ.get("HOLD_AT", "").split()
+EVALUATE_EVERY = int(os.environ.get("EVALUATE_EVERY", "0"))
 FAIL_AT = int(os.environ.get("FAIL_AT", "-1"))
 FAIL_RANK = int(os.environ.get("FAIL_RANK", "0"))
 
@@ -53,20 +60,35 @@ class Net(nn.Module):
         return out
 
 
-def fail() -> None:
+def fail_if_told(rank: int, step: int, place: str) -> None:
+    """Die at this point of the program where the test asked for it and it has not happened yet."""
+    for number, fault in enumerate(os.environ.get("FAULTS", "").split()):
+        who, _, rest = fault.partition("@")
+        when, where, how = rest.split(":")
+        if (int(who), where) == (rank, place) and int(when) in {step, -1}:
+            try:
+                (OUT / f"fault-{number}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            fail(how)
+
+
+def fail(how: str) -> None:
     """Die in the way that the test asked for."""
-    how = os.environ.get("FAIL_HOW", "raise")
     if how == "raise":
         raise ValueError("label 11 is out of range")
     if how == "exit":
         raise SystemExit(3)
-    if how == "bad recipe":
+    if how == "vanish":
+        os._exit(5)
+    if how in {"bad recipe", "bad-recipe"}:
         raise dtj.RecipeError("width is 7, expected an even number", fix="width=8")
     os.kill(os.getpid(), signal.Signals[how])
     time.sleep(60)
 
 
 def main() -> None:
+    fail_if_told(int(os.environ.get("RANK", "0")), -1, "start")
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -76,8 +98,14 @@ def main() -> None:
 
     def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         seen.extend(mb["i"].tolist())
+        fail_if_told(run.rank, run.step, "forward")
         loss: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean()
         return loss
+
+    def score(mb: dict[str, torch.Tensor]) -> torch.Tensor:
+        fail_if_told(run.rank, run.step, "evaluate")
+        errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
+        return errors
 
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
@@ -88,11 +116,19 @@ def main() -> None:
             run.log(loss=loss)
             print(run.step, *mine, file=log, flush=True)
             if run.rank == FAIL_RANK and run.step == FAIL_AT:
-                fail()
+                fail(os.environ.get("FAIL_HOW", "raise"))
+            fail_if_told(run.rank, run.step, "end")
+            if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
+                mean = run.evaluate(score, data.dataset)
+                print(f"evaluated {mean:.12f} at {run.step}", flush=True)
             if READY_AT >= 0:
                 time.sleep(0.002)  # a step of the usual length, so that the test is not late
                 if run.step == READY_AT and run.rank == 0:
                     (OUT / "ready").touch()
+            if run.rank == 0 and str(run.step) in HOLD_AT:
+                (OUT / f"at-{run.step}").touch()
+                while not (OUT / f"go-{run.step}").exists():
+                    time.sleep(0.005)
     if run.rank == 0:
         torch.save(
             {"model": unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"

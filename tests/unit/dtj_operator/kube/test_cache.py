@@ -117,10 +117,18 @@ def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Wa
 
 def test_a_pod_that_only_lost_its_label_can_be_found_by_asking(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9), by_watch=True)
-    watched.cache.observe(at(9, mislabelled=True))
+    watched.cache.forget(at(9))
+    watched.cache.observe(at(9, mislabelled=True), found=True)
 
     assert watched.names() == ["digits-0"]
+
+
+def test_the_answer_to_a_deletion_that_the_watch_overtook_revives_nothing(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9))
+    watched.cache.observe(at(9, deleting=True), quiet=True)
+
+    assert watched.names() == []
 
 
 def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: Watched) -> None:

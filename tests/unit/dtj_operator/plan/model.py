@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dtj_operator import names
+from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ConditionView, ContainerView, PodView
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import (
@@ -62,6 +63,9 @@ class World:
     overlaps: list[str] = field(default_factory=list)
     clock: int = 0  # of uids and resource versions
     answer: Progress | None = None  # what replica 0's agent said last
+    nodes: dict[str, NodeView] = field(
+        default_factory=lambda: {name: NodeView(name=name) for name in ("w0", "w1", "w2")}
+    )
 
     # --- the API server
 
@@ -96,12 +100,12 @@ class World:
         self.pods[view.name] = view
         return view
 
-    def delete(self, pod: PodView) -> PodView | None:
+    def delete(self, pod: PodView, grace_s: int | None) -> PodView | None:
         """Return what is left: a running pod gets its grace, another is gone at once."""
         known = self.pods.get(pod.name)
         if known is None or known.uid != pod.uid:
             return None
-        if known.phase != "Running":
+        if known.phase != "Running" or grace_s == 0:
             del self.pods[pod.name]
             return None
         return self.change(pod.name, deleting=True)
@@ -114,8 +118,25 @@ class World:
 
     def run(self, name: str) -> None:
         ready = ConditionView(type="Ready", status="True")
-        running = (ContainerView(name="trainer"),)
-        self.change(name, phase="Running", node="w1", conditions=(ready,), containers=running)
+        bound = ConditionView(type="PodScheduled", status="True", since=self.now)
+        well = [node for node in self.nodes if self.nodes[node].ready]
+        self.change(
+            name,
+            phase="Running",
+            node=well[self.pods[name].index % len(well)],
+            conditions=(bound, ready),
+            containers=(ContainerView(name="trainer"),),
+        )
+
+    def watched(self, pod: PodView) -> bool:
+        """Whether its kubelet lives; a dead one neither ends a pod nor says that it is gone."""
+        return not pod.node or self.nodes[pod.node].ready
+
+    def lose(self, node: str) -> None:
+        self.nodes[node] = NodeView(name=node, ready=False, not_ready_since=self.now)
+
+    def regain(self, node: str) -> None:
+        self.nodes[node] = NodeView(name=node)
 
     def find_no_room(self, name: str) -> None:
         told = ConditionView(
@@ -148,7 +169,7 @@ class World:
             "service": Child.PRESENT if self.service else Child.ABSENT,
             "network_policy": Child.PRESENT if self.network_policy else Child.ABSENT,
         }
-        return builder.seeing(now=self.now, progress=self.answer, **children).snapshot()
+        return builder.seeing(now=self.now, progress=self.answer, nodes=self.nodes, **children).snapshot()
 
     def look(self, fault: Fault = no_fault) -> Decision:
         """One reconcile. Raises Crash or CallFailed where `fault` says so."""
@@ -178,9 +199,9 @@ class World:
                 occupant = made or self.pods.get(body["metadata"]["name"])
                 if occupant is not None:
                     self.cache[occupant.name] = occupant
-            case DeletePod(pod):
+            case DeletePod(pod, grace_s):
                 with _failing(fault("delete")) as happens:
-                    left = self.delete(pod) if happens else None
+                    left = self.delete(pod, grace_s) if happens else None
                 if left is not None:
                     self.cache[pod.name] = left
                 elif self.cache.get(pod.name, pod).uid == pod.uid:
@@ -214,7 +235,7 @@ class _failing:  # noqa: N801 - reads as a verb: with failing(...)
 def settle(world: World, limit: int = 200) -> Iterator[Decision]:
     """No more faults: news arrive, pods that were told to go do go, the operator looks when it wants to."""
     for _ in range(limit):
-        for name in [pod.name for pod in world.pods.values() if pod.deleting]:
+        for name in [pod.name for pod in world.pods.values() if pod.deleting and world.watched(pod)]:
             world.remove(name)
         world.relist()
         before = dict(world.status), dict(world.pods), world.service, world.network_policy

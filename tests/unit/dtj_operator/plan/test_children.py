@@ -65,6 +65,22 @@ def test_the_environment_of_the_contract() -> None:
     }
 
 
+def test_the_environment_of_an_elastic_job() -> None:
+    fixed = environment(job().replicas(3), attempt=4)
+    elastic = environment(job().replicas(3).elastic(2, 5).recovery(maxRestarts=7), attempt=4)
+
+    assert {name: value for name, value in elastic.items() if fixed.get(name) != value} == {
+        "PET_NNODES": "2:5",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "digits-0.digits.team-a.svc:29500",
+        "PET_RDZV_ID": f"{UID}-4",
+        "PET_MAX_RESTARTS": "7",
+        "DTJ_MIN_REPLICAS": "2",
+        "DTJ_MAX_REPLICAS": "5",
+    }
+    assert fixed.keys() <= elastic.keys()
+
+
 def test_with_several_processes_a_replica_no_single_rank_is_claimed() -> None:
     env = environment(job().replicas(2).wants(processesPerReplica=4), index=1)
 
@@ -304,7 +320,14 @@ def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
 def test_every_child_is_valid_kubernetes(version: str) -> None:
     limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 2}
     builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
-    children = [built(builder), service(builder.job()), network_policy(builder.job(), "ops")]
+    made = builder.job()
+    place = Place(index=0, attempt=0, size=1, restarts_left=1)
+    children = [
+        built(builder),
+        pod(made, place, ["node-1", "node-2"]),
+        service(builder.job()),
+        network_policy(builder.job(), "ops"),
+    ]
 
     for child in children:
         kubernetes_validate.validate(child, version, strict=True)

@@ -68,7 +68,7 @@ class Jobs(RuleBasedStateMachine):
         elastic: bool,
     ) -> None:
         wanted = job().replicas(replicas).wants(successPolicy=success, cleanPodPolicy=clean)
-        wanted = wanted.recovery(scope=scope)
+        wanted = wanted.recovery(scope=scope, avoidNodeAfter=1)
         if elastic:
             wanted = wanted.elastic(1, 4)
         if deadline is not None:
@@ -98,7 +98,7 @@ class Jobs(RuleBasedStateMachine):
             self.world.relist()
             self.world.look()
             for pod in list(self.world.pods.values()):
-                if pod.deleting:
+                if pod.deleting and self.world.watched(pod):
                     self.world.remove(pod.name)
                 elif pod.phase == "Pending":
                     self.world.run(pod.name)
@@ -109,7 +109,9 @@ class Jobs(RuleBasedStateMachine):
     @rule(code=CODES.filter(bool))
     def a_running_pod_fails_and_all_settles(self, code: int) -> None:
         self.all_goes_well_for_a_while()
-        running = sorted(pod.name for pod in self.world.pods.values() if pod.phase == "Running")
+        running = sorted(
+            pod.name for pod in self.world.pods.values() if pod.phase == "Running" and self.world.watched(pod)
+        )
         if running:
             self.world.end(running[-1], code)
             self.settles()
@@ -152,7 +154,9 @@ class Jobs(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject, **wanted: Any) -> str | None:
         found = [
-            p.name for p in self.world.pods.values() if all(getattr(p, k) == v for k, v in wanted.items())
+            p.name
+            for p in self.world.pods.values()
+            if all(getattr(p, k) == v for k, v in wanted.items()) and self.world.watched(p)
         ]
         return data.draw(st.sampled_from(sorted(found))) if found else None
 
@@ -175,7 +179,7 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def all_pods_succeed(self) -> None:
         for pod in list(self.world.pods.values()):
-            if pod.phase == "Running":
+            if pod.phase == "Running" and self.world.watched(pod):
                 self.world.end(pod.name, 0)
 
     @rule(data=st.data())
@@ -221,6 +225,23 @@ class Jobs(RuleBasedStateMachine):
         )
         self.world.look()
 
+    @rule(node=st.sampled_from(["w1", "w2"]))
+    def node_is_lost(self, node: str) -> None:
+        self.world.lose(node)
+
+    @rule(node=st.sampled_from(["w1", "w2"]))
+    def node_comes_back(self, node: str) -> None:
+        self.world.regain(node)
+
+    @rule(data=st.data(), node=st.sampled_from(["w1", "w2"]))
+    def node_is_lost_for_good(self, data: st.DataObject, node: str) -> None:
+        self.all_goes_well_for_a_while()
+        self.world.lose(node)
+        self.world.now += 41
+        self.look(data)
+        self.look(data)
+        self.look(data)
+
     # --- the user and the clock
 
     @rule(replicas=st.integers(1, 4))
@@ -232,11 +253,11 @@ class Jobs(RuleBasedStateMachine):
     def suspend(self, on: bool) -> None:
         self.world.builder = self.world.builder.wants(suspend=on)
 
-    @rule(seconds=st.sampled_from([1, 6, 120, 1000]))
+    @rule(seconds=st.sampled_from([1, 6, 41, 120, 1000, 4000]))
     def time_passes(self, seconds: int) -> None:
         self.world.now += seconds
 
-    @rule(seconds=st.sampled_from([2, 60]))
+    @rule(seconds=st.sampled_from([2, 60, 4000]))
     def the_clock_is_set_back(self, seconds: int) -> None:
         self.world.now -= seconds
 
@@ -292,6 +313,7 @@ class Jobs(RuleBasedStateMachine):
 
         phase, rest = world.status["phase"], world.snapshot()
         phases = {pod.phase for pod in world.pods.values()}
+        assert not any(pod.deleting for pod in world.pods.values()), "nothing waits for a dead kubelet"
         if phase in FINAL:
             assert (world.service, world.network_policy) == (False, False)
             if rest.job.clean_pods == "All":

@@ -60,6 +60,7 @@ class Ranks:
             int, tuple[dict[str, str], int]
         ] = {}  # rank -> what to start once the old one is gone
         self._kill_at: float | None = None
+        self._is_over = False
 
     def living(self) -> list[Child]:
         """Those whose process has not been buried."""
@@ -106,12 +107,22 @@ class Ranks:
         for child in self.living():
             child.kill()
 
+    def wind_up(self) -> None:
+        """The job is over: those that wait for others end now, the rest may still say something."""
+        self._waiting.clear()
+        for child in self.living():
+            if child.uses_dtj:
+                child.kill()
+        self._is_over = True
+        self._kill_at = time.monotonic() + _PATIENCE_S
+
     def tick(self) -> None:
         """Time has passed."""
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
-            for rank in self._waiting:
-                self.newest[rank].kill()
+            for child in self.living():
+                if self._is_over or child.rank in self._waiting:
+                    child.kill()
 
     def reaped(self, pid: int, code: int) -> None:
         """A child of the agent ended; nothing happens where it was no rank."""

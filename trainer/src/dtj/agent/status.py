@@ -20,6 +20,10 @@ _FROM_RANK_0 = (
 )
 
 
+# Ranks of other nodes are listed up to this size of a job; the document must stay a single datagram.
+_LISTED = 1000
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What only the coordinator knows; the fields are those of the contract."""
@@ -82,7 +86,7 @@ class Status:
         remote = [
             {"rank": rank, "pid": None, "state": "Running", "step": step}
             for rank, step in known.steps.items()
-            if rank not in self.ranks
+            if rank not in self.ranks and len(known.steps) <= _LISTED
         ]
         return {
             "job": self.job,

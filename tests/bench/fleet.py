@@ -1,0 +1,228 @@
+"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, return after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from tests.bench import report, rig
+from tests.bench.rest import Rest
+from tests.bench.rig import JOBS, PODS, Rig
+from tests.bench.usage import Usage, usage
+from tests.cluster import kwok
+from tests.integration.operator import process
+from tests.integration.operator.process import Operator
+
+REPLICAS = 8
+FEW, MANY = 10, 1000
+REST_S = 60.0
+CALM_S = 15.0  # so long without a write, and nothing more is to come: longer than counts are held back
+FAILURES, PAUSE_S = 200, 0.2
+KILLS = 5
+SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minute:
+    """A minute in which nothing happened."""
+
+    used: Usage
+    cpu_s: float
+    requests: int
+    writes: int
+
+
+def main() -> None:
+    """Measure and write the sections `fleet` and `restart` of the page."""
+    asyncio.run(measure())
+
+
+async def measure() -> None:
+    """Fill the cluster in two steps, and measure at each."""
+    nodes = MANY * REPLICAS // 1000 + 2
+    async with rig.running(nodes=nodes, scheduler_qps=SCHEDULER_QPS) as bench:
+        async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
+            rows = []
+            for begin, end in ((0, FEW), (FEW, MANY)):
+                filled_s = await fill(bench.rest, range(begin, end))
+                print(f"{end} jobs run after {filled_s:.0f} s", file=sys.stderr, flush=True)
+                rows.append(await row(bench, operator, end))
+            await operator.kill()
+        head = [
+            "running jobs x 8 pods",
+            "memory, MiB",
+            "CPU at rest, s a minute",
+            "requests at rest, a minute",
+            "writes at rest, a minute",
+            "rank failed -> replacement created, p50, s",
+            "p99, s",
+        ]
+        report.write("fleet", report.table(head, rows))
+        back = [await killed(bench) for _ in range(KILLS)]
+        await no_duplicates(bench.rest)
+        head = [
+            "what was killed",
+            "times",
+            "SIGKILL -> replacement of a rank that failed meanwhile created, s",
+        ]
+        name = f"the only operator, restarted at once, {MANY} jobs"
+        report.write("restart", report.table(head, [[name, KILLS, report.seconds(back)]]))
+
+
+async def row(bench: Rig, operator: Operator, jobs: int) -> list[object]:
+    """Return what so many jobs cost at rest, and how fast one of them is looked after."""
+    await calm(bench)
+    quiet = await at_rest(bench, operator)
+    took = await react(bench.rest, jobs)
+    return [
+        jobs,
+        f"{quiet.used.resident_mib:.0f}",
+        f"{quiet.cpu_s:.1f}",
+        quiet.requests,
+        quiet.writes,
+        f"{quantile(took, 0.5):.2f}",
+        f"{quantile(took, 0.99):.2f}",
+    ]
+
+
+async def fill(rest: Rest, numbers: range) -> float:
+    """Post jobs and return the seconds until all of them run."""
+    began = time.monotonic()
+    version = (await rest.list(JOBS))["metadata"]["resourceVersion"]
+    posting = asyncio.create_task(rest.post_all((JOBS, job(number)) for number in numbers))
+    missing = {name(number) for number in numbers}
+    async with aclosing(rest.watch(JOBS, version)) as events:
+        async for _, seen in events:
+            if seen.get("status", {}).get("phase") == "Running":
+                missing.discard(seen["metadata"]["name"])
+            if not missing:
+                break
+    await posting
+    return time.monotonic() - began
+
+
+async def calm(bench: Rig) -> None:
+    """Wait until the operator has written nothing for a while."""
+    asked = bench.requests()
+    while True:
+        await asyncio.sleep(CALM_S)
+        if not rig.writes(asked.since()):
+            return
+        asked = bench.requests()
+
+
+async def at_rest(bench: Rig, operator: Operator) -> Minute:
+    """Watch a minute go by."""
+    asked, before = bench.requests(), await usage(operator)
+    await asyncio.sleep(REST_S)
+    after, counted = await usage(operator), asked.since()
+    return Minute(
+        used=after,
+        cpu_s=after.cpu_s - before.cpu_s,
+        requests=counted.total(),
+        writes=rig.writes(counted),
+    )
+
+
+async def react(rest: Rest, jobs: int) -> list[float]:
+    """Fail ranks of different jobs one after the other; return for each the seconds to its replacement."""
+    chance = random.Random(jobs)
+    picked = (
+        [chance.randrange(jobs) for _ in range(FAILURES)]
+        if jobs < FAILURES
+        else chance.sample(range(jobs), FAILURES)
+    )
+    took: list[float] = []
+    if jobs < FAILURES:  # few jobs: never two failures of one job at the same time
+        for number in picked[: jobs * 2]:
+            took.append(await replaced(rest, number, chance.randrange(REPLICAS)))
+        return took
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for number in picked:
+            tasks.append(group.create_task(replaced(rest, number, chance.randrange(REPLICAS))))
+            await asyncio.sleep(PAUSE_S)
+    return [task.result() for task in tasks]
+
+
+async def replaced(rest: Rest, number: int, index: int) -> float:
+    """Fail a rank and return the seconds until its replacement is created."""
+    pod = f"{name(number)}-{index}"
+    began, old, version = await fail(rest, pod)
+    return await reborn(rest, pod, old, version) - began
+
+
+async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
+    """End a pod's container; return when that was written, the pod's uid, and the version to watch from."""
+    ended = {
+        "exitCode": 1,
+        "reason": "Error",
+        "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    container = {"name": "trainer", "image": "bench", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Failed", "containerStatuses": [container | {"state": {"terminated": ended}}]}
+    written = await rest.patch(f"{PODS}/{pod}/status", {"status": status})
+    return time.monotonic(), written["metadata"]["uid"], written["metadata"]["resourceVersion"]
+
+
+async def reborn(rest: Rest, pod: str, old: str, version: str) -> float:
+    """Return the monotonic time at which a watch shows another pod of this name."""
+    async with aclosing(rest.watch(PODS, version, fieldSelector=f"metadata.name={pod}")) as events:
+        async for kind, seen in events:
+            if kind == "ADDED" and seen["metadata"]["uid"] != old:
+                break
+    return time.monotonic()
+
+
+async def killed(bench: Rig) -> float:
+    """Kill the operator, fail a rank while there is none, start another; return when that has reacted."""
+    async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
+        await calm(bench)
+        began = time.monotonic()
+        await operator.kill()
+    pod = f"{name(random.randrange(MANY))}-0"
+    _, old, version = await fail(bench.rest, pod)
+    async with process.running(bench.plane, rate=rig.REQUESTS_PER_S):
+        back = await reborn(bench.rest, pod, old, version)
+        await calm(bench)
+    return back - began
+
+
+async def no_duplicates(rest: Rest) -> None:
+    """Raise where a job has not exactly its pods."""
+    pods = (await rest.list(PODS))["items"]
+    if len(pods) != MANY * REPLICAS:
+        raise RuntimeError(f"{MANY} jobs x {REPLICAS} have {len(pods)} pods")
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """Return the smallest sample that this share of them does not exceed."""
+    ordered = sorted(samples)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def name(number: int) -> str:
+    """Return the name of a job."""
+    return f"fleet-{number}"
+
+
+def job(number: int) -> Json:
+    """Return a job whose replicas are replaced one by one and without a pause."""
+    container = {"name": "trainer", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
+    return {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name(number)},
+        "spec": {
+            "replicas": REPLICAS,
+            "recovery": {"scope": "Replica", "backoffSeconds": 0},
+            "template": {"spec": {"containers": [container], **kwok.PLACEMENT}},
+        },
+    }

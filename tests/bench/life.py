@@ -1,0 +1,71 @@
+"""What one job costs the API server: the operator's requests from submission to deletion, by verb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+from typing import Any
+
+from tests.bench import report, rig
+from tests.bench.creation import Load
+from tests.bench.rest import Rest
+from tests.bench.rig import JOBS, PODS
+
+LOAD = Load(jobs=50, replicas=4)
+CALM_S = 12.0  # longer than counts are held back
+
+
+def main() -> None:
+    """Measure and write the section `life` of the page."""
+    counted = asyncio.run(measure())
+    rows = [
+        [verb, resource, f"{number / LOAD.jobs:.2f}"]
+        for (verb, resource), number in sorted(counted.items())
+        if verb != "watch" and number >= LOAD.jobs / 10  # the others belong to the operator, not to the jobs
+    ]
+    total = rig.writes(counted) / LOAD.jobs
+    rows.append(["**writes in all**", f"{LOAD.replicas} pods a job", f"**{total:.2f}**"])
+    report.write("life", report.table(["verb", "resource", "requests a job"], rows))
+
+
+async def measure() -> Counter[tuple[str, str]]:
+    """Let some jobs live from submission to deletion without a fault."""
+    async with rig.running() as bench, bench.operator():
+        asked, rest = bench.requests(), bench.rest
+        await rest.post_all(LOAD.manifests())
+        await until_phase(rest, "Running")
+        await asyncio.sleep(CALM_S)
+        for pod in (await rest.list(PODS))["items"]:
+            await succeed(rest, pod["metadata"]["name"])
+        await until_phase(rest, "Succeeded")
+        await asyncio.sleep(CALM_S)
+        await rest.delete_each(JOBS, [job["metadata"]["name"] for job in (await rest.list(JOBS))["items"]])
+        await rest.until_empty(PODS)
+        await asyncio.sleep(CALM_S)
+        return asked.since()
+
+
+async def until_phase(rest: Rest, phase: str) -> None:
+    """Wait until all jobs are there and in this phase."""
+    listed = await rest.list(JOBS)
+    phases: dict[str, Any] = {
+        job["metadata"]["name"]: job.get("status", {}).get("phase") for job in listed["items"]
+    }
+    async with aclosing(rest.watch(JOBS, listed["metadata"]["resourceVersion"])) as events:
+        while set(phases.values()) != {phase} or len(phases) < LOAD.jobs:
+            _, job = await anext(events)
+            phases |= [phase_of(job)]
+
+
+def phase_of(job: dict[str, Any]) -> tuple[str, str | None]:
+    """Return a job's name and phase."""
+    return job["metadata"]["name"], job.get("status", {}).get("phase")
+
+
+async def succeed(rest: Rest, pod: str) -> None:
+    """End a pod's container well."""
+    ended = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-01T00:00:00Z"}
+    container = {"name": "trainer", "image": "bench", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Succeeded", "containerStatuses": [container | {"state": {"terminated": ended}}]}
+    await rest.patch(f"{PODS}/{pod}/status", {"status": status})

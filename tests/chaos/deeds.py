@@ -1,0 +1,363 @@
+"""What can go wrong, one deed each: to operators, to the way to the API server, to children, pods and jobs.
+
+A deed finds its own victim with the dice that it is given, and says whether there was one. All that lasts is
+taken back by `Chaos.relent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.chaos.clock import Clock
+from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, Api, ApiError
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet, runs
+from tests.integration.operator.process import Kept
+from tests.support.faultproxy import Fault, FaultProxy, calling, faithful, is_watch, losing
+
+Json = dict[str, Any]
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
+
+
+@dataclass
+class Chaos:
+    """The stage: everything that deeds are done to.
+
+    proxies    one before each operator
+    operators  in the order of the proxies
+    made       how many jobs have been made so far
+    brutal     the API server is killed too, which takes seconds each time
+    """
+
+    plane: ControlPlane
+    api: Api
+    namespace: str
+    kubelet: Kubelet
+    proxies: list[FaultProxy]
+    operators: list[Kept]
+    clock: Clock
+    chance: Random
+    brutal: bool = False
+    made: int = 0
+    strangers: list[str] = field(default_factory=list)
+    suspended: set[str] = field(default_factory=set)
+
+    async def relent(self) -> None:
+        """Take back all that lasts: from now on nothing goes wrong any more."""
+        self.clock.shift(0)
+        for proxy in self.proxies:
+            proxy.clear()
+            proxy.mangle, proxy.silent = faithful, False
+        for operator in self.operators:
+            if operator.now is not None:
+                operator.now.thaw()
+        for path in self.strangers:
+            with contextlib.suppress(ApiError):
+                await self.api.delete(path)
+        for name in list(self.kubelet.holds):
+            await self.kubelet.release(name)
+
+    def path(self, folder: str, name: str) -> str:
+        """Return where an object of the namespace is."""
+        return f"{folder.format(self.namespace)}/{name}"
+
+    async def make(self, name: str = "") -> str:
+        """Create a job of one kind or another."""
+        name = name or f"job-{self.made}"
+        self.made += 1
+        dice = self.chance
+        container = {"name": "trainer", "image": "trainer:1"}
+        spec = {
+            "replicas": dice.randint(1, 4),
+            "successPolicy": dice.choice(["All", "All", "Rank0"]),
+            "cleanPodPolicy": dice.choice(["Running", "Running", "All"]),
+            "network": {"policy": "Isolated"},
+            "recovery": {
+                "backoffSeconds": 0,
+                "maxRestarts": dice.choice([0, 2, 5, 100]),
+                "scope": dice.choice(["Auto", "Job", "Replica"]),
+            },
+            "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}},
+        }
+        body = {
+            "apiVersion": "dtj.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": name},
+        }
+        await self.api.create(JOBS.format(self.namespace), {**body, "spec": spec})
+        return name
+
+    async def some_job(self, *phases: str) -> str | None:
+        """Return the name of a job in one of these phases; None where there is none."""
+        jobs = await self.api.items(JOBS.format(self.namespace))
+        fitting = [j["metadata"]["name"] for j in jobs if j.get("status", {}).get("phase", "") in phases]
+        return self.chance.choice(fitting) if fitting else None
+
+    def some_pod(self) -> str | None:
+        """Return the name of a pod that runs."""
+        fitting = sorted(name for name, pod in self.kubelet.pods.items() if runs(pod))
+        return self.chance.choice(fitting) if fitting else None
+
+
+Deed = Callable[[Chaos], Awaitable[bool]]
+DEEDS: dict[str, tuple[int, Deed]] = {}
+
+
+def deed(weight: int) -> Callable[[Deed], Deed]:
+    """Make a deed one of those that the dice choose from, so many times as likely as another."""
+
+    def register(each: Deed) -> Deed:
+        DEEDS[each.__name__] = weight, each
+        return each
+
+    return register
+
+
+def operator_of(stage: Chaos) -> Kept:
+    """Return one of the operators; nobody cares which of them leads."""
+    return stage.chance.choice(stage.operators)
+
+
+@deed(1)
+async def kill_operator(stage: Chaos) -> bool:
+    """SIGKILL."""
+    victim = operator_of(stage).now
+    if victim is None or victim.process.returncode is not None:
+        return False
+    await victim.kill()
+    return True
+
+
+@deed(1)
+async def stop_operator(stage: Chaos) -> bool:
+    """SIGTERM."""
+    victim = operator_of(stage).now
+    if victim is None or victim.process.returncode is not None:
+        return False
+    victim.process.terminate()
+    return True
+
+
+@deed(1)
+async def freeze_operator(stage: Chaos) -> bool:
+    """SIGSTOP for a moment."""
+    victim = operator_of(stage).now
+    if victim is None or victim.process.returncode is not None:
+        return False
+    victim.freeze()
+    await asyncio.sleep(stage.chance.uniform(0.1, 1.5))
+    victim.thaw()
+    return True
+
+
+def refusing(name: str, status: int, *matches: Any, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    """Register a deed: the API server, as one operator sees it, answers some calls like this."""
+
+    async def refuse(stage: Chaos) -> bool:
+        times = stage.chance.randint(1, 4)
+        fault = Fault(stage.chance.choice(matches), status, times=times, headers=headers)
+        stage.chance.choice(stage.proxies).inject(fault)
+        return True
+
+    refuse.__name__ = name
+    deed(2)(refuse)
+
+
+WRITES = (
+    calling("POST", "pods"),
+    calling("POST", "services"),
+    calling("POST", "networkpolicies"),
+    calling("PATCH", "status"),
+    calling("DELETE", "pods"),
+    calling("DELETE", "services"),
+)
+READS = (calling("GET", "distributedtrainingjobs"), calling("GET", "pods"), calling("GET", "services"))
+refusing("too_many_requests", 429, *WRITES, *READS, headers=(("Retry-After", "1"),))
+refusing("server_error", 500, *WRITES, *READS)
+refusing("unavailable", 503, *WRITES, *READS)
+refusing("conflict", 409, calling("PATCH", "status"))
+refusing("answer_lost", 0, *WRITES)
+refusing("history_gone", 410, is_watch)
+
+
+@deed(2)
+async def delay(stage: Chaos) -> bool:
+    """Some requests come late."""
+    late_s = stage.chance.uniform(0.2, 2.0)
+    fault = Fault(lambda request: not is_watch(request), 0, times=stage.chance.randint(1, 10), late_s=late_s)
+    stage.chance.choice(stage.proxies).inject(fault)
+    return True
+
+
+@deed(2)
+async def cut_watches(stage: Chaos) -> bool:
+    """Every watch of one operator breaks."""
+    return stage.chance.choice(stage.proxies).cut_watches() > 0
+
+
+@deed(1)
+async def silence_watches(stage: Chaos) -> bool:
+    """Watches say nothing for a while, or speak again."""
+    proxy = stage.chance.choice(stage.proxies)
+    proxy.silent = not proxy.silent
+    return True
+
+
+@deed(1)
+async def mangle_watches(stage: Chaos) -> bool:
+    """Events are lost, doubled and reordered for a while, or told faithfully again."""
+    proxy = stage.chance.choice(stage.proxies)
+    cruel = losing(stage.chance, lost=0.1, doubled=0.1, swapped=0.1)
+    proxy.mangle = cruel if proxy.mangle is faithful else faithful
+    return True
+
+
+@deed(1)
+async def set_clock(stage: Chaos) -> bool:
+    """The operators' clocks are an hour off, or right again."""
+    stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
+    return bool(stage.clock.environment)
+
+
+@deed(1)
+async def compact_etcd(stage: Chaos) -> bool:
+    """History is forgotten."""
+    await asyncio.to_thread(stage.plane.compact)
+    return True
+
+
+@deed(1)
+async def restart_apiserver(stage: Chaos) -> bool:
+    """SIGKILL, and all that it had in memory is gone."""
+    if stage.brutal:
+        await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
+    return stage.brutal
+
+
+@deed(1)
+async def take_rights(stage: Chaos) -> bool:
+    """The operators may do nothing for a moment."""
+    binding = await stage.api.get(BINDING)
+    await stage.api.delete(BINDING)
+    try:
+        await asyncio.sleep(stage.chance.uniform(0.1, 1.0))
+    finally:
+        del binding["metadata"]["resourceVersion"]
+        await stage.api.create(BINDING.rpartition("/")[0], binding)
+    return True
+
+
+@deed(5)
+async def crash_pod(stage: Chaos) -> bool:
+    """A rank ends in one of the bad ways."""
+    name = stage.some_pod()
+    if name is not None:
+        await stage.kubelet.finish(name, stage.chance.choice([1, 1, 75, 137]))
+    return name is not None
+
+
+@deed(3)
+async def finish_pod(stage: Chaos) -> bool:
+    """A rank is done."""
+    name = stage.some_pod()
+    if name is not None:
+        await stage.kubelet.finish(name)
+    return name is not None
+
+
+@deed(2)
+async def hold_pod(stage: Chaos) -> bool:
+    """A node takes its time to stop a pod, or has stopped it at last."""
+    if stage.kubelet.holds and stage.chance.random() < 0.7:
+        await stage.kubelet.release(stage.chance.choice(sorted(stage.kubelet.holds)))
+        return True
+    name = stage.some_pod()
+    if name is not None:
+        stage.kubelet.holds.add(name)
+    return name is not None
+
+
+@deed(4)
+async def delete_pod(stage: Chaos) -> bool:
+    """Somebody deletes a pod."""
+    name = stage.some_pod()
+    if name is not None:
+        await stage.api.delete(stage.path(PODS, name))
+    return name is not None
+
+
+@deed(2)
+async def relabel_pod(stage: Chaos) -> bool:
+    """Somebody edits a pod's labels."""
+    name = stage.some_pod()
+    changes: list[Json] = [
+        {"dtj.dev/job-name": None},
+        {"dtj.dev/job-name": "job-0"},
+        {"dtj.dev/attempt": "99"},
+        {"dtj.dev/replica-index": "x"},
+    ]
+    if name is not None:
+        labels = stage.chance.choice(changes)
+        await stage.api.patch(stage.path(PODS, name), {"metadata": {"labels": labels}})
+    return name is not None
+
+
+@deed(3)
+async def spoil_network(stage: Chaos) -> bool:
+    """Somebody deletes, edits or relabels a Service or a NetworkPolicy."""
+    name = await stage.some_job("Running")
+    if name is None:
+        return False
+    folder = stage.chance.choice([SERVICES, POLICIES])
+    path = stage.path(folder, name)
+    edit: Json = {"selector": {"a": "b"}} if folder == SERVICES else {"ingress": [{}]}
+    match stage.chance.choice(["delete", "edit", "relabel"]):
+        case "delete":
+            await stage.api.delete(path)
+        case "edit":
+            await stage.api.patch(path, {"spec": edit})
+        case _:
+            await stage.api.patch(path, {"metadata": {"labels": {"dtj.dev/job-name": None}}})
+    return True
+
+
+@deed(2)
+async def stand_in_the_way(stage: Chaos) -> bool:
+    """Somebody else's Service has the name that the next job needs; it goes again, sooner or later."""
+    if stage.strangers and stage.chance.random() < 0.6:
+        await stage.api.delete(stage.strangers.pop())
+        return True
+    body: Json = {"metadata": {"name": f"job-{stage.made}"}, "spec": {"ports": [{"port": 80}]}}
+    await stage.api.create(SERVICES.format(stage.namespace), body)
+    stage.strangers.append(stage.path(SERVICES, f"job-{stage.made}"))
+    return True
+
+
+@deed(3)
+async def delete_job(stage: Chaos) -> bool:
+    """Somebody deletes a job, and perhaps makes another of its name at once."""
+    name = await stage.some_job("Pending", "Starting", "Running", "Recovering", "Suspended", "Succeeded")
+    if name is None:
+        return False
+    await stage.api.delete(stage.path(JOBS, name))
+    if stage.chance.random() < 0.5:
+        await stage.make(name)
+    return True
+
+
+@deed(2)
+async def suspend_job(stage: Chaos) -> bool:
+    """A job is suspended, or resumed."""
+    name = await stage.some_job("Running", "Starting", "Recovering", "Suspended")
+    if name is None:
+        return False
+    job = await stage.api.get(stage.path(JOBS, name))
+    await stage.api.patch(
+        stage.path(JOBS, name), {"spec": {"suspend": not job["spec"].get("suspend", False)}}
+    )
+    return True

@@ -1,0 +1,159 @@
+"""A seeded run: jobs come and go under two operators while everything that can goes wrong, many times over.
+
+Afterwards nothing goes wrong any more, and every job has to reach what its spec says; then all are done, and
+then all are deleted. The witness, who watched from before the first job, says what was wrong at any moment.
+The same seed throws the same dice; what they hit depends on how far the cluster is at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+
+from tests.chaos.clock import Clock
+from tests.chaos.deeds import DEEDS, Chaos
+from tests.chaos.witness import Witness, watching
+from tests.integration import api as rest
+from tests.integration import kubelet as kubelets
+from tests.integration.api import JOBS, ApiError
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import runs
+from tests.integration.operator import process
+from tests.support.faultproxy import FaultProxy
+
+Json = dict[str, Any]
+PAUSE_S = 0.4  # between two deeds, at most: jobs must get somewhere, or there is nothing to destroy
+SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
+
+
+@dataclass
+class Result:
+    """What came of a run.
+
+    faults       how often each deed found a victim
+    deaths       how often an operator's process ended
+    seconds      of the run, the settling included
+    violations   empty, if all is well
+    """
+
+    seed: int
+    jobs: int = 0
+    pods: int = 0
+    events: int = 0
+    deaths: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+async def run(
+    plane: ControlPlane,
+    namespace: str,
+    folder: Path,
+    *,
+    seed: int,
+    faults: int,
+    jobs: int,
+    brutal: bool = False,
+) -> Result:
+    """Have so many faults happen while about so many jobs are there; the operator's roles must be granted."""
+    began, result, chance = time.monotonic(), Result(seed), Random(seed)
+    async with (
+        rest.connect(plane) as api,
+        watching(api, namespace) as witness,
+        kubelets.playing(api, namespace) as kubelet,
+        stage_of(plane, api, namespace, folder, kubelet, chance) as stage,
+    ):
+        stage.brutal = brutal
+        await wreak(stage, result, faults, jobs)
+        await stage.relent()
+        result.violations += await settled(witness, "after the faults")
+        await finish_all(stage)
+        result.violations += await settled(witness, "after all pods were done")
+        for job in await api.items(JOBS.format(namespace)):
+            await api.delete(stage.path(JOBS, job["metadata"]["name"]))
+        result.violations += await settled(witness, "after all jobs were deleted")
+        result.violations += witness.violations()
+        result.jobs, result.pods, result.events = stage.made, witness.births, len(witness.events)
+        result.deaths = sum(len(operator.deaths) for operator in stage.operators)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+async def wreak(stage: Chaos, result: Result, faults: int, jobs: int) -> None:
+    """Do deeds until so many have found a victim; whatever the dice say, there are jobs to do them to."""
+    names = list(DEEDS)
+    weights = [DEEDS[name][0] for name in names]
+    while result.faults.total() < faults:
+        with contextlib.suppress(ApiError, aiohttp.ClientError, OSError):
+            if await alive(stage) < jobs:
+                await stage.make()
+        (name,) = stage.chance.choices(names, weights)
+        # A victim may have gone a moment ago, or the server with it.
+        with contextlib.suppress(ApiError, KeyError, aiohttp.ClientError, OSError):
+            result.faults[name] += await DEEDS[name][1](stage)
+        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # the dice decide how far the cluster gets
+
+
+async def alive(stage: Chaos) -> int:
+    """Return how many jobs are not over."""
+    found = await stage.api.items(JOBS.format(stage.namespace))
+    return sum(job.get("status", {}).get("phase") not in ("Succeeded", "Failed") for job in found)
+
+
+async def finish_all(stage: Chaos) -> None:
+    """Let every pod come to a good end, those that are made meanwhile too."""
+    while running := [name for name, pod in stage.kubelet.pods.items() if runs(pod)]:
+        for name in running:
+            with contextlib.suppress(ApiError, KeyError):
+                await stage.kubelet.finish(name)
+        await asyncio.sleep(0.1)  # for the kubelet to see it
+
+
+async def settled(witness: Witness, when: str) -> list[str]:
+    """Return what is still wrong once there was time enough."""
+    try:
+        await witness.settled(within_s=SETTLE_S)
+    except AssertionError as error:
+        return [f"{when}: {error}"]
+    return []
+
+
+@contextlib.asynccontextmanager
+async def stage_of(
+    plane: ControlPlane,
+    api: rest.Api,
+    namespace: str,
+    folder: Path,
+    kubelet: kubelets.Kubelet,
+    chance: Random,
+) -> AsyncIterator[Chaos]:
+    """Have two operators, each behind a proxy of its own and with a clock that can be set."""
+    clock = Clock(folder)
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(FaultProxy(plane.url, plane.tls()).serving()) for _ in range(2)
+        ]
+        operators = [
+            await stack.enter_async_context(
+                process.kept(
+                    plane,
+                    watch=namespace,
+                    identity=f"operator-{number}",
+                    server=proxy.url,
+                    resync_s=5,
+                    environment=clock.environment,
+                )
+            )
+            for number, proxy in enumerate(proxies)
+        ]
+        yield Chaos(plane, api, namespace, kubelet, proxies, operators, clock, chance)

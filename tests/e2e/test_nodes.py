@@ -1,0 +1,73 @@
+"""A node is lost under a running job: the job leaves it, and nothing of it runs there when it comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.cluster import faults, kind
+from tests.cluster.kind import Cluster
+from tests.e2e.conftest import workload_job
+from tests.e2e.test_recovery import steps_done
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition, phase
+
+OURS = "dtj.dev/job-name"
+# The controller manager calls a silent node unready after 50 s; only then do these seconds begin.
+LOST_S = 5
+
+
+@pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
+def test_job_leaves_a_node_that_is_lost(
+    kubectl: Kubectl, runs: Json, fault: Callable[[Cluster, str], AbstractContextManager[None]]
+):
+    cluster = kind.create()
+    recovery = {"nodeLostSeconds": LOST_S, "avoidNodeAfter": 1}
+    kubectl.apply(
+        workload_job("moving", "--steps=100000", "--step-s=0.2", checkpoint=runs, recovery=recovery)
+    )
+    kubectl.until("dtj", "moving", phase("Running"), within_s=120)
+    kubectl.follow("moving-1", "did step 12 ")
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
+    lost = node_of(kubectl, "moving-1")
+
+    with fault(cluster, lost):
+        job = kubectl.until("dtj", "moving", recovered(disruptions=1), within_s=240)
+        assert job["status"]["failure"]["reason"] == "NodeLost"
+        assert job["status"]["failure"]["node"] == lost
+        assert job["status"]["restarts"]["counted"] == 0, "a lost node is nobody's fault"
+        assert [each["node"] for each in job["status"]["avoidedNodes"]] == [lost]
+        kubectl.follow("moving-1", "did step ")
+        assert min(steps_done(kubectl, "moving-1")) > 5, "what was done is not done again from the start"
+        assert lost not in (node_of(kubectl, "moving-0"), node_of(kubectl, "moving-1"))
+
+    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
+    assert after["moving-1"] != before["moving-1"]
+    until_dead(cluster, lost, before["moving-1"])
+    assert condition("Healthy")(kubectl.get("dtj", "moving") or {})
+
+
+def until_dead(cluster: Cluster, node: str, uid: str, within_s: float = 60) -> None:
+    """Wait until nothing of a pod runs on its node: a kubelet that slept learns late that the pod is gone."""
+    deadline = time.monotonic() + within_s
+    while uid in faults.pods_alive(cluster, node):
+        assert time.monotonic() < deadline, f"pod {uid} still runs on {node} after {within_s} s"
+        time.sleep(0.5)
+
+
+def recovered(*, disruptions: int) -> Callable[[Json], bool]:
+    """Return a predicate: the job runs again after so many disruptions."""
+    return lambda job: (
+        phase("Running")(job) and job["status"].get("restarts", {}).get("disruptions") == disruptions
+    )
+
+
+def node_of(kubectl: Kubectl, pod: str) -> str:
+    """Return where a pod runs."""
+    found = kubectl.get("pod", pod)
+    assert found is not None
+    name: str = found["spec"]["nodeName"]
+    return name

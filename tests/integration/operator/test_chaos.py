@@ -1,0 +1,21 @@
+"""A short run of everything that can go wrong; `python -m tests.bench chaos` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import run as chaos
+from tests.integration.controlplane import ControlPlane
+
+SEED = 1
+
+
+@pytest.mark.timeout(300)
+async def test_a_hundred_faults_and_no_violation(granted: ControlPlane, namespace: str, tmp_path: Path):
+    result = await chaos.run(granted, namespace, tmp_path, seed=SEED, faults=100, jobs=8)
+
+    assert result.violations == []
+    assert result.faults.total() == 100
+    assert len(result.faults) >= 20, "of many kinds"

@@ -1,0 +1,142 @@
+"""An elastic job follows its size: by the user's wish, and by the room that there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.kubelet import Kubelet, now
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.test_lifecycle import of
+from tests.integration.operator.test_scope import HEALING, uids
+from tests.support.kubectl import Kubectl
+from tests.support.predicates import phase
+
+pytestmark = pytest.mark.usefixtures("operator")
+Json = dict[str, Any]
+LONG_AGO = "2026-01-01T00:00:00Z"
+WHOLE = {"scope": "Job", "backoffSeconds": 0}
+
+
+def settled(replicas: int) -> Any:
+    """Return a predicate: the job runs with so many pods, all of them ready."""
+    return lambda job: phase("Running")(job) and job["status"].get("ready") == f"{replicas}/{replicas}"
+
+
+async def find_no_room(kubelet: Kubelet, name: str, since: str = LONG_AGO) -> None:
+    says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
+    await kubelet.set_status(name, {"conditions": [{**refused, "lastTransitionTime": since}]})
+
+
+async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl):
+    await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
+    first = uids(await kubelet.until_running("job-0", "job-1"))
+    await cluster.until(settled(2))
+
+    kubectl("scale", "dtj", "job", "--replicas=4")
+    grown = uids(await kubelet.until_running("job-0", "job-1", "job-2", "job-3"))
+    await cluster.until(settled(4))
+    scale = await cluster.api.get(f"{cluster.jobs}/job/scale")
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (4, 4)
+    listed = await cluster.api.items(cluster.pods, labelSelector=scale["status"]["selector"])
+    assert len(listed) == 4
+
+    kubectl("scale", "dtj", "job", "--replicas=1")
+    shrunk = uids(await kubelet.until_running("job-0"))
+    job = await cluster.until(settled(1))
+
+    assert first.items() <= grown.items()
+    assert shrunk.items() <= first.items()
+    status = job["status"]
+    assert (status["attempt"], status["restarts"]["total"], status["worldSize"]) == (0, 0, 1)
+    assert (await cluster.until_event("Resized"))["note"].startswith("1 replicas: spec.replicas is 1")
+
+
+async def test_pod_that_leaves_slowly_and_is_wanted_again_is_no_fault(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
+    first = uids(await kubelet.until_running("job-0", "job-1"))
+    await cluster.until(settled(2))
+    kubelet.holds = {"job-1"}
+
+    await cluster.change(replicas=1)
+    await kubelet.until(lambda pods: "deletionTimestamp" in pods["job-1"]["metadata"])
+    await cluster.change(replicas=2)
+    await kubelet.let_go("job-1")
+
+    await kubelet.until(lambda pods: uids(pods).get("job-1", first["job-1"]) != first["job-1"])
+    job = await cluster.until(settled(2))
+    assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
+
+
+async def test_without_healing_agents_another_size_is_another_attempt(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(elastic={"maxReplicas": 4}, recovery=WHOLE)
+    await kubelet.until_running("job-0", "job-1")
+    await cluster.until(settled(2))
+
+    await cluster.change(replicas=3)
+
+    job = await cluster.until(settled(3))
+    pods = await kubelet.until_running("job-0", "job-1", "job-2")
+    assert {pod["metadata"]["labels"]["dtj.dev/attempt"] for pod in pods.values()} == {"1"}
+    env = {e["name"]: e["value"] for e in pods["job-0"]["spec"]["containers"][0]["env"]}
+    assert (env["WORLD_SIZE"], env["PET_NNODES"], env["DTJ_MIN_REPLICAS"]) == ("3", "1:4", "1")
+    assert job["status"]["restarts"]["total"] == 0
+
+
+async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit(replicas=3, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING)
+    await kubelet.until(lambda pods: len(pods) == 3)
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+    await find_no_room(kubelet, "job-2", since=now())
+    await cluster.until(
+        lambda job: phase("Pending")(job) and of(job, "PodsReady")["reason"] == "Unschedulable"
+    )
+
+    await find_no_room(kubelet, "job-2")
+    job = await cluster.until(phase("Running"))
+    assert of(job, "Healthy")["reason"] == "RunningWithFewer"
+    assert "Insufficient nvidia.com/gpu" in of(job, "PodsReady")["message"]
+    assert (job["status"]["currentReplicas"], job["status"]["worldSize"]) == (2, 2)
+
+    await kubelet.start("job-2")
+    job = await cluster.until(settled(3))
+    assert of(job, "Healthy")["reason"] == "Running"
+    assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
+
+
+async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit(replicas=3, elastic={"minReplicas": 3, "maxReplicas": 3}, recovery=HEALING)
+    await kubelet.until(lambda pods: len(pods) == 3)
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+    await find_no_room(kubelet, "job-2")
+
+    job = await cluster.until(lambda job: job.get("status", {}).get("ready") == "2/3")
+    assert phase("Pending")(job)
+
+
+async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit(replicas=3, elastic={"maxReplicas": 3}, recovery=WHOLE)
+    await kubelet.until(lambda pods: len(pods) == 3)
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+    kubelet.starts = True
+    await find_no_room(kubelet, "job-2")
+
+    job = await cluster.until(
+        lambda job: phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]
+    )
+    assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
+    assert "there was room for 2 of 3 pods" in of(job, "PodsReady")["message"]
+    assert job["status"]["shortage"]["tries"] == 1
+
+    # The ten minutes are over.
+    await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"shortage": {"retryAt": LONG_AGO}}})
+    job = await cluster.until(settled(3))
+    assert (job["status"]["attempt"], job["status"].get("shortage")) == (2, None)

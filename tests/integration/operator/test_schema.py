@@ -1,0 +1,103 @@
+"""Objects that another version of the schema let in: each ends in a condition, and holds nobody up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.chaos.witness import Witness
+from tests.integration import controlplane
+from tests.integration.controlplane import CRD, ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import Operator
+from tests.support.predicates import condition, phase
+
+Json = dict[str, Any]
+ANYTHING: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+POD: Json = {"spec": {"containers": [{"name": "trainer", "image": "a"}]}}
+
+
+def container(**fields: Any) -> Json:
+    """Return a specification with one container that has these fields."""
+    return {"template": {"spec": {"containers": [{"name": "a", **fields}]}}}
+
+
+def rule(**fields: Any) -> Json:
+    """Return a specification with one recovery rule."""
+    return {"template": POD, "recovery": {"rules": [{"action": "FailJob", **fields}]}}
+
+
+CONTAINERS = "spec.template.spec.containers"
+# name -> (spec, the field that the complaint names)
+NONSENSE: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "spec"),
+    "no-template": ({"replicas": 2}, CONTAINERS),
+    "template-is-text": ({"template": "a"}, "spec.template"),
+    "containers-is-a-map": ({"template": {"spec": {"containers": {"a": 1}}}}, CONTAINERS),
+    "container-is-text": ({"template": {"spec": {"containers": ["a"]}}}, f"{CONTAINERS}[0]"),
+    "replicas-are-text": ({"replicas": "two", "template": POD}, "spec.replicas"),
+    "replicas-are-many": ({"replicas": 10**9, "template": POD}, "spec.replicas"),
+    "rules-are-text": ({"recovery": {"rules": "all"}, "template": POD}, "spec.recovery.rules"),
+    "codes-are-a-number": (
+        rule(onExitCodes={"operator": "In", "values": 3}),
+        "spec.recovery.rules[0].onExitCodes.values",
+    ),
+    "env-is-text": (container(env="A=B"), f"{CONTAINERS}[0].env"),
+    "resources-are-text": (container(resources="much"), "spec"),
+    "mounts-are-text": (
+        container(volumeMounts="a") | {"checkpoint": {"mountPath": "/c", "volume": {"emptyDir": {}}}},
+        "spec",
+    ),
+    "suspend-is-text": ({"suspend": "yes", "template": POD}, "spec.suspend"),
+    "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # somebody else's
+}
+
+
+@pytest.fixture
+def loosened(granted: ControlPlane) -> Iterator[None]:
+    """Have the API server take any object at all for a job, until the test tightens the schema again."""
+    crd = json.loads(granted.kubectl("get", "crd", CRD, "-o", "json"))
+    version = {**crd["spec"]["versions"][0], "schema": {"openAPIV3Schema": ANYTHING}}
+    version["subresources"] = {"status": {}}  # not scale: it would have the replicas be a number
+    granted.kubectl("patch", "crd", CRD, "--type=merge", "-p", json.dumps({"spec": {"versions": [version]}}))
+    yield
+    controlplane.install_crd(granted)
+
+
+async def submit(cluster: Cluster, name: str, spec: Any) -> None:
+    """Create a job as it is, again and again while the API server still has the strict schema in memory."""
+    body: Json = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name},
+    }
+    body |= {} if spec is None else {"spec": spec}
+    await cluster.api.create_patiently(cluster.jobs, body)
+
+
+@pytest.mark.parametrize("tightened", [True, False], ids=["schema strict again", "schema still loose"])
+async def test_nonsense_ends_in_a_condition_and_holds_nobody_up(
+    loosened: None, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, operator: Operator,
+    witness: Witness, tightened: bool,
+):  # fmt: skip
+    for name, (spec, _) in NONSENSE.items():
+        await submit(cluster, name, spec)
+    if tightened:
+        controlplane.install_crd(granted)
+
+    await submit(cluster, "old", {"template": POD})  # of a version before most fields
+    await submit(cluster, "new", {"template": POD, "replicas": 1, "fieldOfTomorrow": {"a": [1]}})
+    for name in ("old", "new"):
+        await cluster.until(phase("Running"), name)
+    for name, (_, field) in NONSENSE.items():
+        if not field:
+            continue
+        job = await cluster.until(condition("Failed", reason="BadSpec"), name)
+        assert f"{field}:" in job["status"]["message"], job["status"]["message"]
+        await cluster.api.delete(f"{cluster.jobs}/{name}")
+    assert "status" not in await cluster.job("manager-is-a-map")
+    assert set(kubelet.pods) == {"old-0", "new-0"}

@@ -1,0 +1,175 @@
+"""What a fault makes anew: the broken pods where the others can heal around them, else all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster
+from tests.support.predicates import condition, phase
+
+Json = dict[str, Any]
+AGENT_PORT = 29400
+HEALING = {"scope": "Replica", "backoffSeconds": 0}
+
+
+def uids(pods: dict[str, Json]) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in pods.items()}
+
+
+def recovered(counted: int, disruptions: int = 0) -> Any:
+    """Return a predicate: the job runs again after so many incidents."""
+
+    def holds(job: Json) -> bool:
+        restarts = job.get("status", {}).get("restarts", {})
+        told = restarts.get("counted"), restarts.get("disruptions")
+        return phase("Running")(job) and told == (counted, disruptions)
+
+    return holds
+
+
+@pytest.mark.usefixtures("operator")
+async def test_only_the_broken_pod_is_replaced(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(replicas=3, recovery=HEALING)
+    before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+
+    await kubelet.finish("job-1", 1, message="RuntimeError: boom")
+
+    job = await cluster.until(recovered(1))
+    after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+    assert {name for name in after if after[name] != before[name]} == {"job-1"}
+    assert (job["status"]["attempt"], job["status"]["recoveryScope"]) == (0, "Replica")
+    assert job["status"]["failure"]["replica"] == 1
+    assert "boom" in (await cluster.until_event("Restarting"))["note"]
+    await cluster.until(lambda job: "replacing" not in job["status"])
+
+
+@pytest.mark.usefixtures("operator")
+async def test_fault_of_a_survivor_is_another_incident(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(replicas=3, recovery=HEALING)
+    before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+    await cluster.until(phase("Running"))
+    kubelet.starts = False  # the replacement of the first does not come up before the second fails
+
+    await kubelet.finish("job-1", 1)
+    await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
+    await kubelet.finish("job-2", 1)
+    await kubelet.until(lambda pods: uids(pods).get("job-2", before["job-2"]) != before["job-2"])
+    for name in ("job-1", "job-2"):
+        await kubelet.start(name)
+
+    await cluster.until(recovered(2))
+    assert uids(kubelet.pods)["job-0"] == before["job-0"]
+
+
+@pytest.mark.usefixtures("operator")
+async def test_deleted_pod_is_replaced_alone_and_costs_nothing(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(recovery={**HEALING, "maxRestarts": 0})
+    before = uids(await kubelet.until_running("job-0", "job-1"))
+    await cluster.until(phase("Running"))
+
+    await cluster.api.delete(f"{cluster.pods}/job-1")
+
+    job = await cluster.until(recovered(0, disruptions=1))
+    assert (job["status"]["attempt"], uids(kubelet.pods)["job-0"]) == (0, before["job-0"])
+
+
+@pytest.mark.usefixtures("operator")
+async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(recovery=HEALING)
+    await kubelet.until_running("job-0", "job-1")
+    kubelet.starts = False
+    await cluster.until(phase("Running"))
+
+    await asyncio.gather(kubelet.finish("job-0", 76), kubelet.finish("job-1", 76))
+
+    await kubelet.until(
+        lambda pods: (
+            set(pods) == {"job-0", "job-1"}
+            and all(pod["metadata"]["labels"]["dtj.dev/attempt"] == "1" for pod in pods.values())
+        )
+    )
+    assert (await cluster.job())["status"]["restarts"]["counted"] == 1
+
+
+@contextlib.asynccontextmanager
+async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
+    """Play replica 0's agent; what the dict holds is what it answers."""
+
+    async def status(_: web.Request) -> web.Response:
+        return web.Response(text=json.dumps(answer), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/status", status)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, address, AGENT_PORT).start()
+    try:
+        yield answer
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.usefixtures("operator")
+async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
+    cluster: Cluster, kubelet: Kubelet
+):
+    ledger = {"productive": 90.0, "startup": 5.0, "lost": 1.0, "recovering": 4.0}
+    says = {"attempt": 0, "step": 7, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger}
+    says["failure"] = {"rank": 1, "replica": 1, "reason": "Signal", "exitCode": 137, "signal": "SIGKILL"}
+    async with agent("127.0.0.83", says):
+        kubelet.starts = False
+        await cluster.submit(recovery={"backoffSeconds": 0})
+        await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})
+        for name in ("job-1", "job-0"):
+            await kubelet.start(name)
+        await kubelet.set_status("job-0", {"podIP": "127.0.0.83", "podIPs": [{"ip": "127.0.0.83"}]})
+        before = uids(kubelet.pods)
+
+        job = await cluster.until(lambda job: job.get("status", {}).get("recoveryScope") == "Replica")
+        assert job["status"]["restarts"]["inPlace"] == job["status"]["restarts"]["counted"] == 2
+        assert job["status"]["goodput"]["productiveSeconds"] == 90
+        assert (job["status"]["failure"]["node"], job["status"]["failure"]["signal"]) == ("node-1", "SIGKILL")
+        assert "rank 1 (replica 1) on node node-1" in (await cluster.until_event("Healed"))["note"]
+
+        kubelet.starts = True
+        await kubelet.finish("job-1", 1)
+        job = await cluster.until(recovered(3))
+        assert (job["status"]["attempt"], uids(kubelet.pods)["job-0"]) == (0, before["job-0"])
+        assert job["status"]["restarts"]["inPlace"] == 2, "what the operator replaced is not counted twice"
+
+        await asyncio.gather(kubelet.finish("job-0", 1), kubelet.finish("job-1", 1))
+        job = await cluster.until(lambda job: job["status"]["attempt"] == 1)
+        assert job["status"]["recoveryScope"] == "Job", "the agents of this attempt have not spoken yet"
+        assert job["status"]["restarts"]["inPlace"] == 2
+
+
+async def test_operator_that_is_killed_between_verdict_and_deed_replaces_the_same_pod_once(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, namespace: str
+):
+    async with process.running(granted, watch=namespace):
+        await cluster.submit(replicas=3, recovery=HEALING)
+        before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+        await cluster.until(phase("Running"))
+        kubelet.holds = {"job-1"}  # its node takes its time
+        kubelet.starts = False
+        await cluster.api.delete(f"{cluster.pods}/job-1")
+        await cluster.until(lambda job: job.get("status", {}).get("replacing"))
+
+    await kubelet.let_go("job-1", before["job-1"])
+    async with process.running(granted, watch=namespace, identity="operator-1"):
+        await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
+        await kubelet.start("job-1")
+        job = await cluster.until(lambda job: recovered(0, 1)(job) and "replacing" not in job["status"])
+    assert condition("Healthy")(job)
+    assert {name for name, uid in uids(kubelet.pods).items() if uid != before[name]} == {"job-1"}
+    assert [name for name, _ in kubelet.born].count("job-1") == 2

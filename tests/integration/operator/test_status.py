@@ -1,0 +1,73 @@
+"""What a status says while a job lives: true, and no longer than it is true."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.test_elastic import find_no_room
+from tests.integration.operator.test_lifecycle import of
+from tests.support.predicates import condition, phase
+
+pytestmark = pytest.mark.usefixtures("operator")
+Json = dict[str, Any]
+
+
+async def test_finished_pod_that_somebody_deletes_is_no_disruption(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(replicas=3)
+    await kubelet.until_running("job-0", "job-1", "job-2")
+    for name in ("job-1", "job-2"):
+        await kubelet.finish(name)
+    await cluster.until(lambda job: job.get("status", {}).get("done") == "1-2")
+
+    await asyncio.gather(*(cluster.api.delete(f"{cluster.pods}/job-{index}") for index in (1, 2)))
+    await kubelet.until(lambda pods: set(pods) == {"job-0"})
+    await kubelet.finish("job-0")
+
+    job = await cluster.until(phase("Succeeded"))
+    assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
+    assert job["status"]["replicas"] == {"ready": 0, "active": 0, "succeeded": 3, "failed": 0}
+    assert sorted(name for name, _ in kubelet.born) == ["job-0", "job-1", "job-2"]
+
+
+async def test_obstacle_is_told_and_forgotten(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit()
+    await kubelet.until(lambda pods: len(pods) == 2)
+    await find_no_room(kubelet, "job-1")
+    blocked = await cluster.until(condition("PodsReady", "False", "Unschedulable"))
+    assert "Insufficient nvidia.com/gpu" in blocked["status"]["message"]
+
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+
+    running = await cluster.until(lambda job: phase("Running")(job) and condition("PodsReady")(job))
+    assert "message" not in running["status"]
+    assert of(running, "Healthy")["reason"] == "Running"
+
+
+async def test_suspended_time_does_not_count_towards_the_deadline(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit(activeDeadlineSeconds=3600)
+    await kubelet.until_running("job-0", "job-1")
+    await cluster.change(suspend=True)
+    suspended = await cluster.until(phase("Suspended"))
+    assert "startTime" not in suspended["status"]
+    await cluster.change(suspend=False, activeDeadlineSeconds=7200)
+    resumed = await cluster.until(phase("Running"))
+
+    assert resumed["status"]["startTime"] >= of(resumed, "Suspended")["lastTransitionTime"]
+    assert resumed["status"]["observedGeneration"] == resumed["metadata"]["generation"] == 3
+
+
+async def test_healthy_says_nothing_of_a_job_that_has_no_pods(cluster: Cluster, kubelet: Kubelet):
+    await cluster.submit()
+    await cluster.until(condition("Healthy"))
+    await cluster.change(suspend=True)
+    suspended = await cluster.until(phase("Suspended"))
+
+    assert {each["type"] for each in suspended["status"]["conditions"]} == {"PodsReady", "Suspended"}
+    assert of(suspended, "PodsReady")["reason"] == "Suspended"

@@ -1,0 +1,170 @@
+"""Ranks that die in every way and at every point: the job goes on in place, and the result is the same."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+from tests.unit.dtj.test_resume import assert_identical, weights
+from tests.unit.dtj.test_same_result import seen
+
+Finish = Callable[..., Finished]
+SMALL, PLAIN = PROGRAMS / "small.py", PROGRAMS / "plain.py"
+STEPS = 16
+SIZES = {"STEPS": STEPS, "SAMPLES": 96}
+
+
+@pytest.fixture(scope="session")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, finish_once: Finish) -> Callable[..., Path]:
+    """Folder of a run with the given number of ranks to which nothing happened."""
+    found: dict[tuple[object, ...], Path] = {}
+
+    def folder(nproc: int, **env: object) -> Path:
+        key = (nproc, *sorted(env.items()))
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("unbroken")
+            ended = finish_once("run", "--nproc", nproc, SMALL, OUT=found[key], **SIZES, **env)
+            assert ended.code == 0, ended.err
+        return found[key]
+
+    return folder
+
+
+def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 3, **env: object) -> Finished:
+    """A run in which all these faults happened, and which nevertheless came to its end."""
+    budget = ("--max-restarts", 10)
+    ended = finish("run", "--nproc", nproc, *budget, *flags, SMALL, OUT=out, FAULTS=faults, **SIZES, **env)
+    assert ended.code == 0, ended.err
+    assert sorted(p.name for p in out.glob("fault-*")) == sorted(
+        f"fault-{n}" for n in range(len(faults.split()))
+    )
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        pytest.param("raise", "rank 1 failed: ValueError: label 11 is out of range", id="an exception"),
+        pytest.param("exit", "rank 1 exited with code 3", id="an exit code"),
+        pytest.param("vanish", "rank 1 exited with code 5", id="an exit that nothing hears of"),
+        pytest.param("SIGKILL", "rank 1 was killed by SIGKILL", id="the kernel"),
+        pytest.param("SIGSEGV", "rank 1 was killed by SIGSEGV", id="a crash in native code"),
+    ],
+)
+def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, how: str, sentence: str
+) -> None:
+    """With dropout and batch statistics, so random generators and buffers count too."""
+    ended = healed(finish, tmp_path, f"1@7:forward:{how}")
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+    assert sentence in ended.err
+    assert (
+        "generation 2: rank 1 anew, the others keep their state; 1 of 10 restarts in place used" in ended.err
+    )
+    # As sets: a step that only the dead rank had finished is done again.
+    assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
+
+
+def test_five_crashes_leave_no_trace_in_the_result(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    faults = "1@2:end:SIGKILL 2@4:forward:raise 1@5:end:vanish 0@8:forward:SIGKILL 2@12:end:SIGSEGV"
+    ended = healed(finish, tmp_path, faults, PLAIN=1)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+    assert "5 of 10 restarts in place used" in ended.err
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param("1@6:end:SIGKILL 2@6:end:SIGKILL", id="two of three at once"),
+        pytest.param("1@6:forward:SIGKILL 1@-1:start:raise", id="the newcomer, before it has joined"),
+        pytest.param("1@6:forward:SIGKILL 2@6:forward:SIGKILL", id="one after the other in one step"),
+        pytest.param("1@0:forward:raise", id="in the first step"),
+        pytest.param(f"2@{STEPS - 1}:end:raise", id="in the last step"),
+    ],
+)
+def test_faults_that_come_together(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, faults: str
+) -> None:
+    healed(finish, tmp_path, faults, PLAIN=1)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_crash_before_anything_was_trained_starts_all_anew(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    ended = healed(finish, tmp_path, "1@-1:start:raise", PLAIN=1)
+    assert "generation 2: all ranks anew" in ended.err
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors are in the middle of a step: the newcomer must come to that very point."""
+    ended = healed(finish, tmp_path, "1@7:evaluate:SIGKILL", PLAIN=1, EVALUATE_EVERY=4)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+    for step in (3, 7, 11, 15):
+        found = re.findall(rf"evaluated (\S+) at {step}\n", ended.out)
+        assert len(found) == 3
+        assert len(set(found)) == 1
+
+
+def test_loss_of_every_rank_goes_back_to_the_checkpoint(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    faults = "0@7:forward:SIGKILL 1@7:forward:SIGKILL"
+    flags = ("--checkpoint", tmp_path / "saved", "--save-every", 5)
+    ended = healed(finish, tmp_path, faults, *flags, nproc=2)
+    assert f"resuming from {tmp_path / 'saved' / 'step-5'}" in ended.err
+    assert_identical(weights(unbroken(2)), weights(tmp_path))
+
+
+def test_job_of_one_rank_is_restarted_from_its_checkpoint(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = ("--checkpoint", tmp_path / "saved", "--save-every", 5)
+    healed(finish, tmp_path, "0@7:end:SIGKILL", *flags, nproc=1)
+    assert_identical(weights(unbroken(1)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+def test_script_that_knows_nothing_of_dtj_is_restarted_in_place(
+    finish: Finish, tmp_path: Path, how: str
+) -> None:
+    flags = ("run", "--nproc", 3, "--max-restarts", 1)
+    ended = finish(*flags, PLAIN, OUT=tmp_path, FAIL=f"1@8:{how}")
+    assert ended.code == 0, ended.err
+    for rank in range(3):
+        assert re.search(rf"\[rank {rank}\] rank {rank} begins at [36] in life 1\n", ended.out)
+        assert f"rank {rank} ends with {6.0 * sum(range(12))}\n" in ended.out
+
+
+def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flags = ("run", "--nproc", 3, "--max-restarts", 2, "--termination-log", log, SMALL)
+    faults = "1@3:end:raise 2@5:end:raise 1@9:end:exit"
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=STEPS, FAULTS=faults)
+    assert ended.code == 3
+    fields = json.loads(log.read_text())
+    assert (fields["rank"], fields["reason"], fields["generation"]) == (1, "ExitCode", 3)
+
+
+def test_restarts_that_bring_no_step_are_given_up(finish: Finish, tmp_path: Path) -> None:
+    """A sample that kills whoever reads it: three restarts without a new step, then the job fails."""
+    faults = " ".join(["1@5:forward:raise"] * 9)
+    flags = ("run", "--nproc", 2, "--max-restarts", 100, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=STEPS, FAULTS=faults)
+    assert ended.code == 1
+    assert len(list(tmp_path.glob("fault-*"))) == 4
+
+
+def test_bad_recipe_is_not_tried_twice(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--nproc", 2, "--max-restarts", 10, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS="0@3:end:bad-recipe")
+    assert ended.code == 78
+    assert ended.err.count("width is 7") == 1

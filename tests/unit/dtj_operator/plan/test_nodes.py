@@ -1,0 +1,276 @@
+"""Lost nodes, and nodes on which a job has had enough faults."""
+
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.nodes import NodeView
+from dtj_operator.plan import blame
+from dtj_operator.plan.actions import CreatePod, DeletePod, Lift, Restart
+from dtj_operator.plan.planner import plan, plan_gone
+from dtj_operator.plan.policies import avoid
+from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.snapshot import Gone
+from dtj_operator.plan.status import report
+from tests.support.builders import NOW, JobBuilder, at, job, pod
+
+param = pytest.param
+
+
+def node(name: str, **fields: Any) -> NodeView:
+    return NodeView(name=name, **fields)
+
+
+def away(name: str, *, for_s: float = 40) -> NodeView:
+    return node(name, ready=False, not_ready_since=NOW - for_s)
+
+
+def cluster(*changed: NodeView, count: int = 4) -> dict[str, NodeView]:
+    """Nodes n0, n1, ..., ready unless said otherwise."""
+    return {f"n{i}": node(f"n{i}") for i in range(count)} | {view.name: view for view in changed}
+
+
+def on_nodes(count: int) -> JobBuilder:
+    return (
+        job()
+        .replicas(count)
+        .settled()
+        .running()
+        .having(*(pod(i).running().on(f"n{i}") for i in range(count)))
+    )
+
+
+TWO = on_nodes(2)
+LOST = TWO.seeing(nodes=cluster(away("n1")))
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        param(TWO, False, id="nodes that may not be read are never lost"),
+        param(TWO.seeing(nodes=cluster()), False, id="ready"),
+        param(LOST, True, id="away for long enough"),
+        param(TWO.seeing(nodes=cluster(away("n1", for_s=39))), False, id="not yet"),
+        param(LOST.recovery(nodeLostSeconds=41), False, id="the user is more patient"),
+        param(LOST.recovery(nodeLostSeconds=0), False, id="turned off"),
+        param(TWO.seeing(nodes=cluster(away("n3"))), False, id="another node"),
+        param(
+            TWO.seeing(nodes={name: away(name) for name in ("n0", "n1")}),
+            False,
+            id="where none is ready it is the control plane that is blind",
+        ),
+        param(TWO.seeing(nodes=cluster(count=1), gone_since={"n1": NOW - 40}), True, id="gone"),
+        param(TWO.seeing(nodes=cluster(count=1), gone_since={"n1": NOW - 39}), False, id="gone, not yet"),
+        param(TWO.seeing(nodes=cluster(count=1)), False, id="never seen: the cluster's collector knows"),
+        param(LOST.but(pod(1).crashed(1).on("n1")), False, id="its pod had failed before"),
+        param(LOST.but(pod(1).succeeded().on("n1")), False, id="its pod was done"),
+        param(LOST.but(pod(1).running().on("n1").placed(NOW - 10)), False, id="a pod that came to it lately"),
+    ],
+)
+def test_node_loss(given: JobBuilder, lost: bool) -> None:
+    fault = blame.first_fault(given.snapshot())
+
+    assert (fault is not None and fault.reason == "NodeLost") is lost
+
+
+def test_a_lost_node_costs_nothing_and_is_named() -> None:
+    verdict = restart(LOST.recovery(maxRestarts=0).snapshot())
+
+    assert isinstance(verdict, Restart)
+    assert (verdict.counts, verdict.fault.node, verdict.fault.replica) == (False, "n1", 1)
+    assert verdict.fault.sentence.endswith("NodeLost: its node was not ready for 40 s")
+
+
+STUCK = pod(1).running().on("n1").deleting()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(LOST.was("Recovering", attempt=1), [("digits-0", 5), ("digits-1", 0)], id="a new attempt"),
+        param(LOST.was("Recovering", attempt=1).having(STUCK), [("digits-1", 0)], id="told to go before"),
+        param(LOST.wants(suspend=True).was("Suspended").having(STUCK), [("digits-1", 0)], id="suspended"),
+        param(LOST.deleted().having(STUCK), [("digits-1", 0)], id="a job that is being deleted"),
+        param(LOST.deleted().having(pod(1).running().on("n1")), [("digits-1", 0)], id="not told yet"),
+        param(LOST.was("Succeeded").having(STUCK), [("digits-1", 0)], id="finished"),
+        param(LOST.deleted().having(STUCK.owned_by("")), [], id="a pod that no job owns"),
+        param(TWO.deleted().seeing(nodes=cluster()).having(STUCK), [], id="its node is well: its own grace"),
+    ],
+)
+def test_nothing_waits_for_a_dead_kubelet(given: JobBuilder, expected: list[tuple[str, int | None]]) -> None:
+    decision = plan(given.snapshot())
+    deleted = [(a.pod.name, a.grace_s) for a in decision.actions if isinstance(a, DeletePod)]
+
+    assert deleted == expected
+
+
+@pytest.mark.parametrize(("for_s", "expected"), [(40, 0), (39, None)])
+def test_children_of_a_job_that_is_gone_are_let_go_too(for_s: float, expected: int | None) -> None:
+    nodes = cluster(away("n1", for_s=for_s))
+    gone = Gone(namespace="team-a", name="digits", pods=(STUCK.pod,), nodes=nodes, now=NOW)
+    decision = plan_gone(gone)
+
+    assert decision.actions == (() if expected is None else (DeletePod(STUCK.pod, expected),))
+    assert decision.look_again_at == (NOW + 1 if expected is None else None)
+
+
+def test_the_end_of_patience_is_looked_at_without_any_news() -> None:
+    assert plan(TWO.seeing(nodes=cluster(away("n1", for_s=30))).snapshot()).look_again_at == NOW + 10
+
+
+def suspects(*entries: tuple[str, int, float]) -> dict[str, Any]:
+    return {
+        "avoidedNodes": [{"node": name, "faults": faults, "at": at(-ago)} for name, faults, ago in entries]
+    }
+
+
+SEEN = TWO.seeing(nodes=cluster())
+
+
+def noted(given: JobBuilder) -> list[tuple[str, int]]:
+    snapshot = given.snapshot()
+    verdict = restart(snapshot)
+    assert isinstance(verdict, Restart)
+    return [(e["node"], e["faults"]) for e in report(snapshot, verdict).get("avoidedNodes", [])]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(SEEN.but(pod(1).crashed().on("n1")), [("n1", 1)], id="a fault"),
+        param(LOST, [("n1", 1)], id="its loss"),
+        param(
+            SEEN.but(pod(1).crashed().on("n1")).was("Running", **suspects(("n0", 1, 5), ("n1", 1, 9))),
+            [("n1", 2), ("n0", 1)],
+            id="the latest comes first",
+        ),
+        param(
+            SEEN.but(pod(1).crashed().on("n1")).was("Running", **suspects(("n1", 5, 3600))),
+            [("n1", 1)],
+            id="after an hour all is forgotten",
+        ),
+        param(SEEN.but(pod(1).running().on("n1").deleting()), [], id="an eviction says nothing of the node"),
+        param(SEEN.but(pod(1).crashed(76, at=NOW - 9).on("n1")), [], id="nor does a lost peer"),
+        param(SEEN.but(pod(1).crashed(75).on("n1")), [], id="nor a stop on request"),
+        param(SEEN.without(1), [], id="nobody knows where the pod was"),
+        param(
+            SEEN.but(pod(1).crashed().on("new")).was(
+                "Running", **suspects(*((f"n{i}", 1, i) for i in range(20)))
+            ),
+            [("new", 1), *((f"n{i}", 1) for i in range(19))],
+            id="twenty are kept",
+        ),
+    ],
+)
+def test_faults_are_noted_by_node(given: JobBuilder, expected: list[tuple[str, int]]) -> None:
+    assert noted(given) == expected
+
+
+def test_until_when_a_node_is_avoided_is_told_once_it_is() -> None:
+    told = report(SEEN.was("Running", **suspects(("n0", 2, 60), ("n1", 1, 90))).snapshot(), None)
+
+    assert told["avoidedNodes"] == [
+        {"node": "n0", "faults": 2, "at": at(-60), "until": at(3540)},
+        {"node": "n1", "faults": 1, "at": at(-90)},
+    ]
+
+
+BAD = (("n0", 2, 1), ("n1", 3, 2), ("n2", 2, 3), ("n3", 1, 4))
+HAUNTED = SEEN.was("Running", **suspects(*BAD))
+CORDONED = cluster(node("n2", unschedulable=True), node("n3", unschedulable=True))
+GPU = cluster(node("n0", labels={"gpu": "a"}), node("n1", labels={"gpu": "a"}), count=8)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(HAUNTED, ["n0", "n1"], id="at most half of four, the latest first"),
+        param(HAUNTED.seeing(nodes=cluster(count=8)), ["n0", "n1", "n2"], id="all that had enough faults"),
+        param(HAUNTED.recovery(avoidNodeAfter=3), ["n1"], id="the user is more patient"),
+        param(HAUNTED.recovery(avoidNodeAfter=0), [], id="turned off"),
+        param(HAUNTED.seeing(nodes=CORDONED), ["n0"], id="half of those that are not cordoned"),
+        param(
+            HAUNTED.seeing(nodes=cluster(away("n2"), away("n3"))), ["n0"], id="half of those that are ready"
+        ),
+        param(
+            HAUNTED.pod_spec(nodeSelector={"gpu": "a"}).seeing(nodes=GPU),
+            ["n0"],
+            id="half of those that match",
+        ),
+        param(HAUNTED.seeing(nodes=cluster(count=1)), [], id="a single node is never avoided"),
+        param(HAUNTED.seeing(nodes=None), [], id="not where nodes may not be read"),
+        param(HAUNTED.seeing(now=NOW + 3598.5), ["n0"], id="those whose hour is over are not"),
+    ],
+)
+def test_who_is_avoided(given: JobBuilder, expected: list[str]) -> None:
+    assert list(avoid.avoided(given.snapshot())) == expected
+
+
+def term(*names: str, **more: Any) -> dict[str, Any]:
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in names]
+    return {"matchFields": fields, **more}
+
+
+ZONE = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+RACK = {"matchExpressions": [{"key": "rack", "operator": "Exists"}]}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def user(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
+
+
+@pytest.mark.parametrize(
+    ("affinity", "terms"),
+    [
+        param({}, [term("n0", "n1")], id="nothing of the user's"),
+        param(user(ZONE), [term("n0", "n1", **ZONE)], id="a term of the user's"),
+        param(
+            user(ZONE, RACK),
+            [term("n0", "n1", **ZONE), term("n0", "n1", **RACK)],
+            id="every term of the user's, for any of them suffices",
+        ),
+    ],
+)
+def test_new_pods_keep_away(affinity: dict[str, Any], terms: list[dict[str, Any]]) -> None:
+    given = HAUNTED.pod_spec(affinity={**affinity, "podAntiAffinity": {"x": 1}}).was("Pending").without(1)
+    (made,) = (a.body for a in plan(given.snapshot()).actions if isinstance(a, CreatePod))
+
+    assert made["spec"]["affinity"]["podAntiAffinity"] == {"x": 1}
+    assert made["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == terms
+
+
+def test_the_template_is_not_touched_where_nothing_is_avoided() -> None:
+    (made,) = (
+        a.body for a in plan(SEEN.was("Pending").without(1).snapshot()).actions if isinstance(a, CreatePod)
+    )
+
+    assert "affinity" not in made["spec"]
+
+
+@pytest.mark.parametrize(
+    ("given", "lifted"),
+    [
+        param(HAUNTED.but(pod(1).unschedulable(since=NOW - 10)), True, id="no room while nodes are avoided"),
+        param(
+            HAUNTED.but(pod(1).unschedulable(since=NOW - 9)), False, id="old pods may be about to leave room"
+        ),
+        param(HAUNTED, False, id="all have room"),
+        param(SEEN.but(pod(1).unschedulable(since=NOW - 99)), False, id="nothing is avoided"),
+    ],
+)
+def test_avoidance_yields_where_nothing_fits(given: JobBuilder, lifted: bool) -> None:
+    assert (avoid.lift(given.snapshot()) is not None) is lifted
+
+
+def test_a_pod_that_fits_nowhere_is_made_anew_and_nobody_is_blamed() -> None:
+    given = HAUNTED.but(pod(1).unschedulable(since=NOW - 10))
+    verdict = avoid.lift(given.snapshot())
+    assert verdict == Lift(((1, pod(1).pod.uid),))
+
+    after = report(given.snapshot(), verdict)
+    assert ("avoidedNodes" in after, after["phase"], after["restarts"]["total"]) == (False, "Running", 0)
+    second = given.stored(after)
+    assert plan(second.snapshot()).actions == (DeletePod(pod(1).unschedulable(since=NOW - 10).pod, 5),)
+    third = plan(second.without(1).snapshot())
+    assert (third.verdict, [type(a) for a in third.actions]) == (None, [CreatePod])

@@ -1,0 +1,311 @@
+"""How much of a job a recovery touches: the verdict, what the status keeps of it, what the next look does."""
+
+import pytest
+
+from dtj_operator.plan import ranges
+from dtj_operator.plan.actions import CreatePod, DeletePod, Restart, Settle, Trust
+from dtj_operator.plan.planner import plan
+from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
+from dtj_operator.plan.policies.scope import trust
+from dtj_operator.plan.snapshot import Incident
+from dtj_operator.plan.status import events, report
+from tests.support.builders import NOW, JobBuilder, at, job, pod
+
+param = pytest.param
+THREE = job().replicas(3).settled().recovery(scope="Replica").running()
+AUTO = job().replicas(3).settled().running()
+CRASHED = THREE.but(pod(1).crashed())
+
+
+def replaced(given: JobBuilder) -> list[int] | str:
+    """Indices that the verdict replaces, or that all are."""
+    verdict = restart(given.snapshot())
+    assert isinstance(verdict, Restart)
+    return "all" if verdict.replaces is None else [index for index, _ in verdict.replaces]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(CRASHED, [1], id="the broken pod"),
+        param(CRASHED.recovery(scope="Job"), "all", id="all of them, if the user wants it so"),
+        param(CRASHED.recovery(scope="Auto"), "all", id="all of them, unless the agents said that they can"),
+        param(
+            CRASHED.recovery(scope="Auto").was("Running", recoveryScope="Replica"),
+            [1],
+            id="the broken pod, once they have",
+        ),
+        param(
+            CRASHED.but(pod(2).crashed(76)), [1, 2], id="two that are broken at this look are one incident"
+        ),
+        param(THREE.but(pod(1).running().deleting()), [1], id="an evicted pod"),
+        param(THREE.without(1), [1], id="a pod that vanished"),
+        param(THREE.without(1).but(pod(0).crashed()), [0, 1], id="both"),
+        param(THREE.but(*(pod(i).crashed(76) for i in range(3))), "all", id="nobody is left to heal from"),
+        param(
+            THREE.but(pod(0).crashed(), pod(1).succeeded(), pod(2).succeeded()),
+            "all",
+            id="those that are done cannot heal anybody",
+        ),
+        param(
+            job().replicas(1).recovery(scope="Replica").running().but(pod(0).crashed()),
+            "all",
+            id="a job of one pod",
+        ),
+        param(
+            THREE.elastic(1, 3).but(
+                pod(0).crashed(), pod(1).crashed(), pod(2).unschedulable(since=NOW - 121)
+            ),
+            "all",
+            id="a pod without a place is no survivor",
+        ),
+    ],
+)
+def test_what_is_replaced(given: JobBuilder, expected: list[int] | str) -> None:
+    assert replaced(given) == expected
+
+
+@pytest.mark.parametrize(("broken", "anew"), [(MOST_REPLACED, False), (MOST_REPLACED + 1, True)])
+def test_so_many_at_once_that_the_status_would_grow_are_a_restart_of_the_job(broken: int, anew: bool) -> None:
+    many = (
+        job()
+        .replicas(300)
+        .recovery(scope="Replica")
+        .running()
+        .but(*(pod(i).crashed() for i in range(broken)))
+    )
+
+    assert (replaced(many) == "all") is anew
+
+
+def test_a_lost_peer_waits_for_its_cause_with_either_scope() -> None:
+    verdict = restart(THREE.but(pod(1).crashed(76, at=NOW - 1)).snapshot())
+
+    assert verdict == Settle(until=NOW + 4)
+
+
+def test_a_replacement_keeps_the_attempt_and_is_counted_once() -> None:
+    snapshot = CRASHED.snapshot()
+    after = report(snapshot, restart(snapshot))
+
+    assert (after["phase"], after["attempt"], after["restarts"]["counted"]) == ("Recovering", 0, 1)
+    assert after["replacing"] == [{"replica": 1, "uid": pod(1).pod.uid}]
+    assert after["lastTransitionTime"] == at(0)
+    # The next look acts on what is written, and does not count again.
+    decision = plan(CRASHED.stored(after).snapshot())
+    assert decision.verdict is None
+    assert decision.actions == (DeletePod(pod(1).crashed().pod, 5),)
+
+
+REPLACING = THREE.was(
+    "Recovering", lastTransitionTime=at(-9), replacing=[{"replica": 1, "uid": pod(1).pod.uid}]
+)
+YOUNG = pod(1).with_uid("young")
+
+
+def test_the_replacement_comes_after_the_old_pod_has_gone_and_beside_the_others() -> None:
+    made = plan(REPLACING.without(1).snapshot()).actions
+
+    assert [a.body["metadata"]["name"] for a in made if isinstance(a, CreatePod)] == ["digits-1"]
+    assert len(made) == 1
+
+
+def test_the_replacement_waits_for_the_back_off() -> None:
+    waiting = REPLACING.without(1).recovery(scope="Replica", backoffSeconds=100)
+    decision = plan(waiting.snapshot())
+
+    assert decision.actions == ()
+    assert decision.look_again_at is not None
+    assert NOW + 70 <= decision.look_again_at <= NOW + 112
+
+
+def test_a_second_incident_begins_its_own_back_off() -> None:
+    snapshot = REPLACING.without(1).but(pod(2).crashed()).snapshot()
+    after = report(snapshot, restart(snapshot))
+
+    assert [entry["replica"] for entry in after["replacing"]] == [1, 2]
+    assert (after["restarts"]["counted"], after["lastTransitionTime"]) == (1, at(0))
+
+
+def test_who_is_replaced_is_forgotten_once_the_replacement_is_there() -> None:
+    still = report(REPLACING.without(1).snapshot(), None)
+    over = report(REPLACING.but(YOUNG).snapshot(), None)
+
+    assert [entry["replica"] for entry in still["replacing"]] == [1]
+    assert "replacing" not in over
+
+
+def test_the_job_runs_again_when_the_replacement_does() -> None:
+    assert report(REPLACING.but(YOUNG).snapshot(), None)["phase"] == "Recovering"
+    assert report(REPLACING.but(YOUNG.running()).snapshot(), None)["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(AUTO, None, id="no agent"),
+        param(AUTO.answering(step=1), None, id="an agent that cannot rejoin"),
+        param(AUTO.answering(rejoin=True), Trust(), id="one that can"),
+        param(AUTO.answering(rejoin=True, attempt=1), None, id="one of another attempt"),
+        param(AUTO.was("Running", recoveryScope="Replica").answering(rejoin=True), None, id="known already"),
+        param(AUTO.recovery(scope="Job").answering(rejoin=True), None, id="the user wants all anew"),
+    ],
+)
+def test_trust(given: JobBuilder, verdict: Trust | None) -> None:
+    assert trust(given.snapshot()) == verdict
+
+
+def test_trust_is_written_before_a_fault_of_the_same_moment_is_judged() -> None:
+    given = AUTO.but(pod(1).crashed()).answering(rejoin=True)
+    decision = plan(given.snapshot())
+    assert decision.verdict == Trust()
+
+    after = report(given.snapshot(), decision.verdict)
+    assert (after["recoveryScope"], after["phase"]) == ("Replica", "Running")
+    assert replaced(given.stored(after)) == [1]
+
+
+def test_trust_lasts_as_long_as_the_attempt_even_where_the_agent_is_silent() -> None:
+    trusted = AUTO.was("Running", recoveryScope="Replica")
+    assert report(trusted.snapshot(), None)["recoveryScope"] == "Replica"
+
+    snapshot = trusted.but(*(pod(i).crashed() for i in range(3))).snapshot()
+    assert report(snapshot, restart(snapshot))["recoveryScope"] == "Job"
+
+
+def heals(told: int, **known: int) -> dict[str, int]:
+    base = {"counted": 0, "disruptions": 0, "withoutProgress": 0}
+    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
+    counts: dict[str, int] = report(given.snapshot(), None)["restarts"]
+    return counts
+
+
+def test_heals_in_place_are_counted_once() -> None:
+    first = heals(2)
+    again = heals(2, **first)
+
+    assert first["counted"] == first["inPlace"] == first["withoutProgress"] == first["total"] == 2
+    assert again == first
+    assert heals(3, **again)["counted"] == 3
+
+
+def test_an_agent_that_forgot_its_heals_takes_none_back() -> None:
+    assert heals(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
+
+
+def test_heals_of_the_next_attempt_come_on_top() -> None:
+    known = {"counted": 2, "disruptions": 0, "withoutProgress": 0, "inPlace": 2, "inPlaceOfAttempt": 2}
+    given = AUTO.was("Running", restarts=known).but(pod(0).crashed())
+    fallen = report(given.snapshot(), restart(given.snapshot()))
+    assert fallen["restarts"]["counted"] == 3
+    assert "inPlaceOfAttempt" not in fallen["restarts"]
+
+    risen = AUTO.stored(fallen).answering(attempt=1, in_place=1)
+    assert report(risen.snapshot(), None)["restarts"]["inPlace"] == 3
+
+
+def test_heals_spend_the_budget() -> None:
+    spent = AUTO.recovery(maxRestarts=2).but(pod(1).crashed()).answering(in_place=2)
+
+    assert type(restart(spent.snapshot())).__name__ == "Fail"
+
+
+INCIDENT = Incident(
+    replica=1,
+    rank=1,
+    reason="Signal",
+    exit_code=137,
+    signal="SIGKILL",
+    message="killed",
+    generation=2,
+    at=at(-3),
+)
+ON_NODES = AUTO.having(*(pod(i).running().on(f"w{i}") for i in range(3)))
+HEALED = ON_NODES.answering(in_place=1, incident=INCIDENT)
+
+
+def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
+    first = report(HEALED.snapshot(), None)
+    again = HEALED.stored(first)
+
+    assert first["failure"] == {
+        "replica": 1,
+        "rank": 1,
+        "node": "w1",
+        "reason": "Signal",
+        "exitCode": 137,
+        "signal": "SIGKILL",
+        "message": "killed",
+        "at": at(-3),
+        "generation": 2,
+    }
+    (event,) = events(HEALED.snapshot(), None, first)
+    assert (event.type, event.reason) == ("Warning", "Healed")
+    assert "rank 1 (replica 1) on node w1 ended with exit code 137: Signal: killed" in event.note
+    healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
+    assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)
+    assert [entry["node"] for entry in first["avoidedNodes"]] == ["w1"]
+    assert report(again.snapshot(), None) == first
+    assert events(again.snapshot(), None, first) == ()
+
+
+def test_a_heal_that_nobody_explains_is_counted_and_blames_nobody() -> None:
+    given = ON_NODES.answering(in_place=1)
+    after = report(given.snapshot(), None)
+
+    assert (after["restarts"]["counted"], "failure" in after) == (1, False)
+    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 healed in place"]
+
+
+def test_an_incident_without_a_heal_is_not_the_operators_to_tell() -> None:
+    assert "failure" not in report(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
+
+
+def test_a_pods_fault_comes_before_what_was_healed_meanwhile() -> None:
+    given = HEALED.but(pod(2).crashed(3).on("w2"))
+    after = report(given.snapshot(), restart(given.snapshot()))
+
+    assert (after["failure"]["replica"], after["restarts"]["counted"]) == (2, 2)
+
+
+DONE = AUTO.but(pod(1).succeeded(), pod(2).succeeded())
+
+
+def test_who_is_done_is_remembered_so_that_nobody_makes_it_again() -> None:
+    after = report(DONE.snapshot(), None)
+    assert after["done"] == "1-2"
+
+    swept = DONE.stored(after).without(1, 2)
+    assert plan(swept.snapshot()).actions == ()
+    assert restart(swept.snapshot()) is None
+    assert report(swept.snapshot(), None)["replicas"] == after["replicas"]
+    assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
+
+
+def test_a_new_attempt_is_done_by_nobody() -> None:
+    failing = DONE.but(pod(0).crashed())
+
+    assert "done" not in report(failing.snapshot(), restart(failing.snapshot()))
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        param([], "", id="none"),
+        param([3], "3", id="one"),
+        param([0, 1, 2, 7], "0-2,7", id="runs"),
+        param([5, 4, 9], "4-5,9", id="in order"),
+    ],
+)
+def test_ranges(indices: list[int], text: str) -> None:
+    assert ranges.text(indices, 100) == text
+    assert ranges.parse(text) == set(indices)
+
+
+def test_ranges_are_bounded_in_length_and_in_what_they_believe() -> None:
+    odd = range(1, 9999, 2)
+
+    assert len(ranges.text(odd, 100)) <= 100
+    assert ranges.parse(ranges.text(odd, 100)) < set(odd)
+    assert max(ranges.parse("0-99999999")) == 9999
+    assert ranges.parse("x,-,3-x,4") == {4}

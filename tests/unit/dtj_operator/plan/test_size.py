@@ -1,0 +1,168 @@
+"""How many replicas an attempt has: by the user's wish and by the room that there is."""
+
+import pytest
+
+from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
+from dtj_operator.plan.planner import plan
+from dtj_operator.plan.policies.size import look_at, resize
+from dtj_operator.plan.snapshot import Shortage
+from dtj_operator.plan.status import report
+from tests.support.builders import NOW, JobBuilder, at, job, pod
+
+param = pytest.param
+ROOMLESS = pod(2).unschedulable(since=NOW - 120)
+LATELY = pod(2).unschedulable(since=NOW - 119)
+
+
+def placed(index: int):
+    return pod(index).running().on(f"w{index}")
+
+
+HEALING = job().replicas(3).elastic(2, 4).recovery(scope="Replica").settled()
+WHOLE = HEALING.recovery(scope="Job")
+RUNNING = HEALING.running().was("Running", wantedReplicas=3)
+STARTING = WHOLE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
+SHORT = {"replicas": 3, "tries": 1, "retryAt": at(600)}
+SHORTENED = WHOLE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
+
+
+def decided(given: JobBuilder) -> tuple[int, bool] | None:
+    verdict = resize(given.snapshot())
+    return None if verdict is None else (verdict.size, verdict.new_attempt)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        param(RUNNING, None, id="as it should be"),
+        param(RUNNING.replicas(2), (2, False), id="healing: fewer, which must be known before any goes"),
+        param(RUNNING.replicas(4), None, id="healing: more, which needs no verdict"),
+        param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="whole: fewer"),
+        param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="whole: more"),
+        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
+        param(STARTING.but(ROOMLESS), (2, True), id="whole: no room for two minutes"),
+        param(STARTING.but(LATELY), None, id="whole: a second of patience left"),
+        param(STARTING.but(pod(2)), None, id="whole: the scheduler has not spoken"),
+        param(STARTING, None, id="whole: a pod that is not made yet"),
+        param(
+            STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), ROOMLESS),
+            None,
+            id="whole: never below the minimum",
+        ),
+        param(STARTING.but(ROOMLESS).recovery(scope="Replica"), None, id="healing: goes on as it is"),
+        param(SHORTENED, None, id="short: not tried again yet"),
+        param(SHORTENED.seeing(now=NOW + 600), (3, True), id="short: tried again"),
+        param(SHORTENED.replicas(4), (4, True), id="short: another wish is granted at once"),
+        param(SHORTENED.replicas(2), None, id="short: the user is content with it"),
+        param(job().replicas(3).running(), None, id="a fixed size"),
+    ],
+)
+def test_resize(given: JobBuilder, verdict: tuple[int, bool] | None) -> None:
+    assert decided(given) == verdict
+
+
+@pytest.mark.parametrize(
+    ("tries", "pause"),
+    [(0, 600), (1, 1200), (2, 2400), (40, 4 * 3600)],
+    ids=["first", "second", "third", "many"],
+)
+def test_the_full_size_is_tried_again_ever_more_rarely(tries: int, pause: int) -> None:
+    told = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
+    verdict = resize(STARTING.was("Starting", **told).but(ROOMLESS).snapshot())
+
+    assert isinstance(verdict, Resize)
+    assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=NOW + pause)
+
+
+def test_a_smaller_attempt_is_counted_nowhere_and_says_why() -> None:
+    given = STARTING.but(ROOMLESS)
+    after = report(given.snapshot(), resize(given.snapshot()))
+
+    assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
+    assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
+    assert after["message"] == "1 of 3 pods fitted no node for 120 s"
+
+    up = WHOLE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
+    running = report(up.snapshot(), None)
+    ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
+    assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
+    assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
+    assert "there was room for 2 of 3 pods" in ready["message"]
+    env = [p for p in plan(up.without(1).was("Pending").snapshot()).actions if isinstance(p, CreatePod)]
+    variables = {v["name"]: v["value"] for v in env[0].body["spec"]["containers"][0]["env"]}
+    assert (variables["WORLD_SIZE"], variables["DTJ_REPLICAS"]) == ("2", "2")
+
+
+def test_the_shortage_is_forgotten_once_all_run() -> None:
+    trying = WHOLE.was("Pending", wantedReplicas=3, shortage=SHORT)
+    starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
+
+    assert report(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the pause"
+    assert "shortage" not in report(up.snapshot(), None)
+
+
+def test_growth_makes_what_is_new_and_nothing_else() -> None:
+    grown = RUNNING.replicas(4)
+    decision = plan(grown.snapshot())
+
+    assert decision.verdict is None
+    assert [a.body["metadata"]["name"] for a in decision.actions if isinstance(a, CreatePod)] == ["digits-3"]
+    assert len(decision.actions) == 1
+    assert report(grown.snapshot(), None)["wantedReplicas"] == 3, "what has not been there cannot vanish"
+    assert report(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
+
+
+def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> None:
+    shrunk = RUNNING.replicas(2)
+    after = report(shrunk.snapshot(), resize(shrunk.snapshot()))
+    assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Running", 0, 2)
+
+    assert plan(shrunk.stored(after).snapshot()).actions == (DeletePod(pod(2).running().pod, None),)
+    leaving = shrunk.stored(after).but(pod(2).running().deleting())
+    assert (plan(leaving.snapshot()).verdict, plan(leaving.snapshot()).actions) == (None, ())
+    assert (plan(leaving.replicas(3).snapshot()).verdict, plan(leaving.replicas(3).snapshot()).actions) == (
+        None,
+        (),
+    ), "it is wanted again, and waits for its own name"
+
+
+FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "phase"),
+    [
+        param(FEWER.but(ROOMLESS), "Running", id="it goes on without the pod that finds no room"),
+        param(FEWER.but(LATELY), "Recovering", id="not before its time"),
+        param(FEWER.elastic(3, 4).but(ROOMLESS), "Recovering", id="not with fewer than the minimum"),
+        param(FEWER.recovery(scope="Job").but(ROOMLESS), "Recovering", id="not where nobody heals"),
+        param(FEWER.but(pod(2)), "Recovering", id="not without the scheduler's word"),
+    ],
+)
+def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
+    assert report(given.snapshot(), None)["phase"] == phase
+
+
+def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
+    fewer = FEWER.but(ROOMLESS).was("Running")
+    told = report(fewer.snapshot(), None)
+    healthy = next(c for c in told["conditions"] if c["type"] == "Healthy")
+    done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
+
+    assert (healthy["status"], healthy["reason"]) == ("True", "RunningWithFewer")
+    assert (told["worldSize"], told["currentReplicas"], told["ready"]) == (2, 2, "2/3")
+    assert "no room" in told["message"]
+    assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
+
+
+@pytest.mark.parametrize(
+    ("given", "moment"),
+    [
+        param(STARTING.but(LATELY), NOW + 1, id="the end of patience"),
+        param(SHORTENED, NOW + 600, id="the next try"),
+        param(RUNNING, None, id="nothing to wait for"),
+        param(job().having(pod(0).unschedulable(since=NOW)), None, id="a fixed size waits for ever"),
+    ],
+)
+def test_when_time_alone_changes_the_size(given: JobBuilder, moment: float | None) -> None:
+    assert look_at(given.snapshot()) == moment

@@ -1,0 +1,214 @@
+"""What is asked of the API server for a decision, and what its answers come to; over a real socket."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from dtj_operator.apply import Applier, Outcome
+from dtj_operator.gather import Caches
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
+from dtj_operator.kube.errors import ApiError
+from dtj_operator.names import Key
+from dtj_operator.plan.actions import Action, CreatePod, CreateService, DeletePod, DeleteService
+from dtj_operator.plan.children.meta import metadata
+from dtj_operator.plan.children.service import service
+from tests.support.builders import job, pod
+from tests.unit.dtj_operator.kube.server import Handler, Server, refuses, says, serving
+
+param = pytest.param
+Json = dict[str, Any]
+
+JOB = job().snapshot().job
+KEY = Key(JOB.namespace, JOB.name)
+GONE = refuses(404, "NotFound")
+TAKEN = refuses(409, "AlreadyExists")
+QUOTA = refuses(403, "Forbidden", "exceeded quota: small")
+
+
+def wanted(index: int = 0) -> Json:
+    """The body of a pod, as far as applying it goes."""
+    meta = metadata(JOB, f"{JOB.name}-{index}")
+    labels = {**meta["labels"], "dtj.dev/replica-index": str(index), "dtj.dev/attempt": "0"}
+    return {"metadata": {**meta, "labels": labels}}
+
+
+def stored(body: Json, uid: str = "u", **meta: Any) -> Json:
+    raw: Json = json.loads(json.dumps(body))
+    return {**raw, "metadata": {**raw["metadata"], "uid": uid, "resourceVersion": "7", **meta}}
+
+
+def someone_elses(body: Json) -> Json:
+    return stored(body, ownerReferences=[])
+
+
+class Doing:
+    """An applier, its caches, and the server that it talks to."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.api = Api(server.config, Bucket(1e9), Random(1))
+        self.pods = PodCache(lambda _key, _soon: None)
+        self.services = ChildCache(SERVICE, lambda _: None)
+        policies = ChildCache(NETWORK_POLICY, lambda _: None)
+        caches = Caches(pods=self.pods, services=self.services, policies=policies)
+        self._applier = Applier(self.api, caches)
+
+    async def __call__(self, *actions: Action) -> Outcome:
+        return await self._applier.apply(KEY, JOB.uid, actions)
+
+    def asked(self) -> list[str]:
+        """What was asked, as `METHOD last-part-of-the-path`."""
+        return [f"{method} {path.rpartition('/')[2]}" for method, path, _, _ in self.server.asked]
+
+
+@asynccontextmanager
+async def doing(*script: Handler) -> AsyncIterator[Doing]:
+    async with serving(*script) as server:
+        done = Doing(server)
+        yield done
+        await done.api.close()
+
+
+async def test_a_pod_that_was_created_is_known_without_being_told() -> None:
+    async with doing(says(stored(wanted()))) as do:
+        assert await do(CreatePod(wanted())) == Outcome()
+        assert [view.name for view in do.pods.pods(KEY)] == ["digits-0"]
+
+
+async def test_a_spent_quota_is_met_by_one_request() -> None:
+    async with doing(QUOTA) as do:
+        outcome = await do(*[CreatePod(wanted(index)) for index in range(100)])
+
+    assert [(refusal.reason, len(do.server.asked)) for refusal in outcome.refusals] == [("QuotaExceeded", 1)]
+
+
+async def test_creation_grows_in_batches_and_ends_at_a_refusal() -> None:
+    async with doing(*[says(stored(wanted(), f"u{i}")) for i in range(2)], QUOTA) as do:
+        outcome = await do(*[CreatePod(wanted(index)) for index in range(3)])
+
+    assert len(do.server.asked) == 3
+    assert outcome.refusals[0].message == "exceeded quota: small"
+
+
+@pytest.mark.parametrize(
+    ("found", "blocked", "reason"),
+    [
+        param(stored(wanted()), False, None, id="ours: the answer to our create was lost"),
+        param(stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z"), True, None, id="ours, and going"),
+        param(
+            stored(wanted(), labels={**wanted()["metadata"]["labels"], "dtj.dev/attempt": "3"}),
+            True,
+            None,
+            id="ours, of another attempt",
+        ),
+        param(stored(wanted(), labels={}), True, None, id="ours, its labels taken off"),
+        param(someone_elses(wanted()), False, "NameConflict", id="somebody else's"),
+    ],
+)
+async def test_who_has_the_name_already(found: Json, blocked: bool, reason: str | None) -> None:
+    async with doing(TAKEN, says(found)) as do:
+        outcome = await do(CreatePod(wanted()))
+
+    assert outcome.blocked == blocked
+    assert [refusal.reason for refusal in outcome.refusals] == ([reason] if reason else [])
+    assert do.asked() == ["POST pods", "GET digits-0"], "nothing was deleted"
+
+
+async def test_a_pod_that_is_deleted_is_named_by_its_uid() -> None:
+    gone = {**stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z")}
+    async with doing(says(gone)) as do:
+        await do(DeletePod(pod(0).pod, 5))
+
+    (_, _, _, body) = do.server.asked[0]
+    assert (body["preconditions"], body["gracePeriodSeconds"]) == ({"uid": pod(0).pod.uid}, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "unchanged", "blocked"),
+    [
+        param(GONE, False, False, id="gone already"),
+        param(TAKEN, False, False, id="the name is a younger pod's"),
+        param(TAKEN, True, True, id="changed, and was to go only if not"),
+    ],
+)
+async def test_deleting_what_is_not_as_it_was(answer: Handler, unchanged: bool, blocked: bool) -> None:
+    view = msgspec.structs.replace(pod(0).pod, version="5", uid="old")
+    async with doing(answer) as do:
+        do.pods.observe(view)
+        outcome = await do(DeletePod(view, unchanged=unchanged))
+
+    assert outcome.blocked == blocked
+    assert bool(do.pods.pods(view.key)) == blocked
+    assert do.server.asked[0][3]["preconditions"].get("resourceVersion") == ("5" if unchanged else None)
+
+
+async def test_an_edited_service_is_made_anew() -> None:
+    edited = stored(service(JOB))
+    edited["spec"]["selector"] = {"a": "b"}
+    async with doing(TAKEN, says(edited), says({}), says(stored(service(JOB), "new"))) as do:
+        assert await do(CreateService(service(JOB))) == Outcome()
+
+        assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]
+        assert do.server.asked[2][3]["preconditions"] == {"uid": "u"}
+        view = do.services.get(KEY)
+        assert view is not None
+        assert view.uid == "new"
+        assert do.services.since_mended(KEY) < 60
+
+
+async def test_a_service_that_is_ours_as_we_made_it_is_success() -> None:
+    async with doing(TAKEN, says(stored(service(JOB)))) as do:
+        assert await do(CreateService(service(JOB))) == Outcome()
+        assert do.asked() == ["POST services", "GET digits"]
+
+
+async def test_a_service_of_somebody_else_stops_the_pods() -> None:
+    async with doing(TAKEN, says(someone_elses(service(JOB)))) as do:
+        outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
+
+    assert [refusal.reason for refusal in outcome.refusals] == ["NameConflict"]
+    assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was made"
+
+
+async def test_a_service_that_is_on_its_way_out_holds_the_pods_up() -> None:
+    going = stored(service(JOB), deletionTimestamp="2026-01-01T00:00:00Z")
+    async with doing(TAKEN, says(going), TAKEN) as do:
+        outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
+
+    assert outcome == Outcome(blocked=True)
+
+
+async def test_what_a_job_left_goes_only_as_it_was_seen() -> None:
+    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    async with doing(TAKEN) as do:
+        do.services.observe(view)
+        assert await do(DeleteService("u")) == Outcome(blocked=True)
+        assert do.server.asked[0][3]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+
+        assert await do(DeleteService("another")) == Outcome()
+        assert len(do.server.asked) == 1, "of another uid nothing is known"
+
+
+async def test_a_failure_is_raised_after_everything_was_tried() -> None:
+    """Else calls would still be on their way when the job is looked at again."""
+    slow = asyncio.Event()
+
+    async def late(request: Any) -> Any:
+        slow.set()
+        return await says(stored(wanted(2), "u2"))(request)
+
+    script = [says(stored(wanted(0), "u0")), refuses(418), late]
+    async with doing(*script) as do:
+        with pytest.raises(ApiError):
+            await do(*[CreatePod(wanted(index)) for index in range(3)])
+        assert slow.is_set()
+        assert len(do.pods.pods(KEY)) == 2
