@@ -62,6 +62,7 @@ def test_commands_and_flags() -> None:
             "--log-every",
             "--max-restarts",
             "--mesh",
+            "--metrics",
             "--micro-batch",
             "--parallel",
             "--precision",
@@ -85,6 +86,7 @@ def test_commands_and_flags() -> None:
         "run": common | {"-m", "--module"},
         "train": common | {"-h", "--help"},
         "export": {"--part"},
+        "plot": set(),
     }
 
 
