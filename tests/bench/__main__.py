@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("first_step", "creation", "demo", "chaos")
+NAMES = ("first_step", "creation", "life", "fleet", "stream", "peers", "chaos", "demo", "exchange")
 
 if unknown := set(sys.argv[1:]) - set(NAMES):
     sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")

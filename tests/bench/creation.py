@@ -18,7 +18,7 @@ from tests.bench.usage import usage
 from tests.cluster import kwok
 from tests.integration.operator.process import Operator
 
-ROUNDS = 5
+ROUNDS = 3
 # No name is used twice: KWOK may still be about to remove an older pod of that name.
 _ROUND = itertools.count()
 Body = tuple[str, dict[str, Any]]  # where to post it, and what

@@ -1,4 +1,4 @@
-"""A thousand running jobs of eight pods: memory, writes at rest, reaction to a failure, return after SIGKILL."""
+"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, return after a kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW, MANY = 10, 1000
 REST_S = 60.0
 CALM_S = 15.0  # so long without a write, and nothing more is to come: longer than counts are held back
 FAILURES, PAUSE_S = 200, 0.2
-KILLS = 5
+KILLS = 3
 SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
 Json = dict[str, Any]
 
@@ -182,7 +182,7 @@ async def reborn(rest: Rest, pod: str, old: str, version: str) -> float:
 
 
 async def killed(bench: Rig) -> float:
-    """Kill an operator that runs, fail a rank while there is none, start another; return when it has reacted."""
+    """Kill the operator, fail a rank while there is none, start another; return when that has reacted."""
     async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
         await calm(bench)
         began = time.monotonic()

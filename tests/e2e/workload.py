@@ -18,9 +18,9 @@ parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds of pretended work in a step")
 parser.add_argument("--save-every", type=int, default=5)
 parser.add_argument("--crash", choices=["raise", "exit"])
-parser.add_argument("--crash-rank", type=int, default=1)
+parser.add_argument("--crash-rank", type=int, default=1, help="-1: all of them")
 parser.add_argument("--crash-at", type=int, default=17)
-parser.add_argument("--crash-attempts", type=int, default=1, help="crash in this many attempts, then behave")
+parser.add_argument("--crash-lives", type=int, default=1, help="crash in this many lives, then behave")
 parser.add_argument("--code", type=int, default=1)
 given = parser.parse_args()
 
@@ -31,6 +31,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 data = run.data(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), global_batch=32)
 run.state(model=model, opt=optimizer, data=data)
 attempt = int(os.environ.get("DTJ_ATTEMPT", "0"))
+life = attempt + int(os.environ.get("DTJ_GENERATION", "1"))
 
 
 def crash() -> None:
@@ -41,8 +42,8 @@ def crash() -> None:
 
 
 for batch in run.steps(given.steps):
-    due = given.crash and attempt < given.crash_attempts and run.step == given.crash_at
-    if due and run.rank == given.crash_rank:
+    due = given.crash and life <= given.crash_lives and run.step == given.crash_at
+    if due and given.crash_rank in {run.rank, -1}:
         crash()
     loss = run.backward(lambda mb: torch.nn.functional.mse_loss(model(mb[0]), mb[1]), batch)
     optimizer.step()

@@ -148,14 +148,17 @@ class Core:
         for client in (self._api, self._steady, self._ask):
             await client.close()
 
-    def seen(self, key: Key, version: str, *, gone: bool) -> None:
-        """Kopf's watch shows a job, or that one is gone."""
+    def seen(self, key: Key, version: str, *, gone: bool, listed: bool) -> None:
+        """Kopf's watch shows a job, or that one is gone.
+
+        listed   it was there before the watch began: after a restart, what has failed meanwhile goes first
+        """
         if gone:
             self.jobs.discard(key)
         else:
             self.jobs.add(key)
         if gone or not self._reconciler.wrote(key, version):
-            self.queue.add(key)
+            self.queue.add(key, patience_s=PATIENCE_S if listed else 0.0)
 
     async def _lead(self) -> None:
         for reflector in self._needed:

@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Ledger, Progress
+from dtj_operator.plan.snapshot import Incident, Ledger, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -27,6 +27,22 @@ _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 _Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # the status holds 32 bits
+
+
+_Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Failure(msgspec.Struct, rename="camel"):
+    replica: _Index | None = None
+    rank: _Index | None = None
+    reason: _Word | None = None
+    exit_code: int | None = None
+    signal: _Word | None = None
+    message: str | None = None
+    generation: _Index | None = None
+    step: _Index | None = None
+    at: str | None = None
 
 
 class _Restarts(msgspec.Struct, rename="camel"):
@@ -53,6 +69,7 @@ class Answer(msgspec.Struct, rename="camel"):
     rejoin: bool = False
     restarts: _Restarts | None = None
     ledger: _Ledger | None = None
+    failure: _Failure | None = None
 
 
 _decode = msgspec.json.Decoder(Answer).decode
@@ -150,6 +167,7 @@ class Poller:
             rejoin=answer.rejoin,
             in_place=answer.restarts.in_place if answer.restarts else 0,
             ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
+            incident=None if answer.failure is None else Incident(**msgspec.structs.asdict(answer.failure)),
         )
 
 

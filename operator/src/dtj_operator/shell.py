@@ -69,7 +69,8 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, memo: Any, namespace: str | None, name: str, **_: Any) -> None:
         version = str(event["object"]["metadata"].get("resourceVersion"))
-        memo.core.seen(Key(str(namespace), name), version, gone=event["type"] == "DELETED")
+        kind = event["type"]
+        memo.core.seen(Key(str(namespace), name), version, gone=kind == "DELETED", listed=kind is None)
 
     return registry
 

@@ -24,6 +24,10 @@ def settled(replicas: int) -> Any:
     return lambda job: phase("Running")(job) and job["status"].get("ready") == f"{replicas}/{replicas}"
 
 
+def is_second(pod: Json) -> bool:
+    return str(pod["metadata"]["labels"]["dtj.dev/attempt"]) == "1"
+
+
 async def find_no_room(kubelet: Kubelet, name: str, since: str = LONG_AGO) -> None:
     says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
@@ -93,7 +97,7 @@ async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: C
         await kubelet.start(name)
     await find_no_room(kubelet, "job-2", since=now())
     await cluster.until(
-        lambda job: of(job, "PodsReady")["reason"] == "Unschedulable" and phase("Pending")(job)
+        lambda job: phase("Pending")(job) and of(job, "PodsReady")["reason"] == "Unschedulable"
     )
 
     await find_no_room(kubelet, "job-2")
@@ -116,7 +120,7 @@ async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: 
         await kubelet.start(name)
     await find_no_room(kubelet, "job-2")
 
-    job = await cluster.until(lambda job: job["status"].get("ready") == "2/3")
+    job = await cluster.until(lambda job: job.get("status", {}).get("ready") == "2/3")
     assert phase("Pending")(job)
 
 
@@ -126,8 +130,10 @@ async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: 
     await kubelet.until(lambda pods: len(pods) == 3)
     for name in ("job-0", "job-1"):
         await kubelet.start(name)
-    kubelet.starts = True
     await find_no_room(kubelet, "job-2")
+    await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
 
     job = await cluster.until(
         lambda job: phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]
@@ -137,6 +143,7 @@ async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: 
     assert job["status"]["shortage"]["tries"] == 1
 
     # The ten minutes are over.
+    kubelet.starts = True
     await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"shortage": {"retryAt": LONG_AGO}}})
     job = await cluster.until(settled(3))
     assert (job["status"]["attempt"], job["status"].get("shortage")) == (2, None)

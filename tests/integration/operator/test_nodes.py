@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.kubelet import Kubelet, now
 from tests.integration.operator.conftest import Cluster
-from tests.integration.operator.test_elastic import find_no_room
+from tests.integration.operator.test_elastic import find_no_room, is_second
 from tests.integration.operator.test_scope import HEALING, recovered, uids
 from tests.support.predicates import phase
 
@@ -82,7 +82,7 @@ async def test_lost_node_does_not_hold_up_a_new_attempt(cluster: Cluster, kubele
     await kubelet.until(lambda pods: "deletionTimestamp" in pods["job-1"]["metadata"])
 
     await nodes.say("node-1", ready=False)
-    await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_new, pods.values())))
+    await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
     await nodes.say("node-1", ready=True)
     for name in ("job-0", "job-1"):
         await kubelet.start(name)
@@ -146,10 +146,6 @@ async def test_pods_that_are_stuck_on_a_lost_node_are_let_go(
     await nodes.say("node-1", ready=False)
 
     await kubelet.until(lambda pods: not pods)
-
-
-def is_new(pod: Json) -> bool:
-    return str(pod["metadata"]["labels"]["dtj.dev/attempt"]) == "1"
 
 
 def avoids(pod: Json) -> list[str]:

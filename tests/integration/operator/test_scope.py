@@ -125,6 +125,7 @@ async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
 ):
     ledger = {"productive": 90.0, "startup": 5.0, "lost": 1.0, "recovering": 4.0}
     says = {"attempt": 0, "step": 7, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger}
+    says["failure"] = {"rank": 1, "replica": 1, "reason": "Signal", "exitCode": 137, "signal": "SIGKILL"}
     async with agent("127.0.0.83", says):
         kubelet.starts = False
         await cluster.submit(recovery={"backoffSeconds": 0})
@@ -134,9 +135,11 @@ async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
         await kubelet.set_status("job-0", {"podIP": "127.0.0.83", "podIPs": [{"ip": "127.0.0.83"}]})
         before = uids(kubelet.pods)
 
-        job = await cluster.until(lambda job: job["status"].get("recoveryScope") == "Replica")
+        job = await cluster.until(lambda job: job.get("status", {}).get("recoveryScope") == "Replica")
         assert job["status"]["restarts"]["inPlace"] == job["status"]["restarts"]["counted"] == 2
         assert job["status"]["goodput"]["productiveSeconds"] == 90
+        assert (job["status"]["failure"]["node"], job["status"]["failure"]["signal"]) == ("node-1", "SIGKILL")
+        assert "rank 1 (replica 1) on node node-1" in (await cluster.until_event("Healed"))["note"]
 
         kubelet.starts = True
         await kubelet.finish("job-1", 1)
@@ -160,7 +163,7 @@ async def test_operator_that_is_killed_between_verdict_and_deed_replaces_the_sam
         kubelet.holds = {"job-1"}  # its node takes its time
         kubelet.starts = False
         await cluster.api.delete(f"{cluster.pods}/job-1")
-        await cluster.until(lambda job: job["status"].get("replacing"))
+        await cluster.until(lambda job: job.get("status", {}).get("replacing"))
 
     await kubelet.let_go("job-1", before["job-1"])
     async with process.running(granted, watch=namespace, identity="operator-1"):

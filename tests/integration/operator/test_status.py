@@ -22,7 +22,7 @@ async def test_finished_pod_that_somebody_deletes_is_no_disruption(cluster: Clus
     await kubelet.until_running("job-0", "job-1", "job-2")
     for name in ("job-1", "job-2"):
         await kubelet.finish(name)
-    await cluster.until(lambda job: job["status"].get("done") == "1-2")
+    await cluster.until(lambda job: job.get("status", {}).get("done") == "1-2")
 
     await asyncio.gather(*(cluster.api.delete(f"{cluster.pods}/job-{index}") for index in (1, 2)))
     await kubelet.until(lambda pods: set(pods) == {"job-0"})

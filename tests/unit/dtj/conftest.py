@@ -22,6 +22,9 @@ import torch
 
 torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
 PROGRAMS = Path(__file__).parent / "programs"
+SMALL = PROGRAMS / "small.py"
+STEPS = 16
+SIZES = {"STEPS": STEPS, "SAMPLES": 96}
 _DEADLINE_S = 60.0
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
@@ -110,6 +113,24 @@ def finish_once(
     """The same for what several tests compare with."""
     for start in _starter(warm, tmp_path_factory.mktemp("once")):
         yield lambda *argv, start=start, **env: start(*argv, **env).wait()
+
+
+@pytest.fixture(scope="session")
+def unbroken(
+    tmp_path_factory: pytest.TempPathFactory, finish_once: Callable[..., Finished]
+) -> Callable[..., Path]:
+    """Folder of a run with the given number of ranks to which nothing happened."""
+    found: dict[tuple[object, ...], Path] = {}
+
+    def folder(nproc: int, **env: object) -> Path:
+        key = (nproc, *sorted(env.items()))
+        if key not in found:
+            found[key] = tmp_path_factory.mktemp("unbroken")
+            ended = finish_once("run", "--nproc", nproc, SMALL, OUT=found[key], **SIZES, **env)
+            assert ended.code == 0, ended.err
+        return found[key]
+
+    return folder
 
 
 def _starter(warm: ForkServerContext, folder: Path) -> Iterator[Start]:

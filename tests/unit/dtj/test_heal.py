@@ -7,30 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.dtj.conftest import PROGRAMS, Finished
+from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
 
 Finish = Callable[..., Finished]
-SMALL, PLAIN = PROGRAMS / "small.py", PROGRAMS / "plain.py"
-STEPS = 16
-SIZES = {"STEPS": STEPS, "SAMPLES": 96}
-
-
-@pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, finish_once: Finish) -> Callable[..., Path]:
-    """Folder of a run with the given number of ranks to which nothing happened."""
-    found: dict[tuple[object, ...], Path] = {}
-
-    def folder(nproc: int, **env: object) -> Path:
-        key = (nproc, *sorted(env.items()))
-        if key not in found:
-            found[key] = tmp_path_factory.mktemp("unbroken")
-            ended = finish_once("run", "--nproc", nproc, SMALL, OUT=found[key], **SIZES, **env)
-            assert ended.code == 0, ended.err
-        return found[key]
-
-    return folder
+PLAIN = PROGRAMS / "plain.py"
 
 
 def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 3, **env: object) -> Finished:
@@ -64,7 +46,8 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     assert (
         "generation 2: rank 1 anew, the others keep their state; 1 of 10 restarts in place used" in ended.err
     )
-    assert all(seen(unbroken(3), step) == seen(tmp_path, step) for step in range(STEPS))
+    # As sets: a step that only the dead rank had finished is done again.
+    assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
 
 
 def test_five_crashes_leave_no_trace_in_the_result(

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, Start, free_port, is_dead, wait_for
+from tests.unit.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_serve import status
-
-SMALL = PROGRAMS / "small.py"
-SIZES = {"STEPS": 16, "SAMPLES": 96, "PLAIN": 1}
 
 
 class Pods:
@@ -34,6 +31,7 @@ class Pods:
             "DTJ_JOB_UID": "0b5c",
             "DTJ_MAX_RESTARTS": 5,
             "OUT": out,
+            "PLAIN": 1,
             **SIZES,
             **env,
         }
@@ -57,17 +55,9 @@ def lose(pod: Command) -> None:
     wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to end")
 
 
-@pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, finish_once: Callable[..., Finished]) -> Path:
-    """Folder of a run of three ranks to which nothing happened."""
-    folder = tmp_path_factory.mktemp("unbroken")
-    assert finish_once("run", "--nproc", 3, SMALL, OUT=folder, **SIZES).code == 0
-    return folder
-
-
 @pytest.mark.parametrize("lost", [pytest.param(1, id="replica 1"), pytest.param(0, id="the coordinator's")])
 def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
-    start: Start, unbroken: Path, tmp_path: Path, lost: int
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int
 ) -> None:
     job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
     pods = [job.run(index) for index in range(3)]
@@ -77,12 +67,14 @@ def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
     (tmp_path / "out" / "go-7").touch()
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
-    assert_identical(weights(unbroken), weights(tmp_path / "out"))
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
     steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
     assert steps == list(range(16))  # a survivor has done no step twice
 
 
-def test_all_pods_lost_one_after_the_other(start: Start, unbroken: Path, tmp_path: Path) -> None:
+def test_all_pods_lost_one_after_the_other(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
     """The state wanders from pod to pod; no process of the beginning sees the end."""
     out = tmp_path / "out"
     job = Pods(start, out, replicas=3, HOLD_AT="5 8 11")
@@ -94,7 +86,7 @@ def test_all_pods_lost_one_after_the_other(start: Start, unbroken: Path, tmp_pat
         (out / f"go-{step}").touch()
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
-    assert_identical(weights(unbroken), weights(tmp_path / "out"))
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
 
 
 def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_path: Path) -> None:

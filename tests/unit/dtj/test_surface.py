@@ -41,6 +41,7 @@ def test_public_verbs_of_a_run() -> None:
         "keep_best",
         "log",
         "parallel",
+        "pause",
         "rank",
         "say",
         "size",
@@ -61,6 +62,7 @@ def test_commands_and_flags() -> None:
             "--log-every",
             "--max-restarts",
             "--mesh",
+            "--metrics",
             "--micro-batch",
             "--parallel",
             "--precision",
@@ -84,6 +86,7 @@ def test_commands_and_flags() -> None:
         "run": common | {"-m", "--module"},
         "train": common | {"-h", "--help"},
         "export": {"--part"},
+        "plot": set(),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Ledger
+from dtj_operator.plan.snapshot import Incident, Ledger
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -82,7 +82,15 @@ async def test_what_the_next_fault_is_judged_by_is_news_at_once(agents: Agents) 
 
 async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
     ledger = {"productive": 1.5, "startup": 2, "lost": 0, "recovering": 3.25, "of the future": 1}
-    answer = {"attempt": 0, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger}
+    failure = {
+        "replica": 1,
+        "rank": 3,
+        "reason": "Signal",
+        "exitCode": 139,
+        "signal": "SIGSEGV",
+        "step": None,
+    }
+    answer = {"attempt": 0, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger, "failure": failure}
     agents.answers["10.0.0.1"] = json.dumps(answer).encode()
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
@@ -90,6 +98,7 @@ async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
 
     assert progress is not None
     assert (progress.rejoin, progress.in_place) == (True, 2)
+    assert progress.incident == Incident(replica=1, rank=3, reason="Signal", exit_code=139, signal="SIGSEGV")
     assert progress.ledger == Ledger(productive=1.5, startup=2, lost=0, recovering=3.25)
 
 

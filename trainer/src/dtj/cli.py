@@ -53,6 +53,11 @@ _FLAGS = [
         "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
     ),
     click.option(
+        "--metrics",
+        type=click.Path(dir_okay=False),
+        help="Append every logged line to this file, as JSON.",
+    ),
+    click.option(
         "--weights",
         type=click.Path(dir_okay=False),
         help="Begin with these weights: .safetensors, or .pt with a state_dict.",
@@ -162,6 +167,18 @@ def _export(source: Path, target: Path, part: str) -> int:
     return 0
 
 
+@_dtj.command("plot")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), required=False)
+def _plot(source: Path, target: Path | None) -> int:
+    """Draw a file that --metrics wrote as a picture, by default beside it: loss, rate, restarts."""
+    from dtj.plot import plot  # noqa: PLC0415
+
+    target = target or source.with_suffix(".png")
+    click.echo(f"{target}: {plot(source, target)} logged steps")
+    return 0
+
+
 def _launch(what: Program, flags: Mapping[str, Any]) -> int:
     os.environ.update(_environment(flags))
     placement = Placement.read(os.environ, nproc=flags["nproc"])
@@ -176,6 +193,7 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
         settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
+        settings.METRICS: flags["metrics"] and Path(flags["metrics"]).resolve(),
         settings.KEEP: flags["keep"],
         settings.ASYNC_SAVE: _switch(flags["async_save"]),
         settings.PARALLEL: flags["parallel"],
@@ -210,6 +228,7 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         uid=env.get(contract.JOB_UID, ""),
         attempt=int(env.get(contract.ATTEMPT, 0)),
         budget=_budget(flags["max_restarts"], env),
+        hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
     )
 
 

@@ -24,6 +24,7 @@ REPLICA_INDEX: Final = "DTJ_REPLICA_INDEX"
 AGENT_PORT: Final = "DTJ_AGENT_PORT"
 CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
 RESUME_DIR: Final = "DTJ_RESUME_DIR"
+HANG_SECONDS: Final = "DTJ_HANG_SECONDS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
@@ -53,7 +54,7 @@ TERMINATION_FIELDS: Final = (
     "generation",
     "at",
 )
-REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "PeerLost", "BadRecipe")
+REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")
 
 # What /status answers.
 STATUS_FIELDS: Final = (

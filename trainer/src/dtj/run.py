@@ -6,6 +6,7 @@ Every rank calls the same verbs in the same order. Nothing here waits for the ac
 """
 
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -37,7 +38,7 @@ from dtj.step import memory
 from dtj.step.precision import Precision
 from dtj.stop import StopFlag
 from dtj.team import Team
-from dtj.watch import channel, pulse
+from dtj.watch import board, channel, pulse
 from dtj.watch.diary import Diary
 from dtj.watch.finite import FiniteWatch
 from dtj.world import World, choose_device
@@ -239,9 +240,7 @@ class Run:
                     self._end_step(self._diary, batch.epoch, is_last=self.step == total)
                 except RuntimeError as error:
                     self._heal(error)
-        if not self._is_behind:
-            self._conclude()
-            self._keeper.save(self.step, last=True)
+        self._together(self._finish, undo=None, stand_in=None)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -312,6 +311,7 @@ class Run:
             scores = torch.zeros((), dtype=torch.float64, device=self.device)
             with self._strategy.evaluating(self._models), torch.no_grad(), self._precision.autocast():
                 for first in range(0, rounds * batch, batch):
+                    board.mine.sign()
                     some = mine[first : first + batch]
                     indices = (
                         some if len(some) else torch.zeros(1, dtype=torch.int64)
@@ -339,13 +339,25 @@ class Run:
         if not self._is_behind and self._keeper.offer(score):
             self._save_due = True
 
+    @contextlib.contextmanager
+    def pause(self, what: str) -> Iterator[None]:
+        """Declare that this rank is busy with something other than steps, which may take any time.
+
+        what  for the log, e.g. "uploading samples"
+        Without it a rank that is silent for long is taken for hung, see docs/recovery.md. Verbs of Run do not
+        need it.
+        """
+        self.say(f"pause at step {self.step}: {what}")
+        with board.mine.paused():
+            yield
+
     def say(self, message: str) -> None:
         """Print a line for people, once for all ranks."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 
     def _end_step(self, diary: Diary, epoch: int, *, is_last: bool) -> None:
-        channel.step(self.step)
+        board.mine.stepped(self.step)
         self._strategy.after_step(self.step)
         agreed = pulse.Agreement()
         if self.step > self._pulsed[0] + self._strategy.slack:
@@ -356,7 +368,8 @@ class Run:
         if self._save_due and not agreed.stop and self._strategy.is_together(self.step):
             self._save_due = False
             self._check_finite()
-            self._keeper.save(self.step)
+            with board.mine.paused():
+                self._keeper.save(self.step)
         if not self._pulse.is_under_way and (self.step >= self._next_pulse or diary.is_due or agreed.stop):
             self._send(diary, epoch)
         if is_last or agreed.stop:  # the last words are not left in the air
@@ -391,15 +404,21 @@ class Run:
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
         self._conclude()
-        folder = self._keeper.save(self.step, last=True)
+        with board.mine.paused():
+            folder = self._keeper.save(self.step, last=True)
         if self._team.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
             dist.barrier(group=self._team.control)
-        channel.send({"step": self.step})
         if folder is None:
             self.say(f"stopped at step {self.step}; nothing was saved")
             raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
         self.say(f"stopped at step {self.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
+
+    def _finish(self) -> None:
+        """After the last step; what is saved is the state that the run ends with."""
+        self._conclude()
+        with board.mine.paused():
+            self._keeper.save(self.step, last=True)
 
     def _conclude(self) -> None:
         """Before the last save: ranks that went on by themselves meet, and nothing broken is saved."""

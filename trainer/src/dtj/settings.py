@@ -23,6 +23,7 @@ RECOMPUTE = "DTJ_RECOMPUTE"
 SYNC = "DTJ_SYNC"
 COMPRESS = "DTJ_COMPRESS"
 KEEP = "DTJ_KEEP"
+METRICS = "DTJ_METRICS"
 WEIGHTS = "DTJ_WEIGHTS"
 ASYNC_SAVE = "DTJ_ASYNC_SAVE"
 
@@ -61,6 +62,7 @@ class Settings:
     save_every      steps between checkpoints; None saves once a minute, which costs little at any step time.
     log_every       steps between lines; None prints about one a second.
     log_json        one JSON object a line instead of text.
+    metrics         file that every logged line is appended to (watch/book.py)
     checkpoint_dir  where this run commits its checkpoints; None keeps state in memory only.
     resume_dir      folder of an earlier run to start from; read, never written.
     keep            newest checkpoints that are kept, at least 2: the last may turn out unreadable
@@ -80,6 +82,7 @@ class Settings:
     save_every: int | None = None
     log_every: int | None = None
     log_json: bool = False
+    metrics: str | None = None
     checkpoint_dir: str | None = None
     resume_dir: str | None = None
     keep: int = 2
@@ -109,6 +112,7 @@ class Settings:
             save_every=_positive(SAVE_EVERY, env.get(SAVE_EVERY), save_every),
             log_every=_positive(LOG_EVERY, env.get(LOG_EVERY), log_every),
             log_json=env.get(LOG_FORMAT) == "json",
+            metrics=env.get(METRICS) or None,
             checkpoint_dir=env.get(CHECKPOINT_DIR) or None,
             resume_dir=env.get(RESUME_DIR) or None,
             keep=max(2, _positive(KEEP, env.get(KEEP), None) or 2),

@@ -22,7 +22,7 @@ from dtj.watch import channel, orders
 from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
 
 # All ranks are known to be there when they connect, so this only lasts where one dies in that very moment.
-_CONNECT_TIMEOUT = timedelta(seconds=10)
+_CONNECT_TIMEOUT = timedelta(seconds=20)
 
 
 class Team:
@@ -70,7 +70,7 @@ class Team:
         if not is_told and not is_peer_loss(error):
             raise error
         if not is_told:
-            channel.send({"lost": str(error)[:500]}, wait_s=1.0)
+            channel.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
         self.close()
         self._orders.wait_newer(self._generation, give_up=self._give_up)
         self._enter()
@@ -96,7 +96,7 @@ class Team:
             except RuntimeError as error:
                 self.close()
                 self._timeout *= 2  # perhaps it was no death but a machine that is slower than we think
-                channel.send({"lost": f"the groups did not form: {error}"[:500]}, wait_s=1.0)
+                channel.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
                 self._orders.wait_newer(target.number, give_up=self._give_up)
                 continue
             return

@@ -156,7 +156,7 @@ class PodCache(Cache[PodView]):
     def _changed(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
-            on_its_way = old is not None and new is not None and not (new.ended or new.deleting)
+            on_its_way = new is not None and not (new.ended or new.deleting)
             self._on_change(view.key, on_its_way)
 
 

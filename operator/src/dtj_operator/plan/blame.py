@@ -63,6 +63,28 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     )
 
 
+def healed(s: Snapshot) -> Fault | None:
+    """What the agents have healed in place since they were last asked, where they say what it was."""
+    told = s.answer
+    if told is None or told.incident is None or told.in_place <= s.memory.restarts.in_place_now:
+        return None
+    incident, replica = told.incident, told.incident.replica or 0
+    pod = s.current.get(replica)
+    at = times.parse(incident.at)
+    return Fault(
+        reason=incident.reason or "ExitCode",
+        replica=replica,
+        rank=incident.rank,
+        node=pod.node if pod is not None else "",
+        exit_code=_integer(incident.exit_code),
+        signal=incident.signal or "",
+        message=(incident.message or "").strip()[-MESSAGE_TAIL:],
+        at=at if at is not None and abs(at - s.now) < 86_400 else s.now,
+        generation=incident.generation,
+        step=incident.step,
+    )
+
+
 def last_step(s: Snapshot) -> int | None:
     """The last step that replica 0 reported when it ended."""
     pod = s.current.get(0)

@@ -6,7 +6,7 @@ A condition appears once it has something to say. Its time changes with its stat
 from typing import Any
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan import times
+from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.attempt import begins_anew, done_before, remaining
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
@@ -88,13 +88,23 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         if fewer < s.job.replicas:
             told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"
             return "Healthy", True, "RunningWithFewer", told
-        return "Healthy", True, "Running", "every replica runs or is done"
+        return "Healthy", True, "Running", _well(s)
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
     known = s.memory.condition("Healthy")
     if phase != RECOVERING or known is None:
         return None
     return "Healthy", False, "Recovering", known["message"]
+
+
+def _well(s: Snapshot) -> str:
+    """What the agents healed last is told for as long as the attempt runs on."""
+    told = "every replica runs or is done"
+    fault = blame.healed(s)
+    if fault is not None:
+        return f"{told}; healed in place: {fault.sentence}"[:MESSAGE_LIMIT]
+    known = (s.memory.condition("Healthy") or {}).get("message", "")
+    return known if known.startswith(f"{told}; ") and s.memory.phase == RUNNING else told
 
 
 def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:

@@ -49,10 +49,12 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
 
 
 def _fresh(s: Snapshot) -> Ledger | None:
-    """What was told since the present phase began; before that it may be the word of an agent that is gone."""
+    """What the agent that runs now has told; an older word may be that of one that is gone."""
+    if s.answer is None:
+        return None
     began = s.memory.changed_at
-    fresh = s.answer is not None and (began is None or s.answer.observed_at > began + 1)
-    return s.answer.ledger if s.answer is not None and fresh else None
+    first = not s.memory.goodput.get("earlier")
+    return s.answer.ledger if first or began is None or s.answer.observed_at > began + 1 else None
 
 
 def _loses_account(verdict: Verdict | None) -> bool:

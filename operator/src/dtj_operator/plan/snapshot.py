@@ -180,6 +180,21 @@ class Ledger:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Incident:
+    """The last failure that the agents know of, in their words."""
+
+    replica: int | None = None
+    rank: int | None = None
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    message: str | None = None
+    generation: int | None = None
+    step: int | None = None
+    at: str | None = None  # RFC 3339
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The last answer of replica 0's agent."""
 
@@ -194,6 +209,7 @@ class Progress:
     rejoin: bool = False  # the agents of this attempt can heal around a replaced pod
     in_place: int = 0  # heals without a new pod in this attempt
     ledger: Ledger | None = None
+    incident: Incident | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,7 +192,7 @@ def _decimal(value: float | None) -> str | None:
 
 def _failure(s: Snapshot, verdict: Verdict | None) -> Json | None:
     """The last incident; it stays after recovery."""
-    fault = verdict.fault if isinstance(verdict, Restart | Fail) else None
+    fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.healed(s)
     return s.memory.failure or None if fault is None else _told(fault)
 
 
@@ -214,13 +214,23 @@ def _told(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """What people should hear about, once it is written down."""
     attempt = str(new.get("attempt", 0))
-    if (event := _event(verdict, attempt, new)) is not None:
-        return (event,)
+    found = [_healed(s, new), _event(verdict, attempt, new)]
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
-    if blocked is None or s.memory.finished or known.get("reason") == blocked.reason:
-        return ()
-    return (Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"),)
+    news = blocked is not None and known.get("reason") != blocked.reason
+    if blocked is not None and news and found[1] is None and not s.memory.finished:
+        found.append(Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"))
+    return tuple(event for event in found if event is not None)
+
+
+def _healed(s: Snapshot, new: Json) -> Event | None:
+    number = (new.get("restarts") or {}).get("inPlace", 0)
+    healed = number - s.memory.restarts.in_place
+    if healed <= 0:
+        return None
+    fault = blame.healed(s)
+    what = f", the last: {fault.sentence}" if fault else ""
+    return Event("Warning", "Healed", f"{healed} healed in place{what}", str(number))
 
 
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:

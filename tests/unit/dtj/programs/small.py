@@ -25,6 +25,8 @@ OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
 STEPS = int(os.environ.get("STEPS", "20"))
 READY_AT = int(os.environ.get("READY_AT", "-1"))
+EVALUATE_S = float(os.environ.get("EVALUATE_S", "0"))
+PAUSE_AT = int(os.environ.get("PAUSE_AT", "-1"))
 HOLD_AT = os.environ.get("HOLD_AT", "").split()
 EVALUATE_EVERY = int(os.environ.get("EVALUATE_EVERY", "0"))
 FAIL_AT = int(os.environ.get("FAIL_AT", "-1"))
@@ -79,6 +81,10 @@ def fail(how: str) -> None:
         raise ValueError("label 11 is out of range")
     if how == "exit":
         raise SystemExit(3)
+    if how == "sleep":
+        time.sleep(600)
+    while how == "loop":
+        pass
     if how == "vanish":
         os._exit(5)
     if how in {"bad recipe", "bad-recipe"}:
@@ -104,6 +110,7 @@ def main() -> None:
 
     def score(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         fail_if_told(run.rank, run.step, "evaluate")
+        time.sleep(EVALUATE_S)
         errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
         return errors
 
@@ -119,8 +126,11 @@ def main() -> None:
                 fail(os.environ.get("FAIL_HOW", "raise"))
             fail_if_told(run.rank, run.step, "end")
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
-                mean = run.evaluate(score, data.dataset)
+                mean = run.evaluate(score, data.dataset, batch=1 if EVALUATE_S else 256)
                 print(f"evaluated {mean:.12f} at {run.step}", flush=True)
+            if run.step == PAUSE_AT and run.rank == 0:
+                with run.pause("a test"):
+                    time.sleep(float(os.environ["PAUSE_S"]))
             if READY_AT >= 0:
                 time.sleep(0.002)  # a step of the usual length, so that the test is not late
                 if run.step == READY_AT and run.rank == 0:

@@ -63,14 +63,20 @@ def test_only_the_news_of_a_pod_on_its_way_up_can_wait(
     watched.cache.observe(at(5))
     watched.cache.observe(at(6, **change))
 
-    assert watched.patient == [False, can_wait]
+    assert watched.patient == [True, can_wait]
+
+
+def test_that_a_pod_was_found_failed_cannot_wait(watched: Watched) -> None:
+    watched.cache.observe(at(5, phase="Failed"))
+
+    assert watched.patient == [False]
 
 
 def test_that_a_pod_is_gone_cannot_wait(watched: Watched) -> None:
     watched.cache.observe(at(5, phase="Running"))
     watched.cache.forget(at(6))
 
-    assert watched.patient == [False, False]
+    assert watched.patient == [True, False]
 
 
 def test_older_news_do_not_undo_newer(watched: Watched) -> None:

@@ -334,7 +334,7 @@ class Jobs(RuleBasedStateMachine):
 
 TestJobs = Jobs.TestCase
 TestJobs.settings = settings(
-    max_examples=300,
+    max_examples=150,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same walks in every run

@@ -7,7 +7,8 @@ from dtj_operator.plan.actions import CreatePod, DeletePod, Restart, Settle, Tru
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
 from dtj_operator.plan.policies.scope import trust
-from dtj_operator.plan.status import report
+from dtj_operator.plan.snapshot import Incident
+from dtj_operator.plan.status import events, report
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -207,6 +208,64 @@ def test_heals_spend_the_budget() -> None:
     spent = AUTO.recovery(maxRestarts=2).but(pod(1).crashed()).answering(in_place=2)
 
     assert type(restart(spent.snapshot())).__name__ == "Fail"
+
+
+INCIDENT = Incident(
+    replica=1,
+    rank=1,
+    reason="Signal",
+    exit_code=137,
+    signal="SIGKILL",
+    message="killed",
+    generation=2,
+    at=at(-3),
+)
+ON_NODES = AUTO.having(*(pod(i).running().on(f"w{i}") for i in range(3)))
+HEALED = ON_NODES.answering(in_place=1, incident=INCIDENT)
+
+
+def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
+    first = report(HEALED.snapshot(), None)
+    again = HEALED.stored(first)
+
+    assert first["failure"] == {
+        "replica": 1,
+        "rank": 1,
+        "node": "w1",
+        "reason": "Signal",
+        "exitCode": 137,
+        "signal": "SIGKILL",
+        "message": "killed",
+        "at": at(-3),
+        "generation": 2,
+    }
+    (event,) = events(HEALED.snapshot(), None, first)
+    assert (event.type, event.reason) == ("Warning", "Healed")
+    assert "rank 1 (replica 1) on node w1 ended with exit code 137: Signal: killed" in event.note
+    healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
+    assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)
+    assert [entry["node"] for entry in first["avoidedNodes"]] == ["w1"]
+    assert report(again.snapshot(), None) == first
+    assert events(again.snapshot(), None, first) == ()
+
+
+def test_a_heal_that_nobody_explains_is_counted_and_blames_nobody() -> None:
+    given = ON_NODES.answering(in_place=1)
+    after = report(given.snapshot(), None)
+
+    assert (after["restarts"]["counted"], "failure" in after) == (1, False)
+    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 healed in place"]
+
+
+def test_an_incident_without_a_heal_is_not_the_operators_to_tell() -> None:
+    assert "failure" not in report(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
+
+
+def test_a_pods_fault_comes_before_what_was_healed_meanwhile() -> None:
+    given = HEALED.but(pod(2).crashed(3).on("w2"))
+    after = report(given.snapshot(), restart(given.snapshot()))
+
+    assert (after["failure"]["replica"], after["restarts"]["counted"]) == (2, 2)
 
 
 DONE = AUTO.but(pod(1).succeeded(), pod(2).succeeded())

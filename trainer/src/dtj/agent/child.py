@@ -6,12 +6,15 @@ import os
 import signal
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 from dtj import contract
 from dtj.agent import rank as rank_process
+from dtj.agent.hang import Look, innermost
 from dtj.agent.lines import Lines
 from dtj.agent.report import Ending
+from dtj.watch.board import Board
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -24,6 +27,8 @@ class Child:
     reports  read end of the pipe of watch/channel.py
     orders   write end of the pipe of watch/orders.py
     killed   the agent itself ended it
+    board    how far it is, in memory shared with it
+    stacks   read end of the pipe for its Python stacks
     holds    it has the run in memory and can join the next generation without being restarted
     """
 
@@ -32,12 +37,14 @@ class Child:
     streams: dict[int, tuple[int, Lines]]
     reports: int
     orders: int
+    stacks: int
+    board: Board
     generation: int
+    as_json: bool
     killed: bool = False
     uses_dtj: bool = False
     holds: bool = False
     ending: Ending | None = None
-    _step: int | None = None
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
 
@@ -57,8 +64,9 @@ class Child:
         inherited  file descriptors of the agent that are none of the rank's business
         """
         rank = int(env[contract.RANK])
-        pipes = [os.pipe() for _ in range(4)]
-        (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w) = pipes
+        pipes = [os.pipe() for _ in range(5)]
+        (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
+        board = Board()
         with rank_process.signals_blocked():
             pid = os.fork()
             if pid == 0:
@@ -67,16 +75,26 @@ class Child:
                     stderr=err_w,
                     reports=reports_w,
                     orders=orders,
-                    foreign=[*inherited, out, err, reports, orders_w],
+                    stacks=stacks_w,
+                    board=board,
+                    foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
                 rank_process.become(program, env, threads=threads, wiring=wiring)
-        for fd in (out_w, err_w, reports_w, orders):
+        for fd in (out_w, err_w, reports_w, orders, stacks_w):
             os.close(fd)
-        for fd in (out, err, reports, orders_w):
+        for fd in (out, err, reports, orders_w, stacks):
             os.set_blocking(fd, False)
         streams = {fd: (target, Lines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
         return cls(
-            rank=rank, pid=pid, streams=streams, reports=reports, orders=orders_w, generation=generation
+            rank=rank,
+            pid=pid,
+            streams=streams,
+            reports=reports,
+            orders=orders_w,
+            stacks=stacks,
+            board=board,
+            generation=generation,
+            as_json=as_json,
         )
 
     def order(self, order: dict[str, Any]) -> None:
@@ -103,13 +121,17 @@ class Child:
             found += self.streams[fd][1].feed(data)
         return found + self.streams[fd][1].end()
 
+    def dressed(self, text: str) -> tuple[int, bytes]:
+        """Where text about this rank goes, and its lines under the rank's name."""
+        lines = Lines(rank=self.rank, as_json=self.as_json)
+        return 2, lines.feed(text.encode()) + lines.end()
+
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
         """Reports that are there now, and whether the pipe is over."""
         data = _read(self.reports)
         *whole, self._rest = (self._rest + (data or b"")).split(b"\n")
         found = [json.loads(line) for line in whole]
         for fields in found:
-            self._step = fields.get("step", self._step)
             self._failure = fields.get("failure", self._failure)
         return found, data == b""
 
@@ -132,10 +154,35 @@ class Child:
     def bury(self, code: int) -> Ending:
         """It was reaped; `code` is negative where a signal ended it."""
         os.close(self.orders)
+        os.close(self.stacks)
         self.ending = self._ended(
             contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
         )
         return self.ending
+
+    def ask_stacks(self) -> None:
+        """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, rank_process.STACKS_SIGNAL)
+
+    def look(self) -> tuple[Look, str]:
+        """What came of `ask_stacks`: the finding, and the stacks as text."""
+        text = b""
+        while data := _read(self.stacks):
+            text += data
+        stacks = text.decode(errors="replace")
+        return Look(frame=innermost(stacks), is_stopped=self._state() in {"T", "t"}), stacks
+
+    def condemn(self, message: str) -> None:
+        """End it for a hang, which is its own fault."""
+        self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
+        self.sweep()
+
+    def _state(self) -> str:
+        """Letter of the process's state, as in ps; empty where the system does not tell."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return ""
 
     def lost(self, message: str) -> Ending:
         """It lives, but says that it lost its peers."""
@@ -143,7 +190,7 @@ class Child:
             rank=self.rank,
             code=contract.EXIT_PEER_LOST,
             at=datetime.now(UTC),
-            step=self._step,
+            step=self.board.step,
             message=message,
         )
 
@@ -154,7 +201,7 @@ class Child:
             code=code,
             signal=signal_number,
             at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
-            step=step if step is not None else self._step,
+            step=step if step is not None else self.board.step,
             message=self._failure.get("message", ""),
             reason=self._failure.get("reason"),
             by_agent=self.killed,

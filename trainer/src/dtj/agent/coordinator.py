@@ -7,9 +7,10 @@ there is one way for facts and orders whether a job has one pod or a thousand.
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dtj.agent import report
+from dtj.agent.hang import Look, Silence, culprits, sentence
 from dtj.agent.ledger import Ledger
 from dtj.agent.link import BEAT_S, Link, Message
 from dtj.agent.membership import Action, End, Form, Go, Hello, Membership, Memory, Refuse
@@ -18,15 +19,25 @@ from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
 _LINGER_S = 5.0
+# An agent that has not answered by then, a second after it looked, will not.
+_VERDICT_S = 5.0
 
 
 class Coordinator:
     """I/O around a Membership; `say` tells people."""
 
     def __init__(
-        self, membership: Membership, selector: selectors.BaseSelector, *, say: Callable[[str], None]
+        self,
+        membership: Membership,
+        silence: Silence,
+        selector: selectors.BaseSelector,
+        *,
+        say: Callable[[str], None],
     ) -> None:
         self.membership = membership
+        self._silence = silence
+        self._looks: dict[int, Look] | None = None  # while a silence is being looked into
+        self._verdict_at = 0.0
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
         self._selector = selector
@@ -54,16 +65,23 @@ class Coordinator:
     @property
     def deadline(self) -> float:
         """When `tick` has something to do."""
-        at = self.membership.deadline
-        return self._beat_at if at is None else min(at, self._beat_at)
+        known = [
+            self._beat_at,
+            self.membership.deadline,
+            self._verdict_at if self._looks is not None else None,
+        ]
+        return min(at for at in known if at is not None)
 
     def tick(self) -> None:
         """Time has passed."""
         now = time.monotonic()
         self._act(self.membership.tick(now))
+        if self._looks is not None and now >= self._verdict_at:
+            self._judge(now)
         if now < self._beat_at:
             return
         self._beat_at = now + BEAT_S
+        self._listen_for_silence(now)
         for link in list(self._links):
             link.send({"beat": vars(self.membership.memory)})
             if link.is_silent(now):
@@ -119,14 +137,19 @@ class Coordinator:
                 actions = member.ready(rank, generation)
             case {"hold": rank, "holds": holds}:
                 actions = member.hold(rank, holds=holds)
-            case {"steps": steps}:
-                actions = self._stepped({int(rank): step for rank, step in steps.items()}, now)
+            case {"signs": signs}:
+                actions = self._signs({int(rank): sign for rank, sign in signs.items()}, now)
+            case {"looks": looks}:
+                self._look(looks)
             case {"stopping": _}:
                 actions = member.stop(self._links[link])
             case {"lost": fields, "generation": generation}:
                 actions = member.lost(Ending.from_json(fields), generation, now)
+            case {"unformed": generation}:
+                actions = member.unformed(generation, now)
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
+                self._silence.ended(ending.rank)
                 if ending.failed:
                     self.ledger.fault(now)
                 actions = member.ended(ending, generation, now)
@@ -148,12 +171,50 @@ class Coordinator:
             self._say(f"waiting for replica {', '.join(map(str, missing))}")
         return actions
 
-    def _stepped(self, steps: dict[int, int], now: float) -> list[Action]:
-        self.steps |= steps
-        if 0 in steps:
-            self.ledger.stepped(steps[0], now)
-            return self.membership.stepped(steps[0])
-        return []
+    def _signs(self, signs: Mapping[int, tuple[int | None, bool]], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for rank, (step, paused) in signs.items():
+            self._silence.heard(rank, step, now, paused=paused)
+            if step is None or step == self.steps.get(rank):
+                continue
+            self.steps[rank] = step
+            if rank == 0:
+                self.ledger.stepped(step, now)
+                actions += self.membership.stepped(step)
+        return actions
+
+    # Hangs: silence -> a look at every rank -> a verdict -> the culprits are ended, which heals as any death.
+
+    def _listen_for_silence(self, now: float) -> None:
+        if self._looks is not None or not self.membership.is_formed or self.membership.is_over:
+            return
+        silent_s = self._silence.silent_for(now)
+        if silent_s is not None:
+            self._say(f"no step for {silent_s:.0f} s: the stacks of all ranks follow")
+            self._looks, self._verdict_at = {}, now + _VERDICT_S
+            self._tell({"look": True})
+
+    def _look(self, looks: Mapping[str, tuple[str, bool]]) -> None:
+        if self._looks is None:
+            return
+        for rank, (frame, is_stopped) in looks.items():
+            self._looks[int(rank)] = Look(frame=frame, is_stopped=is_stopped)
+        if len(self._looks) == len(self._silence.ranks):
+            self._judge(time.monotonic())
+
+    def _judge(self, now: float) -> None:
+        """All looks are there, or too late."""
+        assert self._looks is not None
+        looks = {rank: self._looks.get(rank, Look()) for rank in self._silence.ranks}
+        self._looks = None
+        silent_s = self._silence.silent_for(now)
+        if silent_s is None or not self.membership.is_formed:  # a step came after all, or a death
+            return
+        named = culprits(looks)
+        deadlock = all(look.waits for look in looks.values())
+        said = {r: sentence(r, looks[r], silent_s=silent_s, deadlock=deadlock) for r in named}
+        self._silence.begin(self.membership.job.ranks, now)
+        self._tell({"hang": said, "generation": self.membership.memory.generation})
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -169,6 +230,8 @@ class Coordinator:
 
     def _form(self, generation: int, kept: frozenset[int]) -> None:
         old, self._store = self._store, Store.start()
+        self._silence.begin(self.membership.job.ranks, time.monotonic())
+        self._looks = None
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}

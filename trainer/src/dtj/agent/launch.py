@@ -27,8 +27,8 @@ from dtj.agent import rank as rank_process
 from dtj.agent import report
 from dtj.agent.child import Child
 from dtj.agent.coordinator import Coordinator
-from dtj.agent.dial import Dialer
-from dtj.agent.link import BEAT_S, Link, Message
+from dtj.agent.hang import Silence
+from dtj.agent.link import Message
 from dtj.agent.membership import Budget, Job, Membership
 from dtj.agent.placement import Placement, threads
 from dtj.agent.ranks import Events, Ranks, soonest
@@ -36,11 +36,13 @@ from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
 from dtj.agent.serve import Server
 from dtj.agent.status import Status
+from dtj.agent.uplink import Uplink
 
 _PUBLISH_S = 0.25
-# Steps go to the coordinator at most so often; a job's step is rarely shorter.
-_STEPS_S = 0.05
-_REDIAL_S = 1.0
+# How often the ranks' boards are read: often enough to account for every step of rank 0.
+_READ_S = {True: 0.05, False: 0.25}
+# So long a rank that was asked for its stacks may take to write them.
+_LOOK_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,6 +57,7 @@ class Options:
     termination_log  where the termination message goes; None writes none
     job, uid, attempt  which job, as the operator says
     budget           how many restarts in place
+    hang_s           seconds without a step that are a hang; None derives them from the steps
     """
 
     budget: Budget
@@ -66,6 +69,7 @@ class Options:
     job: str = ""
     uid: str = ""
     attempt: int = 0
+    hang_s: float | None = None
 
 
 def launch(program: rank_process.Program, placement: Placement, options: Options) -> int:
@@ -90,20 +94,24 @@ class _Agent:
         self._selector = selectors.DefaultSelector()
         self._screen: Screen = choose(as_json=options.as_json)
         self._coordinator: Coordinator | None = None
-        self._link: Link | None = None
-        self._dialer: Dialer | None = None
         self._server: Server | None = None
         self._asked_to_stop = 0
         self._stop_signal = signal.SIGTERM
         self._said = ""
         self._is_over = False
         self._culprit: Ending | None = None  # of the whole job
-        self._steps: dict[int, int] = {}  # not yet told
-        now = time.monotonic()
-        self._redial_at: float | None = None
-        self._steps_at: float | None = None
-        self._beat_at = now + BEAT_S
+        self._read: dict[int, tuple[int, int, bool]] = {}  # pid -> what its board said last
+        self._read_every_s = _READ_S[placement.node_rank == 0]
+        self._read_at = time.monotonic() + self._read_every_s
+        self._look_at: float | None = None
         self._publish_at: float | None = None
+        self._uplink = Uplink(
+            self._selector,
+            (placement.master_addr, placement.master_port),
+            hello=self._hello,
+            on_order=self._obey,
+            say=self._say_if_it_matters,
+        )
 
     def run(self) -> int:
         self._listen_to_signals()
@@ -155,10 +163,10 @@ class _Agent:
         coordinator = self._coordinator
         patience = soonest(
             [
-                self._beat_at,
+                self._uplink.deadline,
                 self._publish_at,
-                self._redial_at,
-                self._steps_at,
+                self._read_at,
+                self._look_at,
                 self._ranks.deadline,
                 coordinator.deadline if coordinator else None,
             ]
@@ -166,18 +174,17 @@ class _Agent:
         for key, _ in self._selector.select(patience):
             if self._selector.get_map().get(key.fd) is key:  # an earlier one of this round may have ended it
                 key.data()
-        now = time.monotonic()
         if coordinator:
             coordinator.tick()
+        self._uplink.tick()
         self._ranks.tick()
+        now = time.monotonic()
         if self._publish_at is not None and now >= self._publish_at:
             self._publish()
-        if self._steps_at is not None and now >= self._steps_at:
-            self._send_steps()
-        if self._redial_at is not None and now >= self._redial_at:
-            self._connect()
-        if now >= self._beat_at:
-            self._beat(now)
+        if now >= self._read_at:
+            self._read_boards()
+        if self._look_at is not None and now >= self._look_at:
+            self._tell_looks()
 
     def _is_finished(self) -> bool:
         if self._ranks.living():
@@ -200,7 +207,7 @@ class _Agent:
         self._asked_to_stop += 1
         self._stop_signal = number
         self._status.state = "Stopping"
-        self._tell({"stopping": True})
+        self._uplink.tell({"stopping": True})
         if self._asked_to_stop > 1 and number == signal.SIGINT:
             self._ranks.kill()
         self._ranks.signal(number)
@@ -225,56 +232,72 @@ class _Agent:
     def _on_report(self, child: Child, fields: dict[str, Any]) -> None:
         if "ready" in fields:
             child.uses_dtj = True
-            self._tell({"ready": [child.rank, fields["ready"]]})
+            self._uplink.tell({"ready": [child.rank, fields["ready"]]})
         elif "hold" in fields:
             child.holds = fields["hold"]
-            self._tell({"hold": child.rank, "holds": child.holds})
+            self._uplink.tell({"hold": child.rank, "holds": child.holds})
+        elif "unformed" in fields:
+            _say(f"rank {child.rank} could not open its groups: {fields['message']}")
+            self._uplink.tell({"unformed": fields["unformed"]})
         elif "lost" in fields:
-            self._tell({"lost": child.lost(fields["lost"]).to_json(), "generation": child.generation})
+            lost = child.lost(fields["lost"]).to_json()
+            self._uplink.tell({"lost": lost, "generation": fields["generation"]})
         else:
             self._status.hear(child.rank, fields)
-            if "step" in fields:
-                self._steps[child.rank] = fields["step"]
-                self._steps_at = self._steps_at or time.monotonic() + _STEPS_S
 
     def _on_end(self, child: Child) -> None:
         ending = child.ending
         assert ending is not None
+        self._read_board(child)
         self._status.ended(child.rank, failed=ending.failed)
         if ending.by_agent:
             return
-        self._send_steps()
-        self._tell({"ended": ending.to_json(), "generation": child.generation})
+        self._uplink.tell({"ended": ending.to_json(), "generation": child.generation})
         if ending.failed and ending.cause != "PeerLost":
             self._say_once(_headline(child, ending))
+
+    def _read_boards(self) -> None:
+        """Which ranks have done something since the last time."""
+        self._read_at = time.monotonic() + self._read_every_s
+        found = {str(child.rank): news for child in self._ranks.living() if (news := self._read_board(child))}
+        if found:
+            self._uplink.tell({"signs": found})
+
+    def _read_board(self, child: Child) -> list[object] | None:
+        """Step of a rank, and whether it has declared a pause; None where nothing is new."""
+        board = child.board
+        now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
+        if self._read.get(child.pid, (-1, 0, False)) == now:
+            return None
+        self._read[child.pid] = now
+        if board.step is not None:
+            self._status.hear(child.rank, {"step": board.step})
+        return [board.step, board.is_paused]
+
+    def _tell_looks(self) -> None:
+        self._look_at = None
+        looks = {}
+        for child in self._ranks.living():
+            look, stacks = child.look()
+            looks[child.rank] = [look.frame, look.is_stopped]
+            self._ranks.show_stacks(child, stacks or "no stack: the process does not answer\n")
+        self._uplink.tell({"looks": looks})
 
     # The coordinator speaks.
 
     def _connect(self) -> None:
-        self._redial_at = None
         if self._placement.node_rank > 0:
-            self._dialer = Dialer(self._placement.master_addr, self._placement.master_port)
-            self._selector.register(self._dialer, selectors.EVENT_READ, self._on_dialed)
+            self._uplink.dial()
             return
         membership = Membership(job=self._job, budget=self._options.budget)
-        self._coordinator = Coordinator(membership, self._selector, say=_say)
+        silence = Silence(budget_s=self._options.hang_s)
+        self._coordinator = Coordinator(membership, silence, self._selector, say=_say)
         if self._placement.nnodes > 1:
             self._coordinator.listen(self._placement.master_port)
-        self._greet(Link(self._coordinator.link(), now=time.monotonic()))
+        self._uplink.connect(self._coordinator.link())
 
-    def _on_dialed(self) -> None:
-        assert self._dialer is not None
-        self._selector.unregister(self._dialer)
-        sock, self._dialer = self._dialer.take(), None
-        if sock:
-            self._greet(Link(sock, now=time.monotonic()))
-        else:
-            self._redial_at = time.monotonic() + _REDIAL_S
-
-    def _greet(self, link: Link) -> None:
-        self._link = link
-        self._selector.register(link, selectors.EVENT_READ, self._on_message)
-        hello = {
+    def _hello(self) -> Message:
+        return {
             "uid": self._job.uid,
             "attempt": self._job.attempt,
             "replica": self._placement.node_rank,
@@ -282,16 +305,6 @@ class _Agent:
             "healable": [child.rank for child in self._ranks.living() if child.holds],
             "memory": self._memory,
         }
-        self._tell({"hello": hello})
-        if self._asked_to_stop:
-            self._tell({"stopping": True})
-
-    def _on_message(self) -> None:
-        assert self._link is not None
-        for message in self._link.receive(time.monotonic()):
-            self._obey(message)
-        if self._link and not self._link.is_open:
-            self._hang_up("lost replica 0; waiting for it to come back")
 
     def _obey(self, message: Message) -> None:
         if "form" in message:
@@ -300,31 +313,37 @@ class _Agent:
             for child in self._ranks.living():
                 if child.generation == message["go"]:
                     child.order({"go": message["go"]})
+        elif "look" in message:
+            for child in self._ranks.living():
+                child.ask_stacks()
+            self._look_at = time.monotonic() + _LOOK_S
+        elif "hang" in message:
+            for child in self._ranks.living():
+                if str(child.rank) in message["hang"] and child.generation == message["generation"]:
+                    child.condemn(message["hang"][str(child.rank)])
         elif "beat" in message:
             self._memory = message["beat"]
         elif "end" in message:
             self._is_over = True
             self._culprit = message["end"] and Ending.from_json(message["end"])
             if self._culprit:
-                self._ranks.kill()
+                self._ranks.wind_up()
         elif "refused" in message:
-            self._hang_up("")
-            if message["forGood"]:
-                _say(f"this pod is not part of the job any more: {message['refused']}")
-                self._is_over = True
-                self._culprit = Ending(
-                    rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=message["refused"]
-                )
-                self._ranks.kill()
+            _say(f"this pod is not part of the job any more: {message['refused']}")
+            self._is_over = True
+            self._culprit = Ending(
+                rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=message["refused"]
+            )
+            self._ranks.kill()
 
     def _form(self, *, generation: int, port: int, kept: list[int]) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
-        assert self._link is not None
         if self._asked_to_stop:
+            self._uplink.tell({"stopping": True})
             return
         self._memory = self._memory | {"generation": generation}
         self._status.formed(generation)
-        addr = self._link.peer
+        addr = self._uplink.peer
         for rank in self._placement.ranks:
             child = self._ranks.newest.get(rank)
             if child and child.ending is None and child.holds and rank in kept:
@@ -334,22 +353,7 @@ class _Agent:
             env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
             self._ranks.start(rank, env, generation=generation)
 
-    def _hang_up(self, why: str) -> None:
-        """No coordinator for now: another one will be there under the same name."""
-        assert self._link is not None
-        self._selector.unregister(self._link)
-        self._link.close()
-        self._link = None
-        if why and not self._is_finished():
-            _say(why)
-        self._redial_at = time.monotonic() + (0.0 if why else _REDIAL_S)
-
     # What the node says.
-
-    def _tell(self, message: Message) -> None:
-        """Lost where there is no link; the next hello says what still matters."""
-        if self._link:
-            self._link.send(message)
 
     def _say_once(self, message: str) -> None:
         """Ranks with the same mistake say the same."""
@@ -357,17 +361,9 @@ class _Agent:
             self._said = message
             _say(message)
 
-    def _send_steps(self) -> None:
-        self._steps_at = None
-        if self._steps:
-            self._tell({"steps": self._steps})
-            self._steps = {}
-
-    def _beat(self, now: float) -> None:
-        self._beat_at = now + BEAT_S
-        self._tell({"beat": True})
-        if self._link and (self._link.is_silent(now) or not self._link.is_open):
-            self._hang_up("replica 0 is silent; trying to reach it anew")
+    def _say_if_it_matters(self, message: str) -> None:
+        if not self._is_finished():
+            _say(message)
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
@@ -396,9 +392,7 @@ class _Agent:
                 self._options.termination_log,
                 report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)),
             )
-        for helper in (self._dialer, self._link):
-            if helper:
-                helper.close()
+        self._uplink.hang_up()
         if self._coordinator:
             self._coordinator.close()
         if self._server:

@@ -199,6 +199,12 @@ class Membership:
             self._decide_by(now + GRACE_S)
         return []
 
+    def unformed(self, generation: int, now: float) -> list[Action]:
+        """A rank could not open its groups: somebody died in that moment, or a machine is very slow."""
+        if generation == self.memory.generation and self.is_formed:
+            self._decide_by(now + GRACE_S)
+        return []
+
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank is gone: done, stopped, or failed."""
         self._healable.discard(ending.rank)
@@ -230,7 +236,8 @@ class Membership:
             return []
         self._decide_at = None
         culprit = first_cause(self._incident.values())
-        assert culprit is not None  # only failures set the time of decision
+        if culprit is None:
+            return self.renew()
         self.failure, self.failed_in = culprit, self.memory.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
             return self._over(culprit)

@@ -21,11 +21,14 @@ from typing import Any
 from dtj import contract
 from dtj.agent import report
 from dtj.errors import DtjError, is_peer_loss
-from dtj.watch import channel, orders
+from dtj.watch import board, channel, orders
+from dtj.watch.board import Board
 
 Program = Callable[[], None]
 
 _PR_SET_PDEATHSIG = 1
+# No library uses it, and a rank that is stuck in native code still answers.
+STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,6 +40,8 @@ class Wiring:
     stderr: int
     reports: int
     orders: int
+    stacks: int  # where faulthandler writes when the agent asks
+    board: Board
     foreign: Sequence[int]  # of the agent; a data worker that outlives the rank must not hold them open
 
 
@@ -47,8 +52,6 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         _settle(env, wiring)
         _prepare_torch(threads)
         code = _run(program)
-        if channel.last_step() is not None:
-            channel.send({"step": channel.last_step()}, wait_s=1.0)  # those before may have been held back
         _finish()
     except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
         traceback.print_exc()
@@ -91,11 +94,13 @@ def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - for good
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=wiring.stacks)
     os.environ.update(env)
     if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     channel.open_pipe(wiring.reports)
     orders.open_pipe(wiring.orders)
+    board.use(wiring.board)
 
 
 def _prepare_torch(threads: int) -> None:
@@ -104,8 +109,27 @@ def _prepare_torch(threads: int) -> None:
     from dtj.world import choose_store  # noqa: PLC0415
 
     torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
+    _count_steps()
     if int(os.environ[contract.WORLD_SIZE]) > 1:
         choose_store()
+
+
+def _count_steps() -> None:
+    """Report the steps of programs that know nothing of dtj: those of the first optimizer that makes one."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
+
+    first: list[object] = []
+    done = 0
+
+    def count(optimizer: object, *_: object) -> None:
+        nonlocal done
+        if not first:
+            first.append(optimizer)
+        if optimizer is first[0]:
+            done += 1
+            board.mine.optimized(done)
+
+    register_optimizer_step_post_hook(count)
 
 
 def _run(program: Program) -> int:
@@ -156,7 +180,7 @@ def _report(message: str, *, reason: str, is_for_people: bool = False) -> None:
         "message": message.strip(),
         "reason": reason,
         "isForPeople": is_for_people,
-        "step": channel.last_step(),
+        "step": board.mine.step,
         "at": datetime.now(UTC).isoformat(),
     }
     channel.send({"failure": report.fit(fields, limit=channel.MAX_BYTES - 100)}, wait_s=1.0)

@@ -60,6 +60,7 @@ class Ranks:
             int, tuple[dict[str, str], int]
         ] = {}  # rank -> what to start once the old one is gone
         self._kill_at: float | None = None
+        self._is_over = False
 
     def living(self) -> list[Child]:
         """Those whose process has not been buried."""
@@ -95,6 +96,10 @@ class Ranks:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(child, fd))
         self._selector.register(child.reports, selectors.EVENT_READ, lambda: self._on_reports(child))
 
+    def show_stacks(self, child: Child, stacks: str) -> None:
+        """Put them into the log, line by line under the rank's name."""
+        self._show(child, *child.dressed(stacks))
+
     def signal(self, number: signal.Signals) -> None:
         """To every rank."""
         for child in self.living():
@@ -106,12 +111,22 @@ class Ranks:
         for child in self.living():
             child.kill()
 
+    def wind_up(self) -> None:
+        """The job is over: those that wait for others end now, the rest may still say something."""
+        self._waiting.clear()
+        for child in self.living():
+            if child.uses_dtj:
+                child.kill()
+        self._is_over = True
+        self._kill_at = time.monotonic() + _PATIENCE_S
+
     def tick(self) -> None:
         """Time has passed."""
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
-            for rank in self._waiting:
-                self.newest[rank].kill()
+            for child in self.living():
+                if self._is_over or child.rank in self._waiting:
+                    child.kill()
 
     def reaped(self, pid: int, code: int) -> None:
         """A child of the agent ended; nothing happens where it was no rank."""
@@ -131,7 +146,7 @@ class Ranks:
         child.sweep()
         for fd in child.streams:
             if fd in self._selector.get_map():
-                self._show(child, fd, child.last_lines(fd))
+                self._show(child, child.streams[fd][0], child.last_lines(fd))
                 self._forget(fd)
         if child.reports in self._selector.get_map():
             self._on_reports(child)
@@ -145,7 +160,7 @@ class Ranks:
 
     def _on_output(self, child: Child, fd: int) -> None:
         text, is_over = child.read_lines(fd)
-        self._show(child, fd, text)
+        self._show(child, child.streams[fd][0], text)
         if is_over:
             self._forget(fd)
 
@@ -160,9 +175,9 @@ class Ranks:
         self._selector.unregister(fd)
         os.close(fd)
 
-    def _show(self, child: Child, fd: int, text: bytes) -> None:
+    def _show(self, child: Child, target: int, text: bytes) -> None:
         if text and (self._shown is None or child.rank in self._shown):
-            self._screen.write(child.streams[fd][0], text)
+            self._screen.write(target, text)
 
 
 def soonest(times: Iterable[float | None]) -> float | None:

@@ -46,6 +46,8 @@ class Ending:
     @property
     def cause(self) -> str:
         """One of contract.REASONS."""
+        if self.reason == "Hang":
+            return "Hang"
         if self.signal is not None:
             return "Signal"
         if self.code == contract.EXIT_BAD_RECIPE:

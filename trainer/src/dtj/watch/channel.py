@@ -6,17 +6,12 @@ Without a launcher nothing listens and every call here is free.
 import json
 import os
 import select
-import time
 from typing import Any
 
-# More often than this the agent would spend a core on reading; a step that takes longer is never withheld.
-_INTERVAL_S = 0.02
 # Atomic as long as a line fits into PIPE_BUF.
 MAX_BYTES = 4096
 
 _pipe: int | None = None
-_next_step_at = 0.0
-_last_step: int | None = None
 
 
 def open_pipe(fd: int) -> None:
@@ -24,23 +19,6 @@ def open_pipe(fd: int) -> None:
     global _pipe  # noqa: PLW0603 - a process is one rank and has one channel
     os.set_blocking(fd, False)
     _pipe = fd
-
-
-def step(number: int) -> None:
-    """Report the last completed step; dropped where the one before was reported just now."""
-    global _next_step_at, _last_step  # noqa: PLW0603
-    _last_step = number
-    if _pipe is None:
-        return
-    now = time.monotonic()
-    if now >= _next_step_at:
-        _next_step_at = now + _INTERVAL_S
-        send({"step": number})
-
-
-def last_step() -> int | None:
-    """The last completed step of this rank, None before the first."""
-    return _last_step
 
 
 def send(report: dict[str, Any], *, wait_s: float = 0.0) -> None:

@@ -4,12 +4,14 @@ A line for step k is printed during step k+1, when the pulse has brought the oth
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from dtj.errors import RecipeError
 from dtj.settings import Settings
 from dtj.watch import channel, meters
+from dtj.watch.book import Book
 from dtj.watch.pulse import SLOTS
 
 _LINE_INTERVAL_S = 1.0
@@ -31,6 +33,7 @@ class Diary:
         self._every = settings.log_every
         self._json = settings.log_json
         self._rank = rank
+        self._book = Book(Path(settings.metrics), step=first_step) if settings.metrics and rank == 0 else None
         self._total = total_steps
         self._meters = meters.Meters(total_steps=total_steps, clock=clock, step=first_step, samples=samples)
         self._values: dict[str, torch.Tensor | float] = {}
@@ -99,4 +102,6 @@ class Diary:
 
     def _print(self, reading: meters.Reading) -> None:
         channel.send(meters.finite(reading))
+        if self._book:
+            self._book.write(meters.finite(reading))
         print(meters.as_json(reading) if self._json else meters.as_text(reading), flush=True)

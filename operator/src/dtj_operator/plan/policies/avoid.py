@@ -7,9 +7,8 @@ that a pod could go to, and none any more once the scheduler finds no room.
 
 from typing import Any
 
-from dtj_operator.plan import times
+from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fault, Lift, Restart, Verdict
-from dtj_operator.plan.blame import STOPPED
 from dtj_operator.plan.policies.restart import MOST_REPLACED
 from dtj_operator.plan.snapshot import SUSPENDED, Snapshot, Suspect, unschedulable_since
 
@@ -57,8 +56,9 @@ def told(s: Snapshot, verdict: Verdict | None) -> list[Json]:
     if isinstance(verdict, Lift):
         return []
     known = _fresh(s)
-    if isinstance(verdict, Restart) and _suspicious(verdict.fault):
-        node = verdict.fault.node
+    fault = verdict.fault if isinstance(verdict, Restart) else blame.healed(s)
+    if fault is not None and _suspicious(fault):
+        node = fault.node
         before = sum(suspect.faults for suspect in known if suspect.node == node)
         others = [suspect for suspect in known if suspect.node != node]
         known = [Suspect(node=node, faults=before + 1, at=s.now), *others][:KEPT]
@@ -70,7 +70,7 @@ def _fresh(s: Snapshot) -> list[Suspect]:
 
 
 def _suspicious(fault: Fault) -> bool:
-    return bool(fault.node) and fault.reason not in NOT_THE_NODES and fault.exit_code != STOPPED
+    return bool(fault.node) and fault.reason not in NOT_THE_NODES and fault.exit_code != blame.STOPPED
 
 
 def _entry(suspect: Suspect, enough: int) -> Json:

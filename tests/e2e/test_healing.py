@@ -1,0 +1,54 @@
+"""Faults that the survivors of a training live through: they do no step twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import faults, kind
+from tests.e2e.conftest import workload_job
+from tests.e2e.test_recovery import steps_done
+from tests.support.kubectl import Kubectl
+from tests.support.predicates import condition
+
+STEPS = 150
+
+
+def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
+    """Return the uid of each pod of a job."""
+    pods = kubectl.list("pods", f"dtj.dev/job-name={job}")
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_rank_is_replaced_within_the_pods(kubectl: Kubectl, rank: int):
+    """SIGKILL from the node; there is no checkpoint, so what goes on comes from the survivor's memory."""
+    kubectl.apply(workload_job("heal", f"--steps={STEPS}", "--step-s=0.1"))
+    kubectl.follow("heal-0", "did step 3 ")
+    before = uids(kubectl, "heal")
+
+    faults.signal_rank(kind.create(), kubectl, f"heal-{rank}", "KILL")
+
+    job = kubectl.until("dtj", "heal", condition("Complete"), within_s=180)
+    assert job["status"]["attempt"] == 0
+    assert job["status"]["restarts"]["inPlace"] == 1
+    assert uids(kubectl, "heal") == before
+    assert steps_done(kubectl, f"heal-{1 - rank}") == list(range(1, STEPS + 1))
+    assert f"dtj: rank {rank} was killed by SIGKILL" in kubectl("logs", f"heal-{rank}")
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_lost_pod_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
+    """Replica 0 is the coordinator's: the survivor finds the new one under the same name."""
+    kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))
+    kubectl.follow("pods-0", "did step 3 ")
+    kubectl.until("dtj", "pods", lambda job: job["status"].get("recoveryScope") == "Replica", within_s=60)
+    before = uids(kubectl, "pods")
+
+    kubectl("delete", "pod", f"pods-{lost}", "--grace-period=0", "--force")
+
+    job = kubectl.until("dtj", "pods", condition("Complete"), within_s=180)
+    assert job["status"]["attempt"] == 0
+    after = uids(kubectl, "pods")
+    assert after[f"pods-{lost}"] != before[f"pods-{lost}"]
+    assert after[f"pods-{1 - lost}"] == before[f"pods-{1 - lost}"]
+    assert steps_done(kubectl, f"pods-{1 - lost}") == list(range(1, STEPS + 1))

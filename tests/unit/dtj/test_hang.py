@@ -1,0 +1,130 @@
+"""Ranks that go silent without dying: found by default, named rightly, and never where nothing is wrong."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.agent.hang import LEAST_S, Look, Silence, culprits, innermost, sentence
+from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Finished
+from tests.unit.dtj.test_resume import assert_identical, weights
+
+Finish = Callable[..., Finished]
+WAITING = Look(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
+LOADING = Look(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
+
+
+def stepping(
+    *, ranks: int = 2, step_s: float = 1.0, steps: int = 20, budget_s: float | None = None
+) -> Silence:
+    """Ranks that have done some steps, the last of them at the time returned by `end_of`."""
+    found = Silence(budget_s=budget_s)
+    found.begin(range(ranks), 0.0)
+    for step in range(1, steps + 1):
+        for rank in range(ranks):
+            found.heard(rank, step, step * step_s, paused=False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("silence", "now", "expected"),
+    [
+        pytest.param(stepping(), 20 + LEAST_S - 1, None, id="short steps: half a minute is no hang"),
+        pytest.param(stepping(), 20 + LEAST_S + 1, LEAST_S + 1, id="short steps: more is one"),
+        pytest.param(stepping(step_s=10), 200 + 49, None, id="long steps: five times the usual are none"),
+        pytest.param(stepping(step_s=10), 200 + 51, 51, id="long steps: more are one"),
+        pytest.param(stepping(steps=3), 3 + 299, None, id="the first steps may take ten times as long"),
+        pytest.param(stepping(steps=3), 3 + 301, 301, id="but not for ever"),
+        pytest.param(stepping(budget_s=5), 20 + 6, 6, id="the user's limit"),
+        pytest.param(stepping(steps=0), 1e6, None, id="a program that reports no steps is not judged"),
+    ],
+)
+def test_silence(silence: Silence, now: float, expected: float | None) -> None:
+    assert silence.silent_for(now) == expected
+
+
+def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> None:
+    silence = stepping()
+    silence.heard(1, 20, 25.0, paused=True)
+    assert silence.silent_for(1e6) is None
+    silence.heard(1, 20, 1000.0, paused=False)
+    silence.heard(0, 21, 1000.0, paused=False)
+    assert silence.silent_for(1000.0 + LEAST_S - 1) is None
+    assert silence.limit(0) == LEAST_S  # the pause did not enter the usual length
+
+
+def test_rank_that_is_done_is_not_expected_to_step() -> None:
+    silence = stepping(ranks=1)
+    silence.ended(0)
+    assert silence.silent_for(1e6) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "named"),
+    [
+        pytest.param({0: WAITING, 1: LOADING, 2: WAITING}, [1], id="who is elsewhere did not come"),
+        pytest.param({0: WAITING, 1: Look()}, [1], id="who does not answer"),
+        pytest.param({0: Look(frame=WAITING.frame, is_stopped=True), 1: WAITING}, [0], id="who is stopped"),
+        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for all"),
+        pytest.param({0: LOADING, 1: LOADING, 2: WAITING}, [0, 1], id="two at once"),
+    ],
+)
+def test_culprits(looks: dict[int, Look], named: list[int]) -> None:
+    assert culprits(looks) == named
+
+
+def test_sentence_says_where_the_rank_is() -> None:
+    assert sentence(1, LOADING, silent_s=31.4, deadlock=False) == (
+        "no step for 31 s: rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
+    )
+    assert "waits for its peers, as all of them do" in sentence(0, WAITING, silent_s=31, deadlock=True)
+
+
+def test_innermost_frame_is_that_of_the_main_thread() -> None:
+    stacks = (
+        'Thread 0x01 (most recent call first):\n  File "/lib/threading.py", line 5 in run\n\n'
+        'Current thread 0x02 (most recent call first):\n  File "/app/train.py", line 7 in loss\n'
+        '  File "/app/train.py", line 9 in <module>\n'
+    )
+    assert innermost(stacks) == "/app/train.py:7 in loss"
+    assert innermost("") == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        pytest.param("1@7:forward:SIGSTOP", r"is stopped \(SIGSTOP, or a debugger\)", id="stopped"),
+        pytest.param("1@7:end:sleep", r"is in .*small\.py:\d+ in fail", id="asleep before a collective"),
+        pytest.param("1@7:forward:loop", r"is in .*small\.py:\d+ in fail", id="in an endless loop"),
+        pytest.param("0@7:end:sleep", r"is in .*small\.py:\d+ in fail", id="rank 0"),
+    ],
+)
+def test_silent_rank_is_named_ended_and_replaced(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
+) -> None:
+    flags = ("run", "--nproc", 3, "--max-restarts", 1, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 0, ended.err
+    rank = fault[0]
+    assert re.search(rf"dtj: rank {rank} failed: no step for \d+ s: rank {rank} {where}", ended.err)
+    for other in {"0", "1", "2"} - {rank}:  # the stacks of all are in the log
+        assert re.search(rf"\[rank {other}\]   File .* in ", ended.err)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--nproc", 2, "--max-restarts", 1)
+    ended = finish(*flags, PROGRAMS / "optimizes.py", OUT=tmp_path, DTJ_HANG_SECONDS=2)
+    assert ended.code == 0, ended.err
+    assert re.search(r"rank 1 failed: no step for \d+ s: rank 1 is in .*optimizes\.py:\d+ in ", ended.err)
+    assert ended.out.count("done in life 1") == 2
+
+
+def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_path: Path) -> None:
+    """Each lasts longer than what a step may."""
+    flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
+    env = {"EVALUATE_EVERY": 8, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
+    assert ended.code == 0, ended.err
+    assert "the stacks of all ranks follow" not in ended.err

@@ -1,0 +1,36 @@
+"""Since when a node is gone: only of nodes that were seen, and only until they are back."""
+
+from dtj_operator.gather import AbsentNodes
+from dtj_operator.kube.nodes import NodeView
+from tests.support.builders import pod
+
+PODS = (pod(0).running().on("n0").pod, pod(1).running().on("n1").pod, pod(2).pod)
+BOTH = {name: NodeView(name=name) for name in ("n0", "n1")}
+ONE = {"n0": BOTH["n0"]}
+
+
+def test_a_node_is_gone_from_the_first_look_that_misses_it() -> None:
+    absent = AbsentNodes()
+
+    assert dict(absent.since(BOTH, PODS, 10.0)) == {}
+    assert dict(absent.since(ONE, PODS, 20.0)) == {"n1": 20.0}
+    assert dict(absent.since(ONE, PODS, 30.0)) == {"n1": 20.0}
+
+
+def test_a_node_that_is_back_was_never_gone() -> None:
+    absent = AbsentNodes()
+    for nodes in (BOTH, ONE, BOTH):
+        absent.since(nodes, PODS, 10.0)
+
+    assert dict(absent.since(ONE, PODS, 50.0)) == {"n1": 50.0}
+
+
+def test_a_node_that_was_never_seen_is_left_to_the_clusters_own_collector() -> None:
+    assert dict(AbsentNodes().since(ONE, PODS, 10.0)) == {}
+
+
+def test_where_nodes_are_in_doubt_none_is_gone() -> None:
+    absent = AbsentNodes()
+    absent.since(BOTH, PODS, 10.0)
+
+    assert dict(absent.since(None, PODS, 20.0)) == {}

@@ -1,0 +1,130 @@
+"""Silence of the ranks -> is it a hang, and whose. Pure: `now` is seconds of any clock that goes forward.
+
+A rank that is stuck stops all others in the next collective, so silence alone names nobody. Their stacks
+do: who is in a collective waits for somebody else; who is anywhere else, or cannot answer, did not come.
+"""
+
+import re
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# A pause of this length between two steps is never taken for a hang, however short the steps are.
+LEAST_S = 30.0
+# Evaluations, loading and compiling that nobody declared: a step may take so many times the usual.
+TIMES = 5.0
+# Until a rank has done its first steps: imports, compilation, caches, the first rendezvous of storage.
+STARTUP_TIMES = 10.0
+_STARTUP_STEPS = 3
+_WINDOW = 64
+
+# The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
+_WAITS = re.compile(
+    r"torch/distributed/|torch/autograd/graph\.py|dtj/(watch/(pulse|orders)|team|heal)\.py|nn/parallel/distributed\.py"
+)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+
+@dataclass(kw_only=True)
+class Silence:
+    """How long each rank has brought no step, against what is usual.
+
+    budget_s  what the user allows between two steps; None derives it from the steps
+    """
+
+    budget_s: float | None = None
+    _heard_at: dict[int, float] = field(default_factory=dict)
+    _steps: dict[int, int] = field(default_factory=dict)
+    _first: dict[int, int] = field(default_factory=dict)
+    _paused: set[int] = field(default_factory=set)
+    _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def begin(self, ranks: range, now: float) -> None:
+        """A generation begins; what is known of the steps' length stays."""
+        self._heard_at = dict.fromkeys(ranks, now)
+        self._steps, self._first, self._paused = {}, {}, set()
+
+    def heard(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
+        """A rank gave a sign of life: a step, or within one that it is still at work."""
+        if step is not None:
+            before = self._steps.get(rank)
+            if before is not None and step > before and rank not in self._paused:
+                self._lengths.append((now - self._heard_at[rank]) / (step - before))
+            self._steps[rank] = step
+            self._first.setdefault(rank, step)
+        (self._paused.add if paused else self._paused.discard)(rank)
+        self._heard_at[rank] = now
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of which something is expected."""
+        return list(self._heard_at)
+
+    def ended(self, rank: int) -> None:
+        """A rank is done; nothing more is expected of it."""
+        self._heard_at.pop(rank, None)
+
+    def limit(self, rank: int) -> float | None:
+        """Seconds without a sign of life that are too many; None where this job reports no steps."""
+        if not self._lengths and not self._steps:
+            return None
+        usual = statistics.median(self._lengths) if self._lengths else 0.0
+        limit = self.budget_s or max(LEAST_S, TIMES * usual)
+        done = self._steps.get(rank, 0) - self._first.get(rank, 0)
+        return limit if done >= _STARTUP_STEPS else limit * STARTUP_TIMES
+
+    def silent_for(self, now: float) -> float | None:
+        """Seconds of silence where they are too many; while any rank has declared a pause, all may wait."""
+        if self._paused:
+            return None
+        found = [now - at for rank, at in self._heard_at.items() if self._is_over(rank, now - at)]
+        return max(found, default=None)
+
+    def _is_over(self, rank: int, silence: float) -> bool:
+        limit = self.limit(rank)
+        return limit is not None and silence > limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a look at a silent rank found.
+
+    frame      innermost Python frame of its main thread; empty where it did not answer
+    is_stopped its process is stopped, as by SIGSTOP or a debugger
+    """
+
+    frame: str = ""
+    is_stopped: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """It waits for others, and is not what they wait for."""
+        return bool(self.frame) and not self.is_stopped and bool(_WAITS.search(self.frame))
+
+
+def innermost(stacks: str) -> str:
+    """The innermost frame of the main thread, which faulthandler prints last: "file:line in function"."""
+    threads = stacks.split("\n\n")
+    main = next((t for t in reversed(threads) if _FRAME.search(t)), "")
+    found = _FRAME.search(main)
+    return f"{found[1]}:{found[2]} in {found[3]}" if found else ""
+
+
+def culprits(looks: Mapping[int, Look]) -> list[int]:
+    """Ranks that keep the others waiting; all of them where everybody waits for everybody."""
+    found = [rank for rank, look in looks.items() if not look.waits]
+    return sorted(found or looks)
+
+
+def sentence(rank: int, look: Look, *, silent_s: float, deadlock: bool) -> str:
+    """What is said of a culprit."""
+    if deadlock:
+        what = f"waits for its peers, as all of them do ({look.frame})"
+    elif look.is_stopped:
+        what = "is stopped (SIGSTOP, or a debugger)"
+    elif not look.frame:
+        what = "does not answer"
+    else:
+        what = f"is in {look.frame}"
+    return f"no step for {silent_s:.0f} s: rank {rank} {what}"

@@ -1,0 +1,52 @@
+"""A file of metrics -> a picture: loss and other values, rate, and where the run was started again."""
+
+from pathlib import Path
+from typing import Any
+
+from dtj.errors import RecipeError
+from dtj.watch import book
+
+
+def plot(source: Path, target: Path) -> int:
+    """Draw the steps of `source`; returns how many. A step that was trained twice shows its last values."""
+    lines = book.read(source)
+    steps = {line["step"]: line for line in lines if "event" not in line}
+    starts = [line["step"] for line in lines if line.get("event") == "start"][1:]
+    if not steps:
+        raise RecipeError(f"{source} has no logged steps yet", fix="wait for the first line of the run")
+    ordered = [steps[step] for step in sorted(steps)]
+    curves = {"loss": _curve(ordered, "loss")}
+    for name in dict.fromkeys(name for line in ordered for name in line["metrics"]):
+        curves[name] = [
+            (line["step"], line["metrics"][name]) for line in ordered if line["metrics"].get(name)
+        ]
+    curves["samples/s"] = _curve(ordered, "samplesPerSecond")
+    curves = {name: points for name, points in curves.items() if points}
+
+    figure, panels = _pyplot().subplots(
+        len(curves), sharex=True, squeeze=False, figsize=(8, 2.2 * len(curves)), layout="constrained"
+    )
+    for panel, (name, points) in zip(panels[:, 0], curves.items(), strict=True):
+        panel.plot(*zip(*points, strict=True))
+        panel.set_ylabel(name)
+        for start in starts:
+            panel.axvline(start, color="tab:red", linestyle=":", linewidth=1)
+    panels[0, 0].set_title(f"{source.stem}, started {len(starts) + 1}x" if starts else source.stem)
+    panels[-1, 0].set_xlabel("step")
+    figure.savefig(target, dpi=120)
+    return len(steps)
+
+
+def _curve(lines: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    return [(line["step"], line[name]) for line in lines if line[name] is not None]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - an extra, and a second of imports
+
+        mpl.use("Agg")
+        from matplotlib import pyplot  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise RecipeError("matplotlib is not installed", fix="pip install 'dtj[plot]'") from error
+    return pyplot

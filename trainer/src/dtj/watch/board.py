@@ -1,0 +1,83 @@
+"""A few numbers of a rank in memory that it shares with the agent: how far it is, and that it is alive.
+
+Writing costs less than a microsecond and never blocks, so it is done at every step; the agent looks when it
+likes. Without an agent the board is private and nobody looks.
+"""
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+
+# Last completed step, signs of life, declared pauses, nanoseconds at work alone.
+NONE = -1
+
+
+class Board:
+    """Four numbers; one process writes, another reads, and a torn read is corrected by the next."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with processes that are forked from here on
+        self._values = memoryview(self._memory).cast("q")
+        self._values[0] = NONE
+        self._reports = False  # the program itself says which step it is at
+
+    @property
+    def step(self) -> int | None:
+        """The last completed step of this rank, None before the first."""
+        return None if self._values[0] == NONE else self._values[0]
+
+    @property
+    def signs(self) -> int:
+        """Grows whenever the rank shows that it is at work."""
+        return self._values[1]
+
+    @property
+    def is_paused(self) -> bool:
+        """The rank has declared that it is busy with something that may take any time."""
+        return self._values[2] > 0
+
+    @property
+    def work_ns(self) -> int:
+        """Time in which the rank computed by itself, without waiting for others."""
+        return self._values[3]
+
+    def stepped(self, step: int) -> None:
+        """A step is complete."""
+        self._reports = True
+        self._values[0] = step
+        self._values[1] += 1
+
+    def optimized(self, count: int) -> None:
+        """An optimizer made its step; where the program reports steps by itself, only a sign of life."""
+        if self._reports:
+            self.sign()
+            return
+        self.stepped(count)
+        self._reports = False
+
+    def sign(self) -> None:
+        """Still at work on this step."""
+        self._values[1] += 1
+
+    def worked(self, nanoseconds: int) -> None:
+        """So much of this step was this rank's own work."""
+        self._values[3] += nanoseconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens in here may take any time."""
+        self._values[2] += 1
+        try:
+            yield
+        finally:
+            self._values[2] -= 1
+            self._values[1] += 1
+
+
+mine = Board()  # of this process; a rank replaces it by the one that its agent made
+
+
+def use(board: Board) -> None:
+    """Called in the rank, right after the fork."""
+    global mine  # noqa: PLW0603 - a process is one rank and has one board
+    mine = board
