@@ -18,14 +18,21 @@ CPU = torch.device("cpu")
 
 
 def feed(
-    n: int = 10, *, rank: int = 0, size: int = 1, batch: int = 4, micro: int | None = None, data: Any = None
+    n: int = 10,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    batch: int = 4,
+    micro: int | None = None,
+    data: Any = None,
+    cut: Cut | None = None,
 ) -> Feed:
     return Feed(
         range(n) if data is None else data,
         global_batch=batch,
         world=World(rank=rank, size=size),
         device=CPU,
-        cut=Cut(micro_batch=micro),
+        cut=cut or Cut(micro_batch=micro),
         seed=0,
         shuffle=True,
     )
@@ -141,3 +148,31 @@ def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None
 def test_batch_of_nothing_is_refused() -> None:
     with pytest.raises(RecipeError, match="global_batch is 0"):
         feed(batch=0)
+
+
+@settings(max_examples=40)
+@given(samples=st.integers(1, 60), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
+def test_in_lockstep_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
+    samples: int, size: int, micro: int | None
+) -> None:
+    cut = Cut(micro_batch=micro, in_lockstep=True)
+    ranks = [feed(samples, rank=r, size=size, batch=samples, cut=cut) for r in range(size)]
+    parts = [f.batch().parts for f in ranks]
+    assert len({len(each) for each in parts}) == 1
+    assert sorted(i for f in ranks for i in real(f)) == list(range(samples))
+    assert sum(part.weight for each in parts for part in each) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("share", "micro", "pipelined", "size"),
+    [
+        pytest.param(16, None, 8, 2, id="as many as are good"),
+        pytest.param(6, None, 8, 1, id="fewer where there are fewer samples"),
+        pytest.param(12, 5, 8, 4, id="the largest size that divides and is allowed"),
+        pytest.param(7, 3, 8, 1, id="a prime share"),
+        pytest.param(12, 5, None, 5, id="not pipelined, the last may be smaller"),
+        pytest.param(12, None, None, 12, id="all at once"),
+    ],
+)
+def test_size_of_micro_batches(share: int, micro: int | None, pipelined: int | None, size: int) -> None:
+    assert Cut(micro_batch=micro, pipelined=pipelined).size(share) == size
