@@ -150,6 +150,23 @@ def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Pat
     assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
 
 
+def test_evicted_pod_without_a_checkpoint_leaves_the_others_their_memory(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
+    pods = [job.run(index) for index in range(3)]
+    wait_for((tmp_path / "out" / "at-7").exists, "step 7")
+    pods[1].signal(signal.SIGTERM)
+    (tmp_path / "out" / "go-7").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    pods[1] = job.run(1)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+    steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))
+
+
 def test_pod_that_waits_for_the_others_ends_when_asked(start: Start, tmp_path: Path) -> None:
     waiting = Pods(start, tmp_path, replicas=2).run(1)
     wait_for(partial(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text), "the pod to wait")

@@ -376,6 +376,9 @@ class Run:
             self._hear(diary)
         if agreed.stop and not is_last:
             self._leave()
+        if self._stop and self._leaves_alone and not is_last:
+            self.say(f"stopped at step {self.step}; nothing was saved")
+            raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
 
     def _send(self, diary: Diary, epoch: int) -> None:
         now = time.monotonic()
@@ -383,7 +386,7 @@ class Run:
         self._pulsed = (self.step, now)
         self._pulse.start(
             pulse.Wishes(
-                stop=bool(self._stop),
+                stop=bool(self._stop) and not self._leaves_alone,
                 save=self._keeper.wants_save(),
                 log=diary.wants_line(),
                 broken=self._finite.has_seen_one(),
@@ -400,6 +403,11 @@ class Run:
         self._next_pulse = self._pulsed[0] + agreed.pause
         diary.hear(agreed.values, log=agreed.log)
         return agreed
+
+    @property
+    def _leaves_alone(self) -> bool:
+        """Nothing would be saved, so a stop of all would only lose what the others can keep in memory."""
+        return self._team.can_heal and not self._keeper.run_dir
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
