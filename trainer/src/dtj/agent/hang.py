@@ -77,7 +77,7 @@ class Silence:
     def silent_for(self, now: float) -> float | None:
         """Seconds since any rank gave a sign of life, where they are too many.
 
-        One that is at work may be what all others wait for, in an evaluation for instance, and so may one that
+        One at work may be what all others wait for, in an evaluation for instance, and so may one that
         has declared a pause; when one is stuck, the others are soon silent too.
         """
         limits = [limit for rank in self._heard_at if (limit := self.limit(rank)) is not None]
