@@ -28,7 +28,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 @dataclass(kw_only=True)
 class Silence:
-    """How long each rank has brought no step, against what is usual.
+    """How long the ranks have brought no step, against what is usual.
 
     budget_s  what the user allows between two steps; None derives it from the steps
     """
@@ -75,15 +75,16 @@ class Silence:
         return limit if done >= _STARTUP_STEPS else limit * STARTUP_TIMES
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds of silence where they are too many; while any rank has declared a pause, all may wait."""
-        if self._paused:
-            return None
-        found = [now - at for rank, at in self._heard_at.items() if self._is_over(rank, now - at)]
-        return max(found, default=None)
+        """Seconds since any rank gave a sign of life, where they are too many.
 
-    def _is_over(self, rank: int, silence: float) -> bool:
-        limit = self.limit(rank)
-        return limit is not None and silence > limit
+        One at work may be what all others wait for, in an evaluation for instance, and so may one that
+        has declared a pause; when one is stuck, the others are soon silent too.
+        """
+        limits = [limit for rank in self._heard_at if (limit := self.limit(rank)) is not None]
+        if self._paused or not limits:
+            return None
+        silence = now - max(self._heard_at.values())
+        return silence if silence > max(limits) else None
 
 
 @dataclass(frozen=True, kw_only=True)
