@@ -25,7 +25,7 @@ from tests.chaos.invariants import controller
 from tests.chaos.witness import Witness, watching
 from tests.integration import api as rest
 from tests.integration import kubelet as kubelets
-from tests.integration.api import JOBS, PODS, ApiError
+from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import runs
 from tests.integration.operator import process
@@ -83,6 +83,7 @@ async def run(
         result.violations += await settled(witness, "after all pods were done")
         for job in await api.items(JOBS.format(namespace)):
             await api.delete(stage.path(JOBS, job["metadata"]["name"]))
+        await collect_garbage(stage)
         result.violations += await settled(witness, "after all jobs were deleted")
         result.violations += witness.violations()
         result.jobs, result.pods, result.events = stage.made, witness.births, len(witness.events)
@@ -115,14 +116,15 @@ async def alive(stage: Chaos) -> int:
 async def collect_garbage(stage: Chaos) -> None:
     """Do what Kubernetes' garbage collector would: there is none here.
 
-    It takes only what the operator cannot see: pods that somebody took the label off, whose job was deleted
-    before it could look. Any other orphan is the operator's, and stays for the witness.
+    It takes only what the operator cannot see: children that somebody took the label off, whose job ended or was
+    deleted before it could look. Any other orphan is the operator's, and stays for the witness.
     """
     jobs = {job["metadata"]["uid"] for job in await stage.api.items(JOBS.format(stage.namespace))}
-    for pod in await stage.api.items(PODS.format(stage.namespace)):
-        meta = pod["metadata"]
-        if "dtj.dev/job-name" not in meta.get("labels", {}) and controller(pod).get("uid") not in jobs:
-            await stage.api.delete(stage.path(PODS, meta["name"]), gracePeriodSeconds=0)
+    for folder in (PODS, SERVICES, POLICIES):
+        for child in await stage.api.items(folder.format(stage.namespace)):
+            meta, owner = child["metadata"], controller(child).get("uid")
+            if "dtj.dev/job-name" not in meta.get("labels", {}) and owner and owner not in jobs:
+                await stage.api.delete(stage.path(folder, meta["name"]), gracePeriodSeconds=0)
 
 
 async def finish_all(stage: Chaos) -> None:
