@@ -116,8 +116,8 @@ async def alive(stage: Chaos) -> int:
 async def collect_garbage(stage: Chaos) -> None:
     """Do what Kubernetes' garbage collector would: there is none here.
 
-    It takes only what the operator cannot see: children that somebody took the label off, whose job ended or was
-    deleted before it could look. Any other orphan is the operator's, and stays for the witness.
+    It takes only what the operator cannot see: children that somebody took the label off, whose job ended
+    or was deleted before it could look. Any other orphan is the operator's, and stays for the witness.
     """
     jobs = {job["metadata"]["uid"] for job in await stage.api.items(JOBS.format(stage.namespace))}
     for folder in (PODS, SERVICES, POLICIES):
