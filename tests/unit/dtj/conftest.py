@@ -88,8 +88,9 @@ Start = Callable[..., Command]
 def warm() -> ForkServerContext:
     """The process with torch in it."""
     context = multiprocessing.get_context("forkserver")
+    # This module too: every process looks in it for what it is to run, and it imports much.
     context.set_forkserver_preload(
-        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli"]
+        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__]
     )
     return context
 

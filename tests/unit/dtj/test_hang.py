@@ -123,7 +123,7 @@ def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_
 def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_path: Path) -> None:
     """Each lasts longer than what a step may."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    env = {"EVALUATE_EVERY": 8, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
+    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err

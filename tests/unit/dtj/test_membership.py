@@ -233,7 +233,7 @@ class Machine(RuleBasedStateMachine):
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
-            assert not self.is_over, "nothing is done after the end"
+            assert not self.is_over or isinstance(action, Refuse), "only strangers hear more after the end"
             if isinstance(action, Form):
                 assert action.generation == self.generation + 1
                 assert not self.found.missing

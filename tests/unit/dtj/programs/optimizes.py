@@ -17,5 +17,6 @@ for step in range(12):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+    time.sleep(0.1)  # slow enough for the agent to see that the first steps, which may take longer, are over
 print(f"done in life {life}", flush=True)
 dist.destroy_process_group()

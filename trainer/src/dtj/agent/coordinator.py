@@ -106,6 +106,7 @@ class Coordinator:
         until = time.monotonic() + _LINGER_S
         for link in self._links:
             link.wait_closed(until)
+            link.close()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -149,7 +150,8 @@ class Coordinator:
                 actions = member.unformed(generation, now)
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
-                self._silence.ended(ending.rank)
+                if generation == member.memory.generation:  # else the rank has begun anew
+                    self._silence.ended(ending.rank)
                 if ending.failed:
                     self.ledger.fault(now)
                 actions = member.ended(ending, generation, now)
@@ -171,9 +173,11 @@ class Coordinator:
             self._say(f"waiting for replica {', '.join(map(str, missing))}")
         return actions
 
-    def _signs(self, signs: Mapping[int, tuple[int | None, bool]], now: float) -> list[Action]:
+    def _signs(self, signs: Mapping[int, tuple[int, int | None, bool]], now: float) -> list[Action]:
         actions: list[Action] = []
-        for rank, (step, paused) in signs.items():
+        for rank, (generation, step, paused) in signs.items():
+            if generation != self.membership.memory.generation:
+                continue  # of a process that may be gone; a survivor repeats it
             self._silence.heard(rank, step, now, paused=paused)
             if step is None or step == self.steps.get(rank):
                 continue

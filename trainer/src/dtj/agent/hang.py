@@ -47,9 +47,12 @@ class Silence:
 
     def heard(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
         """A rank gave a sign of life: a step, or within one that it is still at work."""
+        if rank not in self._heard_at:
+            return
         if step is not None:
             before = self._steps.get(rank)
-            if before is not None and step > before and rank not in self._paused:
+            # The first time of a generation is not a step's alone: the ranks still come together.
+            if before is not None and step > before > self._first[rank] and rank not in self._paused:
                 self._lengths.append((now - self._heard_at[rank]) / (step - before))
             self._steps[rank] = step
             self._first.setdefault(rank, step)

@@ -264,7 +264,7 @@ class _Agent:
             self._uplink.tell({"signs": found})
 
     def _read_board(self, child: Child) -> list[object] | None:
-        """Step of a rank, and whether it has declared a pause; None where nothing is new."""
+        """Generation and step of a rank, and whether it has declared a pause; None where nothing is new."""
         board = child.board
         now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
         if self._read.get(child.pid, (-1, 0, False)) == now:
@@ -272,7 +272,7 @@ class _Agent:
         self._read[child.pid] = now
         if board.step is not None:
             self._status.hear(child.rank, {"step": board.step})
-        return [board.step, board.is_paused]
+        return [child.generation, board.step, board.is_paused]
 
     def _tell_looks(self) -> None:
         self._look_at = None
@@ -348,6 +348,7 @@ class _Agent:
             child = self._ranks.newest.get(rank)
             if child and child.ending is None and child.holds and rank in kept:
                 child.generation = generation
+                self._read.pop(child.pid, None)  # what is known of it is told anew, a pause for instance
                 child.order({"number": generation, "addr": addr, "port": port})
                 continue
             env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))

@@ -1,0 +1,76 @@
+"""What the coordinator makes of messages that cross: over a real connection, with a real store."""
+
+import selectors
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from dtj.agent.coordinator import Coordinator
+from dtj.agent.hang import Silence
+from dtj.agent.link import Link, Message
+from dtj.agent.membership import Budget, Job, Membership
+from dtj.agent.report import Ending
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A job of one replica and three ranks; `tell` is its agent."""
+
+    silence: Silence
+    coordinator: Coordinator
+    selector: selectors.BaseSelector
+    agent: Link
+
+    def tell(self, *messages: Message) -> None:
+        """All at once, as when several ranks die together; heard one after the other."""
+        for message in messages:
+            self.agent.send(message)
+        for key, _ in self.selector.select(0):
+            key.data()
+
+
+@pytest.fixture
+def pod() -> Iterator[Pod]:
+    selector = selectors.DefaultSelector()
+    silence = Silence()
+    membership = Membership(job=Job(processes=3), budget=Budget(restarts=5))
+    coordinator = Coordinator(membership, silence, selector, say=lambda _: None)
+    agent = Link(coordinator.link(), now=0.0)
+    found = Pod(silence=silence, coordinator=coordinator, selector=selector, agent=agent)
+    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "a", "healable": [], "memory": {}}
+    found.tell({"hello": hello}, *({"hold": rank, "holds": True} for rank in range(3)))
+    yield found
+    agent.close()
+    coordinator.close()
+    selector.close()
+
+
+def killed(rank: int, generation: int) -> Message:
+    ending = Ending(rank=rank, code=137, signal=9, at=datetime(2026, 1, 1, tzinfo=UTC))
+    return {"ended": ending.to_json(), "generation": generation}
+
+
+def signs(generation: int, step: int, *ranks: int) -> Message:
+    return {"signs": {str(rank): [generation, step, False] for rank in ranks}}
+
+
+def test_second_death_that_is_told_after_the_new_generation_takes_nobody_from_it(pod: Pod) -> None:
+    pod.tell(signs(1, 5, 0, 1, 2))
+    pod.tell(killed(2, 1), signs(1, 6, 0, 1), killed(1, 1))
+    assert pod.coordinator.membership.memory.generation == 2
+    pod.tell(signs(2, 6, 0), signs(2, 7, 0, 1, 2))
+    assert sorted(pod.silence.ranks) == [0, 1, 2]
+    assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+
+
+def test_step_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod) -> None:
+    pod.tell(killed(1, 1), signs(1, 6, 1))
+    assert 1 not in pod.coordinator.steps
+
+
+def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
+    done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
+    pod.tell({"ended": done.to_json(), "generation": 1}, signs(1, 6, 0, 1))
+    assert sorted(pod.silence.ranks) == [0, 2]
