@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 
+from tests.support.ending import clean_up_on_sigterm
+
 NAMES = ("first_step", "creation", "life", "fleet", "stream", "peers", "chaos", "demo", "exchange")
 
 if unknown := set(sys.argv[1:]) - set(NAMES):
     sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
+clean_up_on_sigterm()
 for name in sys.argv[1:] or NAMES:
     importlib.import_module(f"tests.bench.{name}").main()

@@ -24,6 +24,7 @@ FEW, MANY = 10, 1000
 REST_S = 60.0
 CALM_S = 15.0  # so long without a write, and nothing more is to come: longer than counts are held back
 FAILURES, PAUSE_S = 200, 0.2
+REPLACED_S = 120.0  # whoever waits this long waits for ever
 KILLS = 3
 SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
 Json = dict[str, Any]
@@ -156,7 +157,7 @@ async def replaced(rest: Rest, number: int, index: int) -> float:
     """Fail a rank and return the seconds until its replacement is created."""
     pod = f"{name(number)}-{index}"
     began, old, version = await fail(rest, pod)
-    return await reborn(rest, pod, old, version) - began
+    return await reborn(rest, number, index, old, version) - began
 
 
 async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
@@ -172,12 +173,25 @@ async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
     return time.monotonic(), written["metadata"]["uid"], written["metadata"]["resourceVersion"]
 
 
-async def reborn(rest: Rest, pod: str, old: str, version: str) -> float:
-    """Return the monotonic time at which a watch shows another pod of this name."""
-    async with aclosing(rest.watch(PODS, version, fieldSelector=f"metadata.name={pod}")) as events:
-        async for kind, seen in events:
-            if kind == "ADDED" and seen["metadata"]["uid"] != old:
-                break
+async def reborn(rest: Rest, number: int, index: int, old: str, version: str) -> float:
+    """Return the monotonic time at which a watch shows another pod in this one's place.
+
+    Raises RuntimeError, with the job's status, where none comes.
+    """
+    pod = f"{name(number)}-{index}"
+    try:
+        async with (
+            asyncio.timeout(REPLACED_S),
+            aclosing(rest.watch(PODS, version, fieldSelector=f"metadata.name={pod}")) as events,
+        ):
+            async for kind, seen in events:
+                if kind == "ADDED" and seen["metadata"]["uid"] != old:
+                    break
+    except TimeoutError as error:
+        status = (await rest.list(f"{JOBS}/{name(number)}"))["status"]
+        raise RuntimeError(
+            f"pod {pod} failed and was not replaced within {REPLACED_S:.0f} s; its job: {status}"
+        ) from error
     return time.monotonic()
 
 
@@ -187,10 +201,10 @@ async def killed(bench: Rig) -> float:
         await calm(bench)
         began = time.monotonic()
         await operator.kill()
-    pod = f"{name(random.randrange(MANY))}-0"
-    _, old, version = await fail(bench.rest, pod)
+    number = random.randrange(MANY)
+    _, old, version = await fail(bench.rest, f"{name(number)}-0")
     async with process.running(bench.plane, rate=rig.REQUESTS_PER_S):
-        back = await reborn(bench.rest, pod, old, version)
+        back = await reborn(bench.rest, number, 0, old, version)
         await calm(bench)
     return back - began
 

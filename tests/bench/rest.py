@@ -36,7 +36,7 @@ class Rest:
                 group.create_task(sender())
 
     async def list(self, path: str) -> dict[str, Any]:
-        """Return a list as it is."""
+        """Return a list, or one object, as it is."""
         async with self._session.get(path) as answer:
             answer.raise_for_status()
             listed: dict[str, Any] = await answer.json()

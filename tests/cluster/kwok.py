@@ -19,6 +19,7 @@ STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 LABEL = "type=kwok"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 READY_WITHIN_S = 60
+LEASE_S = 40  # by itself KWOK renews no lease, and nodes without one are soon taken for lost
 # What a pod's spec needs to land on these nodes and on no others.
 PLACEMENT: Json = {
     "nodeSelector": {"type": "kwok"},
@@ -34,7 +35,8 @@ def nodes(kubectl: Kubectl, *, count: int) -> Iterator[None]:
     with tempfile.TemporaryFile() as log:
         command = [
             str(program), f"--kubeconfig={kubectl.kubeconfig}", "--manage-all-nodes=false",
-            f"--manage-nodes-with-label-selector={LABEL}", "--server-address=", *stages(),
+            f"--manage-nodes-with-label-selector={LABEL}", "--server-address=",
+            f"--node-lease-duration-seconds={LEASE_S}", *stages(),
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -122,7 +122,9 @@ class Applier:
                 self._pods.forget(pod)
             return not action.unchanged
         left = views.decode_pod(raw)
-        if left.uid == pod.uid and left.deleting:
+        # Without a version: its kubelet took it away between the two steps of this deletion. The watch may
+        # have told so already, and never will again.
+        if left.uid == pod.uid and left.deleting and left.version:
             self._pods.observe(left, quiet=True)
         else:  # it had ended or never started, and was removed at once
             self._pods.forget(pod)

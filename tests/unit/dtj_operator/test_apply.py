@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from dtj_operator.apply import Applier, Outcome
 from dtj_operator.gather import Caches
@@ -149,6 +150,26 @@ async def test_deleting_what_is_not_as_it_was(answer: Handler, unchanged: bool, 
     assert outcome.blocked == blocked
     assert bool(do.pods.pods(view.key)) == blocked
     assert do.server.asked[0][3]["preconditions"].get("resourceVersion") == ("5" if unchanged else None)
+
+
+@pytest.mark.parametrize(
+    "told", [param(True, id="the watch is first"), param(False, id="the answer is first")]
+)
+async def test_a_pod_that_somebody_else_took_away_meanwhile_is_gone(told: bool) -> None:
+    """The API server then answers with what it was about to write, which has no version."""
+    view = msgspec.structs.replace(pod(0).pod, version="5", uid="old")
+    left = stored(wanted(), "old", deletionTimestamp="2026-01-01T00:00:00Z", resourceVersion="")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if told:
+            do.pods.forget(msgspec.structs.replace(view, version="9"))
+        return await says(left)(request)
+
+    async with doing(answer) as do:
+        do.pods.observe(view)
+        outcome = await do(DeletePod(view, 5))
+
+    assert (outcome, do.pods.pods(view.key)) == (Outcome(), ())
 
 
 async def test_an_edited_service_is_made_anew() -> None:

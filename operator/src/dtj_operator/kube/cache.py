@@ -67,7 +67,8 @@ class Cache(Generic[V]):
 
     def forget(self, view: V) -> None:
         """An object is gone: the watch said so, or a call found it missing."""
-        self._dead[view.uid] = view.version
+        if not self._died_later(view, found=False):  # who only finds it missing knows an older version
+            self._dead[view.uid] = view.version
         if len(self._dead) > REMEMBERED_DEAD:
             self._dead.popitem(last=False)
         kept = self._kept.get(view.key, {})
@@ -165,10 +166,13 @@ def _newer(view: View, known: View) -> bool:
 
 
 def _later(version: str, than: str) -> bool:
-    """Resource versions of one resource are ordered numbers; where one is not, the last word counts."""
+    """Resource versions of one resource are ordered numbers; where one is not, the last word counts.
+
+    What has no version was never stored as it is, and is no news.
+    """
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
-    return version != than
+    return version not in ("", than)
 
 
 def _matters(view: View, known: View) -> bool:

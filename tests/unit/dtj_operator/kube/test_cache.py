@@ -137,6 +137,30 @@ def test_the_answer_to_a_deletion_that_the_watch_overtook_revives_nothing(watche
     assert watched.names() == []
 
 
+def test_an_answer_without_a_version_revives_nothing(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9))
+    watched.cache.observe(msgspec.structs.replace(at(5), version="", deleting=True), quiet=True)
+
+    assert watched.names() == []
+
+
+def test_a_list_removes_what_has_no_version(watched: Watched) -> None:
+    watched.cache.observe(msgspec.structs.replace(at(5), version=""))
+    watched.cache.replace([], "9")
+
+    assert watched.names() == []
+
+
+def test_who_finds_a_pod_missing_does_not_unlearn_when_it_went(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(9))
+    watched.cache.forget(at(5))  # a deletion of what was known then, answered with 404
+    watched.cache.observe(at(7, deleting=True))  # from a list that was under way
+
+    assert watched.names() == []
+
+
 def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: Watched) -> None:
     watched.cache.observe(at(5))
     watched.cache.forget(at(5))

@@ -1,0 +1,42 @@
+"""A benchmark that is told to end leaves no server and no data behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, tempfile
+from pathlib import Path
+from tests.integration import controlplane
+from tests.support.ending import clean_up_on_sigterm
+
+async def main():
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder, controlplane.running(Path(folder)) as plane:
+        print(plane.url, plane.etcd_url, flush=True)
+        await asyncio.Event().wait()
+
+clean_up_on_sigterm()
+asyncio.run(main())
+"""
+
+
+def test_sigterm_ends_what_was_started(tmp_path: Path):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        urls = process.stdout.readline().split()
+        process.send_signal(signal.SIGTERM)
+
+    assert process.returncode != 0
+    assert len(urls) == 2, "it had not started"
+    for url in urls:
+        with pytest.raises(URLError, match="refused"):
+            urllib.request.urlopen(f"{url}/healthz", timeout=5)
+    assert list(tmp_path.iterdir()) == []
