@@ -145,7 +145,8 @@ def _starter(warm: ForkServerContext, folder: Path) -> Iterator[Start]:
         process = warm.Process(target=_be_dtj, args=(words, variables, own, Path.cwd(), sys.path))
         process.start()
         started.append(Command(process, own))
-        wait_for((own / "err").exists, "the command to start")
+        wait_for(lambda: (own / "err").exists() or process.exitcode is not None, "the command to start")
+        assert (own / "err").exists(), f"the command ended with {process.exitcode} before it began"
         return started[-1]
 
     yield begin
