@@ -307,23 +307,30 @@ async def relabel_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(3)
+@deed(2)
 async def spoil_network(stage: Chaos) -> bool:
-    """Somebody deletes, edits or relabels a Service or a NetworkPolicy."""
+    """Somebody deletes or edits a Service or a NetworkPolicy."""
     name = await stage.some_job("Running")
     if name is None:
         return False
     folder = stage.chance.choice([SERVICES, POLICIES])
     path = stage.path(folder, name)
     edit: Json = {"selector": {"a": "b"}} if folder == SERVICES else {"ingress": [{}]}
-    match stage.chance.choice(["delete", "edit", "relabel"]):
-        case "delete":
-            await stage.api.delete(path)
-        case "edit":
-            await stage.api.patch(path, {"spec": edit})
-        case _:
-            await stage.api.patch(path, {"metadata": {"labels": {"dtj.dev/job-name": None}}})
+    if stage.chance.random() < 0.5:
+        await stage.api.delete(path)
+    else:
+        await stage.api.patch(path, {"spec": edit})
     return True
+
+
+@deed(1)
+async def relabel_network(stage: Chaos) -> bool:
+    """Somebody takes our label off a Service or a NetworkPolicy."""
+    name = await stage.some_job("Running")
+    if name is not None:
+        path = stage.path(stage.chance.choice([SERVICES, POLICIES]), name)
+        await stage.api.patch(path, {"metadata": {"labels": {"dtj.dev/job-name": None}}})
+    return name is not None
 
 
 @deed(2)

@@ -65,8 +65,12 @@ async def run(
     faults: int,
     jobs: int,
     brutal: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> Result:
-    """Have so many faults happen while about so many jobs are there; the operator's roles must be granted."""
+    """Have so many faults happen while about so many jobs are there; the operator's roles must be granted.
+
+    without   names of deeds that are left out
+    """
     began, result, chance = time.monotonic(), Result(seed), Random(seed)
     async with (
         rest.connect(plane) as api,
@@ -75,7 +79,7 @@ async def run(
         stage_of(plane, api, namespace, folder, kubelet, chance) as stage,
     ):
         stage.brutal = brutal
-        await wreak(stage, result, faults, jobs)
+        await wreak(stage, result, faults, jobs, without)
         await stage.relent()
         await collect_garbage(stage)
         result.violations += await settled(witness, "after the faults")
@@ -92,9 +96,9 @@ async def run(
     return result
 
 
-async def wreak(stage: Chaos, result: Result, faults: int, jobs: int) -> None:
+async def wreak(stage: Chaos, result: Result, faults: int, jobs: int, without: frozenset[str]) -> None:
     """Do deeds until so many have found a victim; whatever the dice say, there are jobs to do them to."""
-    names = list(DEEDS)
+    names = [name for name in DEEDS if name not in without]
     weights = [DEEDS[name][0] for name in names]
     while result.faults.total() < faults:
         with contextlib.suppress(ApiError, aiohttp.ClientError, OSError):
