@@ -10,8 +10,8 @@ from tests.chaos import run as chaos
 from tests.integration.controlplane import ControlPlane
 
 SEED = 1
-# A label that is taken off at the wrong moment can still hide a child from the operator, see docs/limits.md: the
-# long runs count that, here nothing else may go wrong.
+# A label that is taken off at the wrong moment can still hide a child from the operator, see docs/limits.md:
+# the long runs count that, here nothing else may go wrong.
 WITHOUT = frozenset({"relabel_pod", "relabel_network"})
 
 
