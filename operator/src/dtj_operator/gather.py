@@ -50,8 +50,10 @@ class AbsentNodes:
         self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
     ) -> Mapping[str, float]:
         """Return the moments for the nodes of these pods."""
-        for name in {pod.node for pod in pods if pod.node} if nodes is not None else ():
-            if nodes is not None and name in nodes:
+        if nodes is None:
+            return self._since
+        for name in {pod.node for pod in pods if pod.node}:
+            if name in nodes:
                 self._seen.add(name)
                 self._since.pop(name, None)
             elif name in self._seen:

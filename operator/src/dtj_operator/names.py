@@ -48,31 +48,33 @@ def child_labels(job: str, uid: str) -> dict[str, str]:
 
 
 def job_path(key: Key) -> str:
-    return f"/apis/{API_VERSION}/namespaces/{key.namespace}/{PLURAL}/{key.name}"
+    return f"{jobs_path(key.namespace)}/{key.name}"
 
 
 def jobs_path(namespace: str | None) -> str:
-    root = f"/apis/{API_VERSION}"
-    return f"{root}/namespaces/{namespace}/{PLURAL}" if namespace else f"{root}/{PLURAL}"
+    return _collection(f"/apis/{API_VERSION}", PLURAL, namespace)
 
 
 def pods_path(namespace: str | None) -> str:
-    """All pods of one namespace, or of the whole cluster where it is None."""
-    return f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    return _collection("/api/v1", "pods", namespace)
 
 
 def services_path(namespace: str | None) -> str:
-    return f"/api/v1/namespaces/{namespace}/services" if namespace else "/api/v1/services"
+    return _collection("/api/v1", "services", namespace)
 
 
 def policies_path(namespace: str | None) -> str:
-    root = "/apis/networking.k8s.io/v1"
-    return f"{root}/namespaces/{namespace}/networkpolicies" if namespace else f"{root}/networkpolicies"
+    return _collection("/apis/networking.k8s.io/v1", "networkpolicies", namespace)
 
 
 def events_path(namespace: str) -> str:
-    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+    return _collection("/apis/events.k8s.io/v1", "events", namespace)
 
 
 def leases_path(namespace: str) -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    return _collection("/apis/coordination.k8s.io/v1", "leases", namespace)
+
+
+def _collection(root: str, plural: str, namespace: str | None) -> str:
+    """All objects of a kind in one namespace, or in the whole cluster where it is None."""
+    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"

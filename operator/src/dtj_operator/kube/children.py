@@ -78,8 +78,7 @@ class ChildKind(Generic[S]):
 
     def decode_list(self, raw: bytes) -> Page[ChildView]:
         """Decode a page of a list."""
-        page = self._page.decode(raw)
-        return Page(metadata=page.metadata, items=[self._view(child) for child in page.items])
+        return self._page.decode(raw).each(self._view)
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
         """The fingerprint that an object made with this specification has."""

@@ -62,8 +62,7 @@ def decode_node(raw: bytes | msgspec.Raw) -> NodeView:
 
 def decode_nodes(raw: bytes) -> Page[NodeView]:
     """Decode a page of a list."""
-    page = _nodes.decode(raw)
-    return Page(metadata=page.metadata, items=[_view(node) for node in page.items])
+    return _nodes.decode(raw).each(_view)
 
 
 class NodeCache(Cache[NodeView]):

@@ -138,8 +138,7 @@ def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
 
 def decode_pods(raw: bytes) -> Page[PodView]:
     """Decode a page of a list."""
-    page = _pods.decode(raw)
-    return Page(metadata=page.metadata, items=[view(pod) for pod in page.items])
+    return _pods.decode(raw).each(view)
 
 
 def view(pod: _Pod) -> PodView:

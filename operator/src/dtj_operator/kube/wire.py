@@ -3,6 +3,7 @@
 Decoding ignores fields it does not know, so newer API servers do no harm.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 from dtj_operator import names
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Wire(msgspec.Struct, rename="camel", gc=False):
@@ -50,6 +52,10 @@ class Page(Wire, Generic[T]):
 
     metadata: ListMeta
     items: list[T] = []
+
+    def each(self, view: Callable[[T], U]) -> "Page[U]":
+        """The same page with something else made of each item."""
+        return Page(metadata=self.metadata, items=[view(item) for item in self.items])
 
 
 class WatchEvent(Wire):

@@ -35,9 +35,7 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
         spent = max(0, int(s.now - (s.memory.changed_at or s.now)))
         if s.memory.phase in (PENDING, STARTING):
             queued += spent
-        elif s.memory.phase == RECOVERING and not any(
-            attempt.values()
-        ):  # else the agents count it themselves
+        elif s.memory.phase == RECOVERING and not any(attempt.values()):  # else the agents count it
             earlier[RECOVERED] += spent
     account = {kind: earlier[kind] + attempt[kind] for kind in KINDS}
     total = sum(account.values()) + queued

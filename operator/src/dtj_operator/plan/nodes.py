@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from dtj_operator.plan.actions import Action, Decision, DeletePod
 from dtj_operator.plan.pace import soonest
-from dtj_operator.plan.snapshot import Gone, Snapshot
+from dtj_operator.plan.snapshot import Placed
 
 FORCED_GRACE_S = 0
 
 
-def let_go(where: Snapshot | Gone, decision: Decision) -> Decision:
+def let_go(where: Placed, decision: Decision) -> Decision:
     """The same decision, with nothing of it left to a node that is lost."""
     if decision.verdict is not None:
         return decision
@@ -28,13 +28,13 @@ def let_go(where: Snapshot | Gone, decision: Decision) -> Decision:
     )
 
 
-def _forced(where: Snapshot | Gone, action: Action) -> Action:
+def _forced(where: Placed, action: Action) -> Action:
     if isinstance(action, DeletePod) and where.lost(action.pod):
         return replace(action, grace_s=FORCED_GRACE_S)
     return action
 
 
-def _look_at(where: Snapshot | Gone) -> float | None:
+def _look_at(where: Placed) -> float | None:
     """When the next node of these pods will have been away for too long."""
     moments = [where.lost_at(pod) for pod in where.pods if pod.deleting or not pod.ended]
     return min((at for at in moments if at is not None and at > where.now), default=None)

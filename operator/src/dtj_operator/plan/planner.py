@@ -144,7 +144,7 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
     """What is not there is made, what somebody has edited is made anew."""
-    wanting = [Child.UNKNOWN, Child.ABSENT]
+    wanting = [Child.ABSENT]
     if s.now >= s.mend_at:
         wanting.append(Child.EDITED)
     actions: list[Action] = []

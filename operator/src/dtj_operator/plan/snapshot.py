@@ -28,7 +28,6 @@ ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where 
 class Child(Enum):
     """What is known of the Service or the NetworkPolicy."""
 
-    UNKNOWN = "nobody looked yet"
     ABSENT = "does not exist"
     PRESENT = "exists and is ours"
     EDITED = "exists and is ours, and somebody has made something else of it"
@@ -213,21 +212,57 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    job: Job
-    memory: Memory
+class Placed:
+    """Pods, and what is known of the nodes that they are on."""
+
     pods: tuple[PodView, ...] = ()
-    service: Child = Child.UNKNOWN
-    network_policy: Child = Child.UNKNOWN
-    mend_at: float = 0.0  # edited ones are made anew from then on
     nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
     gone_since: Mapping[str, float] = field(
         default_factory=dict
     )  # nodes that were there and are not any more
+    now: float
+
+    @property
+    def node_lost_s(self) -> int:
+        """How long a node may be away before it is taken for lost; 0: it never is."""
+        return Recovery().node_lost_s
+
+    def lost(self, pod: PodView) -> bool:
+        at = self.lost_at(pod)
+        return at is not None and self.now >= at
+
+    def lost_at(self, pod: PodView) -> float | None:
+        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
+        nodes = self.nodes
+        if not self.node_lost_s or not pod.node or nodes is None:
+            return None
+        if not any(node.ready for node in nodes.values()):
+            return None
+        view = nodes.get(pod.node)
+        since = view.not_ready_since if view is not None else self.gone_since.get(pod.node)
+        if since is None:
+            return None
+        placed = pod.condition("PodScheduled")
+        # A pod that tolerates such nodes may come to one; it has its time too, or it would be replaced
+        # in a loop.
+        came = placed.since if placed is not None and placed.since is not None else since
+        return max(since, came) + self.node_lost_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Placed):
+    job: Job
+    memory: Memory
+    service: Child = Child.ABSENT
+    network_policy: Child = Child.ABSENT
+    mend_at: float = 0.0  # edited ones are made anew from then on
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
     operator_namespace: str = "dtj-system"
-    now: float
+
+    @property
+    def node_lost_s(self) -> int:
+        return self.job.recovery.node_lost_s
 
     def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
         """The same moment, once the actions are done: what the status tells."""
@@ -306,14 +341,6 @@ class Snapshot:
     def taking_part(self) -> dict[int, PodView]:
         return {i: pod for i, pod in self.current.items() if i not in self.spared}
 
-    def lost_at(self, pod: PodView) -> float | None:
-        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
-        return _lost_at(self, pod, self.job.recovery.node_lost_s)
-
-    def lost(self, pod: PodView) -> bool:
-        at = self.lost_at(pod)
-        return at is not None and self.now >= at
-
     def homeless(self, pod: PodView) -> bool:
         """Whether it has fitted no node for so long that it is not waited for."""
         since = unschedulable_since(pod)
@@ -348,36 +375,10 @@ def unschedulable_since(pod: PodView) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class Gone(Placed):
     """A job that no longer exists, and those of its children that a cache or the API still shows."""
 
     namespace: str
     name: str
-    pods: tuple[PodView, ...] = ()
     service_uid: str | None = None
     network_policy_uid: str | None = None
-    nodes: Mapping[str, NodeView] | None = None
-    gone_since: Mapping[str, float] = field(default_factory=dict)
-    now: float
-
-    def lost_at(self, pod: PodView) -> float | None:
-        """As in Snapshot, with the default of the spec that is gone."""
-        return _lost_at(self, pod, Recovery().node_lost_s)
-
-    def lost(self, pod: PodView) -> bool:
-        at = self.lost_at(pod)
-        return at is not None and self.now >= at
-
-
-def _lost_at(where: Snapshot | Gone, pod: PodView, after_s: int) -> float | None:
-    nodes = where.nodes
-    if not after_s or not pod.node or nodes is None or not any(node.ready for node in nodes.values()):
-        return None
-    view = nodes.get(pod.node)
-    since = view.not_ready_since if view is not None else where.gone_since.get(pod.node)
-    if since is None:
-        return None
-    placed = pod.condition("PodScheduled")
-    # A pod that tolerates such nodes may come to one; it has its time too, or it would be replaced in a loop.
-    came = placed.since if placed is not None and placed.since is not None else since
-    return max(since, came) + after_s
