@@ -104,7 +104,7 @@ def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
     chance = torch.Generator().manual_seed(1)
     for _ in range(250):
         rows = torch.randint(0, len(chosen.data), (32,), generator=chance)
-        x, y = (torch.stack(column) for column in zip(*chosen.data.__getitems__(rows.tolist()), strict=True))
+        x, y = (torch.stack(column) for column in zip(*(chosen.data[i] for i in rows.tolist()), strict=True))
         loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)

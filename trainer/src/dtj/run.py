@@ -240,7 +240,7 @@ class Run:
                     self._end_step(self._diary, batch.epoch, is_last=self.step == total)
                 except RuntimeError as error:
                     self._heal(error)
-        self._together(self._finish, undo=None, stand_in=None)
+        self._together(self._conclude, undo=None, stand_in=None)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -411,9 +411,7 @@ class Run:
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
-        self._conclude()
-        with board.mine.paused():
-            folder = self._keeper.save(self.step, last=True)
+        folder = self._conclude()
         if self._team.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
             dist.barrier(group=self._team.control)
         if folder is None:
@@ -422,16 +420,12 @@ class Run:
         self.say(f"stopped at step {self.step}; checkpoint {folder}")
         raise Stopped(EXIT_STOPPED)
 
-    def _finish(self) -> None:
-        """After the last step; what is saved is the state that the run ends with."""
-        self._conclude()
-        with board.mine.paused():
-            self._keeper.save(self.step, last=True)
-
-    def _conclude(self) -> None:
-        """Before the last save: ranks that went on by themselves meet, and nothing broken is saved."""
+    def _conclude(self) -> Path | None:
+        """Save the state that the run ends with; ranks that trained alone meet, nothing broken is saved."""
         self._strategy.after_step(self.step, force=True)
         self._check_finite()
+        with board.mine.paused():
+            return self._keeper.save(self.step, last=True)
 
     def _check_finite(self) -> None:
         self._finite.check(self._team.control, size=self.size, saved=self._keeper.saved_step)

@@ -1,6 +1,6 @@
 """Text as windows of bytes: a map-style data set for language models, without a tokenizer or a download."""
 
-from collections.abc import Sequence
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +34,12 @@ class Windows:
         window = torch.from_numpy(self._bytes[start : start + self._context + 1].astype(np.int64))
         return window[:-1], window[1:]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [self[index] for index in indices]
-
 
 def python_sources(package: str, *, limit: int) -> list[bytes]:
     """The Python files of an installed package, by path, at most `limit` bytes in all.
 
     The same files in the same order on every machine that has the same version of the package.
     """
-    import importlib.util  # noqa: PLC0415
-
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise RecipeError(f"there is no installed package {package!r} to read", fix="pip install it")

@@ -128,6 +128,24 @@ class Strategy:
                 dist.broadcast(buffer, src=0)
 
 
+class Copies(Strategy):
+    """Every rank holds the whole model, begun from rank 0's; when ranks exchange what is the subclass's matter.
+
+    weights  the trained parameters of all models
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        super().__init__(layout, device)
+        self.weights: list[nn.Parameter] = []
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        check_trainable(model)
+        share_weights(model, self.device)
+        model = super().wrap(model, is_healing=is_healing)
+        self.weights += [p for p in model.parameters() if p.requires_grad]
+        return model
+
+
 def share_weights(model: nn.Module, device: torch.device) -> None:
     """Rank 0's parameters and buffers on every rank, one at a time; the model stays where it is.
 

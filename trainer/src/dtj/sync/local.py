@@ -19,27 +19,19 @@ from torch import nn
 
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.strategy import Copies, Share
 
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
 
-class Local(Strategy):
+class Local(Copies):
     """Averages weights every `every` steps; before the part `alone_from` of all steps, gradients at each."""
 
     def __init__(self, layout: Layout, device: torch.device, *, every: int, alone_from: float = 0.0) -> None:
         super().__init__(layout, device)
         self.every = every
         self._alone_from = alone_from
-        self._weights: list[nn.Parameter] = []
         self._met = -1  # last step after which all ranks had the same weights
-
-    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        check_trainable(model)
-        share_weights(model, self.device)
-        model = model.to(self.device)
-        self._weights += [p for p in model.parameters() if p.requires_grad]
-        return model
 
     def begin(self, step: int, total_steps: int) -> None:
         super().begin(step, total_steps)
@@ -48,7 +40,7 @@ class Local(Strategy):
     def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
         total = super().accumulate(share, parts, models)
         if self._is_synchronous():
-            average((p.grad for p in self._weights if p.grad is not None), None)
+            average((p.grad for p in self.weights if p.grad is not None), None)
         return total
 
     def after_step(self, step: int, *, force: bool = False) -> None:
@@ -64,7 +56,7 @@ class Local(Strategy):
 
     def meet(self) -> None:
         """All ranks have the same weights afterwards."""
-        average((p.detach() for p in self._weights), None)
+        average((p.detach() for p in self.weights), None)
 
     def _is_synchronous(self) -> bool:
         return self.step < self._alone_from * self.total_steps
@@ -75,20 +67,20 @@ class DiLoCo(Local):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         model = super().wrap(model, is_healing=is_healing)
-        self._met_at = [p.detach().clone() for p in self._weights]
+        self._met_at = [p.detach().clone() for p in self.weights]
         self._outer = torch.optim.SGD(self._met_at, lr=_OUTER_RATE, momentum=_OUTER_MOMENTUM, nesterov=True)
         self.extra = self
         return model
 
     @torch.no_grad()
     def meet(self) -> None:
-        changes = [was - now for was, now in zip(self._met_at, self._weights, strict=True)]
+        changes = [was - now for was, now in zip(self._met_at, self.weights, strict=True)]
         average(changes, None)
         for was, change in zip(self._met_at, changes, strict=True):
             was.grad = change
         self._outer.step()
         self._outer.zero_grad()
-        for now, was in zip(self._weights, self._met_at, strict=True):
+        for now, was in zip(self.weights, self._met_at, strict=True):
             now.copy_(was)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,5 +90,5 @@ class DiLoCo(Local):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._outer.load_state_dict(state)
-        for was, now in zip(self._met_at, self._weights, strict=True):
+        for was, now in zip(self._met_at, self.weights, strict=True):
             was.copy_(now)

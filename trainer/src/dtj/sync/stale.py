@@ -18,38 +18,30 @@ from torch import nn
 
 from dtj.parallel.average import spread
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.strategy import Copies, Share
 
 
-class Stale(Strategy):
+class Stale(Copies):
     """Averages under way, oldest first: (vector of all gradients, its message; None once it has arrived)."""
 
     def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:
         super().__init__(layout, device)
         self.slack = delay
         self.extra = self
-        self._weights: list[nn.Parameter] = []
         self._under_way: deque[tuple[torch.Tensor, Any]] = deque()
-
-    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        check_trainable(model)
-        share_weights(model, self.device)
-        model = model.to(self.device)
-        self._weights += [p for p in model.parameters() if p.requires_grad]
-        return model
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        own = torch.cat([_gradient(p).reshape(-1) for p in self._weights]).div_(self.layout.data_size)
+        own = torch.cat([_gradient(p).reshape(-1) for p in self.weights]).div_(self.layout.data_size)
         self._under_way.append((own, dist.all_reduce(own, async_op=True)))
         if len(self._under_way) <= self.slack:
-            for weight in self._weights:  # optimizers pass over what has no gradient
+            for weight in self.weights:  # optimizers pass over what has no gradient
                 weight.grad = None
             return
         mean, work = self._under_way.popleft()
         if work is not None:
             work.wait()
-        spread(mean, [_gradient(p) for p in self._weights])
+        spread(mean, [_gradient(p) for p in self.weights])
 
     def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
         total = super().accumulate(share, parts, models)

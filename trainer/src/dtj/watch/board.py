@@ -8,12 +8,12 @@ import contextlib
 import mmap
 from collections.abc import Iterator
 
-# Last completed step, signs of life, declared pauses, nanoseconds at work alone.
+# Last completed step, signs of life, declared pauses.
 NONE = -1
 
 
 class Board:
-    """Four numbers; one process writes, another reads, and a torn read is corrected by the next."""
+    """Three numbers; one process writes, another reads, and a torn read is corrected by the next."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with processes that are forked from here on
@@ -36,11 +36,6 @@ class Board:
         """The rank has declared that it is busy with something that may take any time."""
         return self._values[2] > 0
 
-    @property
-    def work_ns(self) -> int:
-        """Time in which the rank computed by itself, without waiting for others."""
-        return self._values[3]
-
     def stepped(self, step: int) -> None:
         """A step is complete."""
         self._reports = True
@@ -58,10 +53,6 @@ class Board:
     def sign(self) -> None:
         """Still at work on this step."""
         self._values[1] += 1
-
-    def worked(self, nanoseconds: int) -> None:
-        """So much of this step was this rank's own work."""
-        self._values[3] += nanoseconds
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
