@@ -29,7 +29,7 @@ def measure(seed: int, faults: int) -> Result:
             (folder / "helm").mkdir()
             grant(Helm(tools.ensure("helm")["helm"], folder / "helm"), plane)
             plane.kubectl("create", "namespace", "chaos")
-            return asyncio.run(run(plane, "chaos", folder, seed=seed, faults=faults, jobs=JOBS, brutal=True))
+            return asyncio.run(run(plane, "chaos", folder, seed=seed, faults=faults, jobs=JOBS))
 
 
 def text(results: list[Result]) -> str:

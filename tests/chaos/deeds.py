@@ -17,7 +17,7 @@ from tests.chaos.clock import Clock
 from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, Api, ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet, runs
-from tests.integration.operator.process import Kept
+from tests.integration.operator.process import Kept, Operator
 from tests.support.faultproxy import Fault, FaultProxy, calling, faithful, is_watch, losing
 
 Json = dict[str, Any]
@@ -31,7 +31,6 @@ class Chaos:
     proxies    one before each operator
     operators  in the order of the proxies
     made       how many jobs have been made so far
-    brutal     the API server is killed too, which takes seconds each time
     """
 
     plane: ControlPlane
@@ -42,7 +41,6 @@ class Chaos:
     operators: list[Kept]
     clock: Clock
     chance: Random
-    brutal: bool = False
     made: int = 0
     strangers: list[str] = field(default_factory=list)
     suspended: set[str] = field(default_factory=set)
@@ -118,16 +116,17 @@ def deed(weight: int) -> Callable[[Deed], Deed]:
     return register
 
 
-def operator_of(stage: Chaos) -> Kept:
-    """Return one of the operators; nobody cares which of them leads."""
-    return stage.chance.choice(stage.operators)
+def some_operator(stage: Chaos) -> Operator | None:
+    """Return one of the operators, whichever leads; None where the dice chose one that has ended."""
+    chosen = stage.chance.choice(stage.operators).now
+    return None if chosen is None or chosen.process.returncode is not None else chosen
 
 
 @deed(1)
 async def kill_operator(stage: Chaos) -> bool:
     """SIGKILL."""
-    victim = operator_of(stage).now
-    if victim is None or victim.process.returncode is not None:
+    victim = some_operator(stage)
+    if victim is None:
         return False
     await victim.kill()
     return True
@@ -136,8 +135,8 @@ async def kill_operator(stage: Chaos) -> bool:
 @deed(1)
 async def stop_operator(stage: Chaos) -> bool:
     """SIGTERM."""
-    victim = operator_of(stage).now
-    if victim is None or victim.process.returncode is not None:
+    victim = some_operator(stage)
+    if victim is None:
         return False
     victim.process.terminate()
     return True
@@ -146,8 +145,8 @@ async def stop_operator(stage: Chaos) -> bool:
 @deed(1)
 async def freeze_operator(stage: Chaos) -> bool:
     """SIGSTOP for a moment."""
-    victim = operator_of(stage).now
-    if victim is None or victim.process.returncode is not None:
+    victim = some_operator(stage)
+    if victim is None:
         return False
     victim.freeze()
     await asyncio.sleep(stage.chance.uniform(0.1, 1.5))
@@ -233,10 +232,9 @@ async def compact_etcd(stage: Chaos) -> bool:
 
 @deed(1)
 async def restart_apiserver(stage: Chaos) -> bool:
-    """SIGKILL, and all that it had in memory is gone."""
-    if stage.brutal:
-        await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
-    return stage.brutal
+    """SIGKILL, and all that it had in memory is gone; it takes seconds to come back."""
+    await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
+    return True
 
 
 @deed(1)

@@ -64,7 +64,6 @@ async def run(
     seed: int,
     faults: int,
     jobs: int,
-    brutal: bool = False,
     without: frozenset[str] = frozenset(),
 ) -> Result:
     """Have so many faults happen while about so many jobs are there; the operator's roles must be granted.
@@ -78,7 +77,6 @@ async def run(
         kubelets.playing(api, namespace) as kubelet,
         stage_of(plane, api, namespace, folder, kubelet, chance) as stage,
     ):
-        stage.brutal = brutal
         await wreak(stage, result, faults, jobs, without)
         await stage.relent()
         await collect_garbage(stage)

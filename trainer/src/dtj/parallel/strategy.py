@@ -129,7 +129,7 @@ class Strategy:
 
 
 class Copies(Strategy):
-    """Every rank holds the whole model, begun from rank 0's; when ranks exchange what is the subclass's matter.
+    """Every rank holds the whole model, as rank 0 begins it; what is exchanged when is up to the subclass.
 
     weights  the trained parameters of all models
     """
