@@ -86,7 +86,7 @@ class Faults(threading.Thread):
                     faults.signal_rank(self._cluster, self._kubectl, victim, "KILL")
                 else:
                     self._kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-            except (ClusterError, KubectlError) as error:  # it is just being replaced: nothing to break
+            except (ClusterError, KubectlError, KeyError) as error:  # just being replaced: nothing to break
                 print(f"{self._job}: {how} {victim}: {error}", flush=True)
                 how = "nobody there"
             self._account.faults[how] += 1
@@ -119,9 +119,9 @@ def settle(cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> N
     )
     status = seen["status"]
     began, until = seconds_of(status["startTime"]), seconds_of(status["progress"]["observedAt"])
-    folder = f"{config.SHARED_FOLDER}/{kubectl.namespace}/{name}"
+    folder = f"{config.SHARED_FOLDER}/{kubectl.namespace}/{name}/{seen['metadata']['uid'][:8]}"
     books = [
-        parse(faults.on_node(cluster, cluster.nodes[0], "cat", f"{folder}/steps-{rank}.txt"))
+        parse(faults.on_node(cluster, cluster.nodes[0], "cat", f"{folder}/book-{rank}.txt"))
         for rank in range(REPLICAS)
     ]
     account.seconds = until - began

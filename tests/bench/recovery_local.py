@@ -110,7 +110,7 @@ def until_trained(folder: Path, rank: int, since: float) -> float | None:
 
 def book(folder: Path, rank: int) -> str:
     """What a rank has noted so far."""
-    path = folder / f"steps-{rank}.txt"
+    path = folder / "saved" / f"book-{rank}.txt"
     return path.read_text() if path.exists() else ""
 
 

@@ -1,8 +1,7 @@
 """Trains next to nothing inside a pod, and says when it got where: what recovery is measured with.
 
-The log has `began`, `joined` (all ranks found each other) and `did step N`. With a checkpoint folder the file
-steps-<rank>.txt beside it gets a line with the time for each start of the process and each step: it outlives
-pods.
+The log has `began`, `joined` (all ranks found each other) and `did step N`. In a checkpoint folder the file
+book-<rank>.txt gets a line with the time for each start of the process and each step: it outlives pods.
 """
 
 import argparse
@@ -20,13 +19,14 @@ parser.add_argument("--step-s", type=float, default=0.1, help="seconds of preten
 given = parser.parse_args()
 
 FOLDER = os.environ.get("DTJ_CHECKPOINT_DIR")
-BOOK = Path(FOLDER).parent / f"steps-{os.environ['RANK']}.txt" if FOLDER else None
+BOOK = Path(FOLDER) / f"book-{os.environ['RANK']}.txt" if FOLDER else None
 
 
 def tell(what: str, note: str) -> None:
     """For the log, and for the book."""
     print(what, flush=True)
     if BOOK:
+        BOOK.parent.mkdir(parents=True, exist_ok=True)
         with BOOK.open("a") as file:
             file.write(f"{time.time():.4f} {note}\n")
 
