@@ -11,8 +11,9 @@ import click
 import dtj
 from dtj import contract, recipe, settings
 from dtj.agent import program
-from dtj.agent.launch import Options, launch
+from dtj.agent.launch import launch
 from dtj.agent.membership import Budget
+from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank import Program
 from dtj.errors import DtjError, RecipeError
