@@ -4,8 +4,8 @@ A watch by label calls gone what only lost its label, and a new list lacks it. A
 may have made something. Whoever is about to conclude something from an absence asks by name first.
 """
 
+import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -17,8 +17,8 @@ KEPT_S = 600.0  # a leader looks within seconds: what is older, another one has 
 class Doubts:
     """Names by key; those that nobody asked about for long are forgotten, as in a follower."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or _loop_time
         self._kept: dict[Key, dict[str, float]] = {}
         self._order: deque[tuple[float, Key, str]] = deque()
 
@@ -54,3 +54,7 @@ class Doubts:
     def drop(self, key: Key) -> None:
         """Nothing of this key matters any more."""
         self._kept.pop(key, None)
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

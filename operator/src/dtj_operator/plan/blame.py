@@ -18,6 +18,7 @@ from dtj_operator.plan.snapshot import Snapshot
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
 
+_REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang"}
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
@@ -127,8 +128,9 @@ def _classify(
         return "Evicted", ""
     if code == PEER_LOST or report.get("reason") == "PeerLost":
         return "PeerLost", name
-    if report.get("reason") in ("Exception", "BadRecipe"):
-        return "Exception", name
+    told = _REPORTED.get(str(report.get("reason")))
+    if told:
+        return told, "" if told == "Hang" else name  # the signal was the agent's
     if name:
         return "Signal", name
     if not report and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):

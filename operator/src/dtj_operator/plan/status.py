@@ -22,6 +22,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
 from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
 from dtj_operator.plan.goodput import goodput
+from dtj_operator.plan.laggards import HANG, STRAGGLER
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
@@ -215,6 +216,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     """What people should hear about, once it is written down."""
     attempt = str(new.get("attempt", 0))
     found = [_healed(s, new), _event(verdict, attempt, new)]
+    found.append(_held_up(s, attempt, new))
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
     news = blocked is not None and known.get("reason") != blocked.reason
@@ -231,6 +233,15 @@ def _healed(s: Snapshot, new: Json) -> Event | None:
     fault = blame.healed(s)
     what = f", the last: {fault.sentence}" if fault else ""
     return Event("Warning", "Healed", f"{healed} healed in place{what}", str(number))
+
+
+def _held_up(s: Snapshot, attempt: str, new: Json) -> Event | None:
+    """Once an incident; whoever is named then stays the same until it is over."""
+    told: Json = next((c for c in new["conditions"] if c["type"] == "Healthy"), {})
+    known = s.memory.condition("Healthy") or {}
+    if told.get("reason") not in (HANG, STRAGGLER) or told.get("message") == known.get("message"):
+        return None
+    return Event("Warning", told["reason"], told["message"], f"{attempt}/{told['message']}")
 
 
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
