@@ -44,8 +44,8 @@ class Cache(Generic[V]):
     doubts  names of objects that may be there all the same
     """
 
-    def __init__(self) -> None:
-        self.doubts = Doubts()
+    def __init__(self, doubts: Doubts | None = None) -> None:
+        self.doubts = doubts or Doubts()
         self._kept: dict[Key, dict[str, V]] = {}
         self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
@@ -155,9 +155,12 @@ class PodCache(Cache[PodView]):
     """
 
     def __init__(
-        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+        self,
+        on_change: Callable[[Key, bool], None],
+        on_recall: Callable[[], None] = lambda: None,
+        doubts: Doubts | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(doubts)
         self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 

@@ -4,7 +4,6 @@ A watch by label calls gone what only lost its label, and a new list lacks it. A
 may have made something. Whoever is about to conclude something from an absence asks by name first.
 """
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,10 +14,13 @@ KEPT_S = 600.0  # a leader looks within seconds: what is older, another one has 
 
 
 class Doubts:
-    """Names by key; those that nobody asked about for long are forgotten, as in a follower."""
+    """Names by key; those that nobody asked about for long are forgotten, as in a follower.
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or _loop_time
+    clock  seconds; one that stands still forgets nothing
+    """
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self._clock = clock
         self._kept: dict[Key, dict[str, float]] = {}
         self._order: deque[tuple[float, Key, str]] = deque()
 
@@ -54,7 +56,3 @@ class Doubts:
     def drop(self, key: Key) -> None:
         """Nothing of this key matters any more."""
         self._kept.pop(key, None)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

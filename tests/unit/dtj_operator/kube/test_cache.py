@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.views import PodView
 from dtj_operator.names import Key
 from tests.support.builders import NAME, NAMESPACE, pod
@@ -21,7 +20,6 @@ class Watched:
         self.news: list[Key] = []
         self.patient: list[bool] = []
         self.cache = PodCache(self._tell)
-        self.cache.doubts = Doubts(lambda: 0.0)
 
     def _tell(self, key: Key, can_wait: bool) -> None:
         self.news.append(key)

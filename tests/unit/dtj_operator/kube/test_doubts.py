@@ -16,7 +16,7 @@ class Clock:
 
 
 def test_a_doubt_stays_until_it_is_settled() -> None:
-    doubts = Doubts(Clock())
+    doubts = Doubts()
     doubts.add(KEY, "b-0")
     doubts.add(KEY, "b-1")
     doubts.settle(KEY, "b-0")
@@ -25,7 +25,7 @@ def test_a_doubt_stays_until_it_is_settled() -> None:
 
 
 def test_a_question_without_an_answer_settles_nothing() -> None:
-    doubts = Doubts(Clock())
+    doubts = Doubts()
     doubts.add(KEY, "b-0")
     with pytest.raises(OSError, match="down"), doubts.settling(KEY, "b-0"):
         raise OSError("down")
@@ -34,7 +34,7 @@ def test_a_question_without_an_answer_settles_nothing() -> None:
 
 
 def test_a_doubt_that_comes_up_while_it_is_asked_stays() -> None:
-    doubts = Doubts(Clock())
+    doubts = Doubts()
     with doubts.settling(KEY, "b-0"):
         doubts.add(KEY, "b-0")
 
