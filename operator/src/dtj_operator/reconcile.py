@@ -132,7 +132,7 @@ class Reconciler:
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
-        if isinstance(verdict, Restart):
+        if isinstance(verdict, Restart) and not verdict.goes_on:
             metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
         if isinstance(verdict, Succeed | Fail):
             metrics.FINISHED.labels(status["phase"]).inc()

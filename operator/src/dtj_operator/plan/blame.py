@@ -19,6 +19,7 @@ STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang"}
+DISRUPTIONS = ("Evicted", "NodeLost")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"

@@ -96,7 +96,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     match verdict:
         case Fail(_, message):
             return message
-        case Restart(fault):
+        case Restart(fault, goes_on=False):
             return fault.sentence
         case Resize(_, why, True):
             return why
@@ -105,7 +105,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     blocked = obstacle(s)
     if blocked is not None:
         return blocked.message[:MESSAGE_LIMIT]
-    if verdict is None and s.memory.phase == phase == RECOVERING:
+    if s.memory.phase == phase == RECOVERING:
         return s.memory.raw.get("message")
     return shortage(s)
 
@@ -153,7 +153,7 @@ def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
 def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
     now = seen(s)
     counted = isinstance(verdict, Restart) and verdict.counts
-    uncounted = isinstance(verdict, Restart) and not verdict.counts
+    uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.goes_on
     told = {
         "total": now.counted + counted + now.disruptions + uncounted,
         "counted": now.counted + counted,
@@ -193,6 +193,8 @@ def _decimal(value: float | None) -> str | None:
 
 def _failure(s: Snapshot, verdict: Verdict | None) -> Json | None:
     """The last incident; it stays after recovery."""
+    if isinstance(verdict, Restart) and verdict.goes_on:
+        return s.memory.failure
     fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.healed(s)
     return s.memory.failure or None if fault is None else _told(fault)
 
@@ -251,7 +253,7 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
             told = Event("Normal", "Completed", f"all done: {reason}", attempt)
         case Fail(reason, message):
             told = Event("Warning", reason, message, attempt)
-        case Restart(fault, counts, replaces):
+        case Restart(fault, counts, replaces, goes_on=False):
             kind = "restart" if counts else "restart outside the budget"
             what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
             number = f"{attempt}/{new['restarts']['total']}"
