@@ -81,12 +81,13 @@ class Cache(Generic[V]):
         ours = known is not None and known.uid == view.uid
         if ours and known is not None and _later(known.version, view.version):
             return  # it was seen since
+        self.forget(view)
         if ours and not view.removed:
             self.doubts.add(view.key, view.name)
-        self.forget(view)
 
     def forget(self, view: V) -> None:
-        """An object is gone: a call found it missing."""
+        """An object is gone: a call has deleted it, or found it missing."""
+        self.doubts.settle(view.key, view.name)
         if not self._died_later(view, found=False):  # who only finds it missing knows an older version
             self._dead[view.uid] = view.version
         if len(self._dead) > REMEMBERED_DEAD:
@@ -117,9 +118,9 @@ class Cache(Generic[V]):
         known = [view for each in ([key] if key else list(self._kept)) for view in self.of(each)]
         for view in known:
             if view.uid not in seen and not _later(view.version, version):
+                self.forget(view)
                 if key is None and not view.removed:
                     self.doubts.add(view.key, view.name)
-                self.forget(view)
 
     def recall(self) -> None:
         """What is known had been in doubt and is certain again; tell again what decisions depend on."""
