@@ -46,6 +46,7 @@ def test_public_verbs_of_a_run() -> None:
         "say",
         "size",
         "state",
+        "step",
         "steps",
     }
 

@@ -63,6 +63,11 @@ class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """A child has its job's name."""
         return Key(self.namespace, self.name)
 
+    @property
+    def removed(self) -> bool:
+        """Nothing in the last state of one that is gone tells it from one that lost its label."""
+        return False
+
 
 class ChildKind(Generic[S]):
     """How one of the two kinds is read."""

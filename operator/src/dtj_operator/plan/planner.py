@@ -3,6 +3,8 @@
 Verdicts come before actions: they are written to the status, and the next look acts on what is written there.
 """
 
+from dataclasses import replace
+
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan.actions import (
@@ -32,7 +34,7 @@ from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
-UNSEEN_LOOK_S = 1.0
+UNSEEN_LOOK_S = 1.0  # of the end of a pod without our label no watch will tell
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -54,7 +56,12 @@ POLICIES = (  # the first verdict wins
 
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to look again if nothing happens."""
-    return let_go(s, _plan(s))
+    decision = let_go(s, _plan(s))
+    doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
+    unseen = any(pod.mislabelled and (pod.deleting or pod.uid in doomed) for pod in s.pods)
+    if not unseen:
+        return decision
+    return replace(decision, look_again_at=soonest(decision.look_again_at, s.now + UNSEEN_LOOK_S))
 
 
 def _plan(s: Snapshot) -> Decision:
@@ -103,9 +110,7 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
     retired = _retire(s)
-    unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
-    unseen_at = s.now + UNSEEN_LOOK_S if unseen else None
-    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s), unseen_at)
+    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s))
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, look_again_at=again)
     taken = {old.name for old in s.obsolete}
