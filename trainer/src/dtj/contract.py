@@ -25,6 +25,9 @@ AGENT_PORT: Final = "DTJ_AGENT_PORT"
 CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
 RESUME_DIR: Final = "DTJ_RESUME_DIR"
 HANG_SECONDS: Final = "DTJ_HANG_SECONDS"
+HANG_ACTION: Final = "DTJ_HANG_ACTION"
+MIN_REPLICAS: Final = "DTJ_MIN_REPLICAS"
+MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
@@ -73,6 +76,8 @@ STATUS_FIELDS: Final = (
     "checkpoint",
     "ranks",
     "slowestRank",
+    "slowest",
+    "hang",
     "rejoin",
     "restarts",
     "failure",
