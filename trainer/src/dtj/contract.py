@@ -55,6 +55,7 @@ TERMINATION_FIELDS: Final = (
     "message",
     "checkpoint",
     "generation",
+    "inPlace",
     "at",
 )
 REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")

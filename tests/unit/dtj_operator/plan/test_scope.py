@@ -9,7 +9,7 @@ from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
 from dtj_operator.plan.policies.scope import trust
 from dtj_operator.plan.snapshot import Incident
 from dtj_operator.plan.status import events, report
-from tests.support.builders import NOW, JobBuilder, at, job, pod
+from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param
 THREE = job().replicas(3).settled().recovery(scope="Replica").running()
@@ -235,6 +235,28 @@ def heals(told: int, **known: int) -> dict[str, int]:
     given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
     counts: dict[str, int] = report(given.snapshot(), None)["restarts"]
     return counts
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "counted"),
+    [
+        param(pod(0).succeeded('{"inPlace": 2}'), None, 2, id="of a job that nobody could ask"),
+        param(pod(0).succeeded('{"inPlace": 2}'), 1, 2, id="one more than when it was asked"),
+        param(pod(0).reported(1, inPlace=2), 1, 2, id="before a fault"),
+        param(
+            pod(1).succeeded('{"inPlace": 2}'), None, 0, id="of another replica, which does not count them"
+        ),
+        param(pod(0).succeeded('{"inPlace": null}'), 1, 1, id="nothing said at the end"),
+        param(pod(0).succeeded('{"inPlace": 2000000}'), 1, 1, id="beyond belief"),
+    ],
+)
+def test_heals_after_the_last_question_are_counted_at_the_end(
+    ended: PodBuilder, asked: int | None, counted: int
+) -> None:
+    given = AUTO.but(ended)
+    told = report((given if asked is None else given.answering(in_place=asked)).snapshot(), None)["restarts"]
+
+    assert (told["counted"], told.get("inPlace", 0)) == (counted, counted)
 
 
 def test_heals_in_place_are_counted_once() -> None:

@@ -39,7 +39,7 @@ def restart(s: Snapshot) -> Restart | Fail | Settle | None:
 def seen(s: Snapshot) -> Restarts:
     """The counters with the agents' news: heals in place count, and growth ends a row without progress."""
     old = s.memory.restarts
-    told = s.answer.in_place if s.answer else 0
+    told = max(s.answer.in_place if s.answer else 0, blame.last_in_place(s))
     healed = max(0, told - old.in_place_now)
     steps = [s.progress.step if s.progress else None, blame.last_step(s)]
     steps += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
