@@ -17,6 +17,7 @@ class Placement:
     """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size.
 
     The agents meet at master_addr:master_port; one node has nobody to meet.
+    run_id  the job's, as torchrun names it
     """
 
     nproc: int
@@ -24,6 +25,7 @@ class Placement:
     nnodes: int
     master_addr: str
     master_port: int
+    run_id: str
 
     @classmethod
     def read(cls, env: Mapping[str, str], *, nproc: int | None) -> Self:
@@ -60,6 +62,7 @@ class Placement:
             nnodes=nnodes,
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
             master_port=_number(env, contract.MASTER_PORT, default=29500),
+            run_id=env.get(contract.JOB_UID) or "none",
         )
 
     @property
@@ -85,6 +88,7 @@ class Placement:
             contract.MASTER_ADDR: store[0],
             contract.MASTER_PORT: store[1],
             contract.USE_AGENT_STORE: True,
+            contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
             contract.GENERATION: generation,
             contract.HEALING: int(heals),
