@@ -7,7 +7,22 @@ import sys
 
 from tests.support.ending import clean_up_on_sigterm
 
-NAMES = ("first_step", "creation", "life", "fleet", "stream", "peers", "chaos", "demo", "exchange")
+NAMES = (
+    "first_step",
+    "creation",
+    "life",
+    "fleet",
+    "stream",
+    "peers",
+    "chaos",
+    "demo",
+    "exchange",
+    "throughput",
+    "launch",
+    "saving",
+    "sampler",
+    "memory",
+)
 
 if unknown := set(sys.argv[1:]) - set(NAMES):
     sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
