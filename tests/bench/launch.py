@@ -1,4 +1,4 @@
-"""Seconds from the command line to the first step of all ranks, and from a crash to the next; also torchrun."""
+"""From the command line to the first step of all ranks, and from a crash to the next. Also torchrun."""
 
 from __future__ import annotations
 
