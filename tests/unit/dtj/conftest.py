@@ -67,6 +67,11 @@ class Command:
         """Standard output so far."""
         return (self._folder / "out").read_text()
 
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return (self._folder / "err").read_text()
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
@@ -74,7 +79,7 @@ class Command:
         """Its end; fails where it does not come."""
         self._process.join(_DEADLINE_S)
         assert self._process.exitcode is not None, f"the command hangs: {self.out}"
-        return Finished(code=self._process.exitcode, out=self.out, err=(self._folder / "err").read_text())
+        return Finished(code=self._process.exitcode, out=self.out, err=self.err)
 
     def kill(self) -> None:
         self._process.kill()
