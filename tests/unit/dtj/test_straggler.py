@@ -36,6 +36,12 @@ def test_slowest(work_s: dict[int, float], expected: tuple[int, float] | None) -
     assert (found and (found.rank, round(found.ratio, 6))) == expected
 
 
+def files(out: Path) -> dict[str, Path]:
+    """Where the program keeps its books; it need not wait at its end."""
+    (out / "go").touch()
+    return {"OUT": out}
+
+
 def windows(*rows: dict[int, float], ranks: int = 3) -> list[Slowest | None]:
     """Who is named after each window, in which every rank worked so long on each step."""
     pace, done, now, found = Pace(), dict.fromkeys(range(ranks), 0.0), 0.0, []
@@ -85,15 +91,17 @@ def test_saves_pauses_and_evaluations_are_detours() -> None:
 
 
 @pytest.mark.parametrize("bare", [{}, {"BARE": 1}], ids=["with dtj", "a plain script"])
-def test_slow_rank_is_named_within_20_steps(finish: Finish, bare: dict[str, int]) -> None:
-    ended = finish("run", "--nproc", 3, PACE, STEPS=22, STEP_S=0.05, FACTORS="1 2 1", **bare)
+def test_slow_rank_is_named_within_20_steps(finish: Finish, tmp_path: Path, bare: dict[str, int]) -> None:
+    ended = finish(
+        "run", "--nproc", 3, PACE, STEPS=22, STEP_S=0.05, FACTORS="1 2 1", **files(tmp_path), **bare
+    )
     assert ended.code == 0, ended.err
     found = re.findall(r"dtj: (rank .*) is slow: its work on a step takes (\d\.\d) times that of", ended.err)
     assert [who for who, _ in found] == ["rank 1 on replica 0"]
 
 
-def test_nobody_is_named_where_all_are_slow(finish: Finish) -> None:
-    ended = finish("run", "--nproc", 3, PACE, STEPS=40, STEP_S=0.05, FACTORS="2 2 2")
+def test_nobody_is_named_where_all_are_slow(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 3, PACE, STEPS=40, STEP_S=0.05, FACTORS="2 2 2", **files(tmp_path))
     assert ended.code == 0, ended.err
     assert "is slow" not in ended.err
 
@@ -101,7 +109,18 @@ def test_nobody_is_named_where_all_are_slow(finish: Finish) -> None:
 def test_rank_that_gets_half_of_its_time_is_named_until_it_gets_all(start: Start, tmp_path: Path) -> None:
     """Stopped and continued from outside, as a CPU limit does it."""
     port = free_port()
-    command = start("run", "--nproc", 3, "--port", port, PACE, STEPS=100_000, STEP_S=0.02, FACTORS="1 1 1")
+    command = start(
+        "run",
+        "--nproc",
+        3,
+        "--port",
+        port,
+        PACE,
+        STEPS=100_000,
+        STEP_S=0.02,
+        FACTORS="1 1 1",
+        **files(tmp_path),
+    )
     wait_for(lambda: status(port).get("step"), "the first step")
     assert status(port)["slowest"] is None
     pid = status(port)["ranks"][2]["pid"]

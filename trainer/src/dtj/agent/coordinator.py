@@ -188,7 +188,7 @@ class Coordinator:
                 continue
             self.steps[rank] = step
             if rank == 0:
-                self.ledger.stepped(step, now)
+                self.ledger.stepped(step, sign.at or now)  # it is on this machine
                 actions += self.membership.stepped(step)
         return actions
 
@@ -208,9 +208,11 @@ class Coordinator:
         generation, kept = form.generation, form.kept
         old, self._store = self._store, Store.start()
         job = self.membership.job
+        now = time.monotonic()
         if form.gently:
-            self.ledger.fault(time.monotonic())
-        self._lookout.begin(job.ranks, time.monotonic(), generation=generation, processes=job.processes)
+            self.ledger.fault(now)
+        self.ledger.formed(now)
+        self._lookout.begin(job.ranks, now, generation=generation, processes=job.processes)
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}

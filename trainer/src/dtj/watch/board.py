@@ -6,6 +6,7 @@ likes. Without an agent the board is private and nobody looks.
 
 import contextlib
 import mmap
+import time
 from collections.abc import Iterator
 
 NONE = -1
@@ -16,7 +17,7 @@ class Board:
 
     0  last completed step      3  steps whose work was measured
     1  signs of life            4  nanoseconds of work in them
-    2  declared pauses
+    2  declared pauses            5  nanoseconds of time.monotonic() when the last step was completed
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,11 @@ class Board:
         return self._values[2] > 0
 
     @property
+    def stepped_at(self) -> float:
+        """When the last step was completed, by time.monotonic() of this machine."""
+        return self._values[5] / 1e9
+
+    @property
     def effort(self) -> tuple[int, float]:
         """Steps whose work was measured, and seconds of work in all of them."""
         return self._values[3], self._values[4] / 1e9
@@ -55,6 +61,7 @@ class Board:
     def stepped(self, step: int) -> None:
         """A step is complete."""
         self._reports = True
+        self._values[5] = time.monotonic_ns()
         self._values[0] = step
         self._values[1] += 1
 
