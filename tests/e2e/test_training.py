@@ -79,7 +79,9 @@ def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     assert int(re.findall(r"resuming from \S*/step-(\d+)", resumed)[0]) >= 20
     done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=400)
     restarts = done["status"]["restarts"]
-    assert (restarts["counted"], restarts["disruptions"]) == (0, 1), "an agreed stop of both is one disruption"
+    assert (restarts["counted"], restarts["disruptions"]) == (0, 1), (
+        "an agreed stop of both is one disruption"
+    )
 
 
 @pytest.mark.usefixtures("shared_volume")
