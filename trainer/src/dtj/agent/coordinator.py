@@ -227,6 +227,7 @@ class Coordinator:
             f"{self.membership.memory.in_place} of {self.membership.budget.restarts} restarts in place used"
         )
         who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
+        who = who if started else "all ranks keep their state"
         job = self.membership.job
         size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}, " if job.limits else ""
         return f"generation {generation}: {size}{who}; {used}"
