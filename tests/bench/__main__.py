@@ -7,7 +7,22 @@ import sys
 
 from tests.support.ending import clean_up_on_sigterm
 
-NAMES = ("first_step", "creation", "life", "fleet", "stream", "peers", "chaos", "demo", "exchange")
+NAMES = (
+    "first_step",
+    "creation",
+    "life",
+    "fleet",
+    "stream",
+    "peers",
+    "chaos",
+    "demo",
+    "exchange",
+    "throughput",
+    "launch",
+    "saving",
+    "sampler",
+    "memory",
+)
 BY_NAME_ONLY = ("recovery", "recovery_local", "goodput", "control", "blame", "agents")  # they take hours
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:

@@ -66,10 +66,11 @@ def marks(
         decided = _first(everybody, _DECIDED.search)
         running = None
     else:
-        detected = seen.unready if kind == NODE else _first(everybody, _DETECTED[POD].search)
         decided, running = seen.created, seen.running
-        if running is None:
+        if decided is None or running is None:
             return None
+        heard = seen.unready if kind == NODE else _first(everybody, _DETECTED[POD].search)
+        detected = min(heard or decided, decided)  # the operator may know before the agents do
     began = _first(after[victim], re.compile(r"\bbegan$").search)
     joined = _first(after[victim], re.compile(r"\bjoined$").search)
     if began is None or joined is None:
@@ -82,10 +83,7 @@ def marks(
 
 
 def stages(fault: float, found: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each stage, none of them negative, and of `all`.
-
-    A stage that was over before the one named before it took no time of its own.
-    """
+    """Seconds of each stage, and of `all`; one that was over before the stage before it took no time."""
     spent, at = {}, fault
     for stage in STAGES:
         if stage in found:

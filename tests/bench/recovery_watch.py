@@ -54,12 +54,8 @@ class Watch:
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as call:
                 self._calls[kind] = call
                 assert call.stdout
-                text = ""
-                for line in call.stdout:
-                    text += line
-                    if line == "}\n":  # kubectl indents all but the last line of an object
-                        hear(json.loads(text)["object"], time.time())
-                        text = ""
+                for line in call.stdout:  # one event each
+                    hear(json.loads(line)["object"], time.time())
 
     def _on_pod(self, pod: Json, now: float) -> None:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]

@@ -71,10 +71,12 @@ def test_replaced_pod_and_lost_node_are_seen_by_watches():
         assert found
         assert (found["detect"], found["decide"], found["pod runs"]) == (detected, 10.03, 10.2)
     assert marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.03)) is None
+    found = marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.005, running=10.2))
+    assert found
+    assert found["detect"] == 10.005, "the operator knew before the agents"
 
 
-def test_stage_that_was_over_before_the_one_named_before_it_took_no_time():
-    """The operator may notice a loss before the agents do."""
+def test_stage_that_was_over_before_the_one_before_it_took_no_time():
     spent = stages(10, {"detect": 10.5, "decide": 10.25, "pod runs": 11.0, "first step": 12.0})
     assert spent == {"detect": 0.5, "decide": 0.0, "pod runs": 0.5, "first step": 1.0, "all": 2.0}
 

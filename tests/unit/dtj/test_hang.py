@@ -95,6 +95,15 @@ def test_innermost_frame_is_that_of_the_main_thread() -> None:
     assert innermost("") == ""
 
 
+def test_innermost_frame_is_not_where_python_itself_waits() -> None:
+    loading = (
+        'Thread 0x02 (most recent call first):\n  File "/lib/python3/selectors.py", line 415 in select\n'
+        '  File "/lib/python3/multiprocessing/connection.py", line 930 in wait\n'
+        '  File "/lib/torch/utils/data/dataloader.py", line 1 in _try_get_data\n'
+    )
+    assert innermost(loading) == LOADING.frame
+
+
 @pytest.mark.parametrize(
     ("fault", "where"),
     [

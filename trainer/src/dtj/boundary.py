@@ -100,7 +100,8 @@ class Boundary:
             return self._keeper.save(self._progress.step, last=True)
 
     def _send(self, epoch: int) -> None:
-        step, now, diary = self._progress.step, time.monotonic(), self._need_diary()
+        step, feed, diary = self._progress.step, self._progress.need_feed(), self._need_diary()
+        now = time.monotonic()
         pause = pulse.pause(step - self._pulsed[0], now - self._pulsed[1])
         self._pulsed = (step, now)
         self._pulse.start(
@@ -110,7 +111,7 @@ class Boundary:
                 log=diary.wants_line(),
                 broken=self._finite.has_seen_one(),
                 pause=pause if self._rank == 0 else 0,
-                values=diary.end(step, samples=self._progress.need_feed().position, epoch=epoch),
+                values=diary.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
             )
         )
 

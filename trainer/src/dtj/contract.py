@@ -31,8 +31,9 @@ MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
-# What the agent tells its ranks, beside the names above; the first two as torchrun does.
+# What the agent tells its ranks, beside the names above; the first three as torchrun does.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # by it scripts and libraries know that a launcher started them
 RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 where other ranks of this generation hold the run in memory
@@ -55,6 +56,7 @@ TERMINATION_FIELDS: Final = (
     "message",
     "checkpoint",
     "generation",
+    "inPlace",
     "at",
 )
 REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")
@@ -72,6 +74,12 @@ STATUS_FIELDS: Final = (
     "loss",
     "metrics",
     "samplesPerSecond",
+    "tokensPerSecond",
+    "mfu",
+    "dataWait",
+    "stepSecondsP50",
+    "stepSecondsP99",
+    "memoryBytes",
     "etaSeconds",
     "checkpoint",
     "ranks",

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,14 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtj import random_state
 from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.keeper import Keeper, Stateful
 from dtj.choose import choose
-from dtj.data import order
-from dtj.data.feed import Batch, Collate, Cut, Feed, fetch, length_of
+from dtj.data.cut import Cut
+from dtj.data.feed import Batch, Feed
+from dtj.data.feed import feed as make_feed
+from dtj.data.load import Collate
 from dtj.elastic import Elastic
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
@@ -35,6 +37,7 @@ from dtj.parallel.strategy import Strategy, blocks
 from dtj.progress import Progress
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
+from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
 from dtj.step.precision import Precision
 from dtj.stop import StopFlag
@@ -42,6 +45,7 @@ from dtj.team import Team
 from dtj.watch import board, channel
 from dtj.watch.diary import Diary
 from dtj.watch.finite import FiniteWatch
+from dtj.watch.meters import Meters
 from dtj.world import World, choose_device
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -109,6 +113,7 @@ class Run:
         self._strategy = strategy
         self._precision = precision
         self._models: list[nn.Module] = []
+        self._tokens: int | None = None
         self._finite = FiniteWatch(self.device)
         self._progress = Progress()
         self._keeper = Keeper(
@@ -158,28 +163,37 @@ class Run:
         if self._settings.recompute:
             memory.recompute(layers or [model])
         if self._settings.compile:
-            memory.compile_in_place(layers or [model])
+            memory.compile_in_place(layers or [model], self.device)
         wrapped = self._strategy.wrap(model, is_healing=self._team.is_healing)
         self._models.append(wrapped)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
 
     def data(
-        self, dataset: Any, *, global_batch: int, shuffle: bool = True, collate: Collate = default_collate
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        shuffle: bool = True,
+        collate: Collate = default_collate,
+        tokens: int | None = None,
     ) -> Feed:
-        """Feed `steps` from a map-style data set, every sample exactly once an epoch at any world size.
+        """Feed `steps` from a data set, every sample exactly once an epoch at any world size.
 
+        dataset       map-style (`__len__` and `__getitem__`), or a stream (`__iter__`), see data/stream.py
         global_batch  samples of one step over all ranks; the result does not depend on how many share it
+        shuffle       anew in each epoch; a stream keeps its own order
+        collate       list of samples -> what the loss gets; by default stacked tensors of the same structure
+        tokens        of one sample, where it is text: the log then has tokens a second
         """
         if self._progress.feed:
             raise RecipeError(
                 "run.data was called twice", fix="join the data sets: torch.utils.data.ConcatDataset"
             )
-        feed = self._progress.feed = Feed(
+        self._tokens = tokens
+        self._progress.feed = self._feed_of(
             dataset,
             global_batch=global_batch,
-            world=replace(self.world, rank=self._data_rank, size=self._data_size),
-            device=self.device,
-            cut=Cut(
+            cut=self._cut(
                 micro_batch=self._settings.micro_batch,
                 in_lockstep=self._strategy.in_lockstep,
                 pipelined=self._strategy.pipelined,
@@ -188,7 +202,7 @@ class Run:
             shuffle=shuffle,
             collate=collate,
         )
-        return feed
+        return self._progress.feed
 
     def state(self, **parts: Stateful) -> None:
         """Name what a checkpoint holds; if there is one, it is restored right here.
@@ -219,35 +233,31 @@ class Run:
         progress, feed = self._progress, self._progress.need_feed()
         if self._keeper.run_dir and not self._keeper.parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
-        diary = Diary(
-            settings=self._settings,
-            rank=self.rank,
-            clock=time.monotonic,
-            first_step=self.step,
-            total_steps=total,
-            samples=feed.position,
-        )
+        diary = Diary(settings=self._settings, rank=self.rank, meters=self._meters_of(feed, total))
         self._boundary.begin(diary)
         self._strategy.begin(self.step, total)
         progress.has_begun = True
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._elastic.hold()
-        while True:
-            self._elastic.meet()
-            if self.step >= total:
-                break
-            diary.begin(self.step + 1)
-            random_state.begin_step(self._seed, self.step, self.rank, self.device)
-            batch = feed.batch()
-            yield batch
-            feed.advance(batch)
-            progress.step += 1
-            progress.verb = 0
-            if not self._elastic.is_behind:
-                try:
-                    self._boundary.pass_over(epoch=batch.epoch, is_last=self.step == total)
-                except RuntimeError as error:
-                    self._elastic.heal(error)
+        try:
+            while True:
+                self._elastic.meet()
+                if self.step >= total:
+                    break
+                diary.begin(self.step + 1)
+                random_state.begin_step(self._seed, self.step, self.rank, self.device)
+                batch = feed.batch()
+                yield batch
+                feed.advance()
+                progress.step += 1
+                progress.verb = 0
+                if not self._elastic.is_behind:
+                    try:
+                        self._boundary.pass_over(epoch=batch.epoch, is_last=self.step == total)
+                    except RuntimeError as error:
+                        self._elastic.heal(error)
+        finally:
+            feed.close()
         self._elastic.do(self._boundary.conclude, undo=None, stand_in=None)
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
@@ -261,8 +271,11 @@ class Run:
             if self._progress.unsettled:
                 step_backward.settle(loss_of, batch, models=self._models, strategy=self._strategy)
                 self._progress.unsettled = False
-            loss = step_backward.backward(
-                loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
+            loss = self._counted(
+                lambda: step_backward.backward(
+                    loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
+                ),
+                batch,
             )
             if self._precision.scales:
                 self._precision.unscale(self._parameters(), all_finite=self._all_finite)
@@ -311,31 +324,20 @@ class Run:
         batch  samples that a rank works on at once
         Returns the same number on every rank.
         """
-        share = order.share(length_of(dataset), rank=self._data_rank, size=self._data_size)
-        mine = torch.arange(len(dataset))[share]
-        rounds = -(-len(dataset) // (self._data_size * batch))  # the same on all ranks: forward may need them
+        feed = self._feed_of(
+            dataset, global_batch=batch * self._strategy.layout.data_size, cut=self._cut(), collate=collate
+        )
 
         def act() -> float:
-            scores = torch.zeros((), dtype=torch.float64, device=self.device)
-            with self._strategy.evaluating(self._models), torch.no_grad(), self._precision.autocast():
-                for first in range(0, rounds * batch, batch):
-                    board.mine.sign()
-                    some = mine[first : first + batch]
-                    indices = (
-                        some if len(some) else torch.zeros(1, dtype=torch.int64)
-                    )  # a stand-in, not counted
-                    found = score(fetch(dataset, indices.numpy(), device=self.device, collate=collate))
-                    if found.numel() != len(indices):
-                        raise RecipeError(
-                            f"the score of {len(indices)} samples has shape {tuple(found.shape)}",
-                            fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
-                        )
-                    if len(some):
-                        scores += found.sum()
-            total = torch.tensor([float(scores), len(mine)], dtype=torch.float64)
-            if self._team.control is not None:  # ranks that split one model count the same samples: no harm
-                dist.all_reduce(total, group=self._team.control)
-            return float(total[0] / total[1])
+            feed.position = 0
+            return step_evaluate.evaluate(
+                score,
+                feed,
+                models=self._models,
+                strategy=self._strategy,
+                precision=self._precision,
+                group=self._team.control,
+            )
 
         return self._elastic.do(act, undo=None, stand_in=math.nan)
 
@@ -364,13 +366,34 @@ class Run:
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 
-    @property
-    def _data_rank(self) -> int:
-        return self._strategy.layout.data_rank
+    def _meters_of(self, feed: Feed, total: int) -> Meters:
+        peak = self._settings.peak_tflops
+        return Meters(
+            total_steps=total,
+            clock=time.monotonic,
+            step=self.step,
+            samples=feed.consumed,
+            tokens=self._tokens,
+            peak_flops=1e12 * peak if peak else None,
+            memory=lambda: memory.most_bytes(self.device),
+        )
 
-    @property
-    def _data_size(self) -> int:
-        return self._strategy.layout.data_size
+    def _counted(self, act: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
+        """Count the operations of the first step, where a peak is stated that they can be compared with."""
+        meters = self._boundary.diary.meters if self._boundary.diary else None
+        if meters is None or meters.peak_flops is None or meters.flops_per_sample is not None:
+            return act()
+        with FlopCounterMode(display=False) as counter:
+            loss = act()
+        meters.flops_per_sample = counter.get_total_flops() / batch.samples
+        return loss
+
+    def _cut(self, **how: Any) -> Cut:
+        layout = self._strategy.layout
+        return Cut(rank=layout.data_rank, size=layout.data_size, **how)
+
+    def _feed_of(self, dataset: Any, **how: Any) -> Feed:
+        return make_feed(dataset, device=self.device, workers=self._settings.workers, **how)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for model in self._models for p in model.parameters()]

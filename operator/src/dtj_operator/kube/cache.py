@@ -44,8 +44,8 @@ class Cache(Generic[V]):
     doubts  names of objects that may be there all the same
     """
 
-    def __init__(self) -> None:
-        self.doubts = Doubts()
+    def __init__(self, doubts: Doubts | None = None) -> None:
+        self.doubts = doubts or Doubts()
         self._kept: dict[Key, dict[str, V]] = {}
         self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
@@ -81,12 +81,13 @@ class Cache(Generic[V]):
         ours = known is not None and known.uid == view.uid
         if ours and known is not None and _later(known.version, view.version):
             return  # it was seen since
+        self.forget(view)
         if ours and not view.removed:
             self.doubts.add(view.key, view.name)
-        self.forget(view)
 
     def forget(self, view: V) -> None:
-        """An object is gone: a call found it missing."""
+        """An object is gone: a call has deleted it, or found it missing."""
+        self.doubts.settle(view.key, view.name)
         if not self._died_later(view, found=False):  # who only finds it missing knows an older version
             self._dead[view.uid] = view.version
         if len(self._dead) > REMEMBERED_DEAD:
@@ -117,9 +118,9 @@ class Cache(Generic[V]):
         known = [view for each in ([key] if key else list(self._kept)) for view in self.of(each)]
         for view in known:
             if view.uid not in seen and not _later(view.version, version):
+                self.forget(view)
                 if key is None and not view.removed:
                     self.doubts.add(view.key, view.name)
-                self.forget(view)
 
     def recall(self) -> None:
         """What is known had been in doubt and is certain again; tell again what decisions depend on."""
@@ -155,9 +156,12 @@ class PodCache(Cache[PodView]):
     """
 
     def __init__(
-        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+        self,
+        on_change: Callable[[Key, bool], None],
+        on_recall: Callable[[], None] = lambda: None,
+        doubts: Doubts | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(doubts)
         self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 

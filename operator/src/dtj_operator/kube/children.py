@@ -13,6 +13,7 @@ import msgspec
 
 from dtj_operator import names
 from dtj_operator.kube.cache import Cache
+from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
@@ -115,8 +116,10 @@ class ChildCache(Cache[ChildView]):
     something else in the cluster insists on its own idea of it.
     """
 
-    def __init__(self, kind: ChildKind[Any], on_change: Callable[[Key], None]) -> None:
-        super().__init__()
+    def __init__(
+        self, kind: ChildKind[Any], on_change: Callable[[Key], None], doubts: Doubts | None = None
+    ) -> None:
+        super().__init__(doubts)
         self.kind, self._on_change = kind, on_change
         self._mended: dict[Key, float] = {}
 

@@ -5,7 +5,6 @@ may have made something. Whoever is about to conclude something from an absence 
 """
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -15,9 +14,12 @@ KEPT_S = 600.0  # a leader looks within seconds: what is older, another one has 
 
 
 class Doubts:
-    """Names by key; those that nobody asked about for long are forgotten, as in a follower."""
+    """Names by key; those that nobody asked about for long are forgotten, as in a follower.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    clock  seconds; one that stands still forgets nothing
+    """
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._clock = clock
         self._kept: dict[Key, dict[str, float]] = {}
         self._order: deque[tuple[float, Key, str]] = deque()

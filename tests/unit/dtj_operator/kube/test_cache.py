@@ -237,6 +237,15 @@ def test_what_a_call_found_missing_leaves_no_doubt(watched: Watched) -> None:
     assert watched.cache.doubts.of(KEY) == ()
 
 
+def test_what_a_call_has_deleted_is_in_doubt_no_more(watched: Watched) -> None:
+    """The watch is often faster than the answer."""
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9))
+    watched.cache.forget(at(5))
+
+    assert watched.cache.doubts.of(KEY) == ()
+
+
 def test_what_was_seen_since_has_not_left(watched: Watched) -> None:
     """Its label was taken off, and our deletion met it afterwards."""
     watched.cache.observe(at(5))

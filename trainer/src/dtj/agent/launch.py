@@ -329,7 +329,8 @@ class _Agent:
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            termination.write(self._options.termination_log, endings, self._status)
+            in_place = self._coordinator.membership.memory.in_place if self._coordinator else None
+            termination.write(self._options.termination_log, endings, self._status, in_place)
         self._uplink.hang_up()
         if self._coordinator:
             self._coordinator.close()

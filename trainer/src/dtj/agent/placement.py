@@ -18,6 +18,7 @@ class Placement:
     """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size.
 
     The agents meet at master_addr:master_port; one node has nobody to meet.
+    run_id  the job's, as torchrun names it
     limits  of an elastic job; nnodes is then where it begins
     """
 
@@ -26,6 +27,7 @@ class Placement:
     nnodes: int
     master_addr: str
     master_port: int
+    run_id: str
     limits: Limits | None = None
 
     @classmethod
@@ -64,6 +66,7 @@ class Placement:
             nnodes=nnodes,
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
             master_port=_number(env, contract.MASTER_PORT, default=29500),
+            run_id=env.get(contract.JOB_UID) or "none",
             limits=limits,
         )
 
@@ -90,6 +93,7 @@ class Placement:
             contract.MASTER_ADDR: store[0],
             contract.MASTER_PORT: store[1],
             contract.USE_AGENT_STORE: True,
+            contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
             contract.GENERATION: generation,
             contract.HEALING: int(heals),

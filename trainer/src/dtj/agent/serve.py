@@ -28,6 +28,12 @@ _GAUGES = {
     "dtj_epoch": ("epoch", "Epoch of the data, from 0."),
     "dtj_loss": ("loss", "Last logged loss, mean over the global batch."),
     "dtj_samples_per_second": ("samplesPerSecond", "Samples a second over all ranks of the job."),
+    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens a second over all ranks of the job."),
+    "dtj_mfu_ratio": ("mfu", "Operations of the model on rank 0, of what its device can do, 0 to 1."),
+    "dtj_data_wait_ratio": ("dataWait", "Share of the time that ranks waited for samples, 0 to 1."),
+    "dtj_step_seconds_p50": ("stepSecondsP50", "Median length of rank 0's last 1,000 steps."),
+    "dtj_step_seconds_p99": ("stepSecondsP99", "99th percentile of rank 0's last 1,000 steps."),
+    "dtj_memory_bytes": ("memoryBytes", "Most memory that rank 0 has held."),
 }
 
 

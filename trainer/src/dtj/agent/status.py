@@ -15,6 +15,12 @@ _FROM_RANK_0 = (
     "loss",
     "metrics",
     "samplesPerSecond",
+    "tokensPerSecond",
+    "mfu",
+    "dataWait",
+    "stepSecondsP50",
+    "stepSecondsP99",
+    "memoryBytes",
     "etaSeconds",
     "checkpoint",
 )
