@@ -70,9 +70,9 @@ class Command:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self) -> Finished:
+    def wait(self, *, deadline_s: float = _DEADLINE_S) -> Finished:
         """Its end; fails where it does not come."""
-        self._process.join(_DEADLINE_S)
+        self._process.join(deadline_s)
         assert self._process.exitcode is not None, f"the command hangs: {self.out}"
         return Finished(code=self._process.exitcode, out=self.out, err=(self._folder / "err").read_text())
 

@@ -1,10 +1,12 @@
-"""The first thing a new user runs."""
+"""What a new user runs first: the recipes that come along, and one of their own."""
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.unit.dtj.conftest import Finished
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 DIGITS = "dtj.recipes.digits:recipe"
 
 
@@ -24,6 +26,25 @@ def test_one_two_and_four_ranks_learn_the_same(finish: Callable[..., Finished]) 
     assert len(alone) == 3
     for together in (two, four):
         assert all(abs(a - b) < 1.5 / 360 for a, b in zip(alone, together, strict=True))
+
+
+def test_a_recipe_of_ones_own_is_trained_by_its_path(finish: Callable[..., Finished]) -> None:
+    """As the example's first line says it, and no longer than a page."""
+    file = EXAMPLES / "my_recipe.py"
+    assert len(file.read_text().splitlines()) <= 30
+    ended = finish("train", "--nproc", 2, f"{file}:recipe", "epochs=3", "lr=0.02")
+    assert accuracies(ended)[-1] >= 0.9
+
+
+def test_text_is_learned_evaluated_and_written(finish: Callable[..., Finished]) -> None:
+    """A minute fraction of the real thing: from 8 bits a byte downwards."""
+    small = ("kilobytes=60", "epochs=3", "layers=1", "width=32", "context=64", "global_batch=16")
+    ended = finish("train", "--nproc", 2, "dtj.recipes.text:recipe", *small)
+    assert ended.code == 0, ended.err
+    bits = [float(x) for x in re.findall(r"bits_per_byte ([\d.]+)", ended.out + ended.err)]
+    assert 1 < bits[-1] < bits[0] < 8
+    assert re.search(r"\d tokens/s", ended.out)
+    assert "a sample:\n[rank 0] def forward(self, " in ended.err
 
 
 def test_help_of_a_recipe_is_its_signature(finish: Callable[..., Finished]) -> None:
