@@ -7,8 +7,23 @@ import sys
 
 from tests.support.ending import clean_up_on_sigterm
 
-NAMES = ("first_step", "creation", "life", "fleet", "stream", "peers", "chaos", "demo", "exchange")
-BY_NAME_ONLY = ("control",)  # they take hours
+NAMES = (
+    "first_step",
+    "creation",
+    "life",
+    "fleet",
+    "stream",
+    "peers",
+    "chaos",
+    "demo",
+    "exchange",
+    "throughput",
+    "launch",
+    "saving",
+    "sampler",
+    "memory",
+)
+BY_NAME_ONLY = ("recovery", "recovery_local", "goodput", "control", "blame")  # they take hours
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:
     known = ", ".join(NAMES + BY_NAME_ONLY)

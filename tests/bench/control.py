@@ -7,31 +7,23 @@ little of a machine that does other things, whose noise is part of the trial.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.bench import report
+from tests.bench.control_agents import AGENTS, Pods, pods
 from tests.bench.control_plan import KINDS, START_UP
 
 SECONDS = float(os.environ.get("DTJ_CONTROL_SECONDS", "7200"))
 SEED = int(os.environ.get("DTJ_CONTROL_SEED", "1"))
 # Usual step in seconds, ranks of each agent. Each job takes an eighth of the time.
 JOBS = ((0.25, 1), (0.5, 2), (1.0, 1), (2.0, 2), (8.0, 1), (0.5, 1), (1.0, 2), (2.5, 1))
-AGENTS = 2
 _HANG_S = 30.0
 _SLACK_S = 120.0  # on top of what a hang may take until it is found and healed
 _SUSPICION = "the stacks of all ranks follow"
@@ -126,86 +118,6 @@ def text(jobs: list[Job]) -> str:
     return f"{report.table(head, rows)}\n\nSlow events by kind: {kinds}."
 
 
-class Pods:
-    """The agents of one job, as processes of this machine; everything that they say is in files."""
-
-    def __init__(self, folder: Path, *, seed: int, seconds: float, step_s: float, nproc: int) -> None:
-        self._folder = folder
-        self.ranks = AGENTS * nproc
-        port = _free_port()
-        self._agents = []
-        for index in range(AGENTS):
-            env = {
-                "NNODES": AGENTS,
-                "NODE_RANK": index,
-                "NPROC_PER_NODE": nproc,
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": port,
-                "DTJ_MAX_RESTARTS": 1000,  # a false alarm is counted, it does not end the job
-                "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": 1000,
-                "OMP_NUM_THREADS": 1,
-                "OUT": folder,
-                "SEED": seed,
-                "STEP_S": step_s,
-                "SECONDS_OF_PLAN": seconds,
-            }
-            words = ("run", "--checkpoint", folder / "saved", "-m", "tests.bench.control_program")
-            with (folder / f"out-{index}").open("w") as out, (folder / f"err-{index}").open("w") as err:
-                self._agents.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "dtj", *map(str, words)],
-                        env=os.environ | {name: str(value) for name, value in env.items()},
-                        stdout=out,
-                        stderr=err,
-                    )
-                )
-
-    @property
-    def log(self) -> str:
-        """What all agents have said, one after the other."""
-        return "\n".join((self._folder / f"err-{index}").read_text() for index in range(AGENTS))
-
-    def events(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank has noted."""
-        path = self._folder / f"events-{rank}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def calms(self, rank: int) -> int:
-        """How many processes of a rank have come to the end of the plan."""
-        return [event["kind"] for event in self.events(rank)].count("calm")
-
-    def until(self, holds: Callable[[], bool], *, within_s: float) -> bool:
-        """Poll until something holds; False where it does not in time, or an agent has ended."""
-        deadline = time.monotonic() + within_s
-        while not holds():
-            if time.monotonic() > deadline or any(agent.poll() is not None for agent in self._agents):
-                return False
-            time.sleep(0.1)
-        return True
-
-    def end(self) -> None:
-        """Ask the agents to end; they have a checkpoint to write."""
-        for agent in self._agents:
-            agent.terminate()
-        for agent in self._agents:
-            try:
-                agent.wait(60)
-            except subprocess.TimeoutExpired:
-                agent.kill()
-                agent.wait()
-
-
-@contextlib.contextmanager
-def pods(*, seed: int, seconds: float, step_s: float, nproc: int) -> Iterator[Pods]:
-    """A job of two agents, ended and cleared away afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dtj-control-") as folder:
-        found = Pods(Path(folder), seed=seed, seconds=seconds, step_s=step_s, nproc=nproc)
-        try:
-            yield found
-        finally:
-            found.end()
-
-
 def measure(number: int, *, step_s: float, nproc: int, seconds: float) -> Job:
     """One job: the plan, then a rank that is stopped for real."""
     job = Job(step_s=step_s, ranks=AGENTS * nproc, limit_s=max(_HANG_S, 5 * step_s))
@@ -255,10 +167,3 @@ def main() -> None:
     ]
     if wrong:
         raise SystemExit("\n".join(wrong))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,42 +65,73 @@ def test_what_may_go(found: list[int], keep: int, best: int | None, gone: list[s
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder whose file system has room for so many kB: more than one checkpoint takes, less than two."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder whose file system has room for so many kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
+    mount(folder, 0, f"size={request.param}k")
+    yield folder
+    ctypes.CDLL(None).umount2(str(folder).encode(), 2)
+
+
+def mount(folder: Path, flags: int, options: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"none", str(folder).encode(), b"tmpfs", 0, f"size={request.param}k".encode()):
+    if libc.mount(b"none", str(folder).encode(), b"tmpfs", flags, options.encode()):
         pytest.skip(f"no right to mount a small file system: {os.strerror(ctypes.get_errno())}")
-    return folder
+
+
+def become_read_only(disk: Path) -> None:
+    """As an administrator or a kernel that found an error does it."""
+    ms_rdonly, ms_remount = 1, 32
+    mount(disk, ms_rdonly | ms_remount, "")
+
+
+KINDS = [
+    pytest.param((), id="whole"),
+    pytest.param(("--async-save",), id="in the background"),
+    pytest.param(("--nproc", 2, "--parallel", "fsdp"), id="sharded"),
+]
 
 
 @pytest.mark.parametrize(
-    ("small_disk", "flags"),
-    [
-        pytest.param(300, (), id="whole"),
-        pytest.param(300, ("--async-save",), id="in the background"),
-        pytest.param(1100, ("--nproc", 2, "--parallel", "fsdp"), id="sharded"),
-    ],
+    ("small_disk", "flags"),  # more than one checkpoint takes, less than two
+    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
     indirect=["small_disk"],
 )
 def test_full_disk_leaves_the_last_checkpoint_and_training_goes_on(
     finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
 ) -> None:
-    try:
-        ended = finish(
-            *("run", "--checkpoint", small_disk / "run", "--save-every", 2, *flags, PROGRAMS / "gpt.py"),
-            OUT=tmp_path,
-            STEPS=5,
-        )
-        assert "step-4 could not be written: " in ended.err
-        assert "the last good one is of step 2, training goes on" in ended.err
-        assert ended.code == 1, "the end of the run is not on the disk"
-        assert "step-5 could not be written" in ended.err
-        assert names(small_disk / "run") == ["step-2"]
-        assert load.whole(small_disk / "run" / "step-2")["step"] == 2
-    finally:
-        ctypes.CDLL(None).umount2(str(small_disk).encode(), 2)
+    run = small_disk / "run"
+    ended = finish(
+        *("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py"), OUT=tmp_path, STEPS=5
+    )
+    assert "step-4 could not be written: " in ended.err
+    the_last_good_one_is_whole(ended, run)
+
+
+@pytest.mark.parametrize("small_disk", [20_000], indirect=True)
+@pytest.mark.parametrize("flags", KINDS)
+def test_volume_that_becomes_read_only_leaves_the_last_checkpoint_and_training_goes_on(
+    finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
+) -> None:
+    run = small_disk / "run"
+    command = ("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py")
+    assert finish(*command, OUT=tmp_path, STEPS=2).code == 0
+    become_read_only(small_disk)
+    ended = finish(*command, OUT=tmp_path, STEPS=5)
+    assert f"resuming from {run / 'step-2'}" in ended.err
+    assert "step-4 could not be written: Read-only file system" in ended.err
+    the_last_good_one_is_whole(ended, run)
+
+
+def the_last_good_one_is_whole(ended: Finished, run: Path) -> None:
+    """It is that of step 2 of 5: training went on to its end, which is then not on the disk."""
+    assert "the last good one is of step 2, training goes on" in ended.err
+    assert ended.code == 1
+    assert "step-5 could not be written" in ended.err
+    assert "Traceback" not in ended.err
+    assert names(run) == ["step-2"]
+    assert load.whole(run / "step-2")["step"] == 2
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

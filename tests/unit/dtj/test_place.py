@@ -83,6 +83,7 @@ def test_laptop_needs_nothing() -> None:
         "ROLE_RANK": "1",
         "ROLE_WORLD_SIZE": "2",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "DTJ_GENERATION": "1",
         "DTJ_HEALING": "0",
@@ -90,7 +91,14 @@ def test_laptop_needs_nothing() -> None:
 
 
 def test_pod_follows_the_operator() -> None:
-    env = {"NNODES": "3", "NODE_RANK": "2", "NPROC_PER_NODE": "2", "WORLD_SIZE": "6", **MASTER}
+    env = {
+        "NNODES": "3",
+        "NODE_RANK": "2",
+        "NPROC_PER_NODE": "2",
+        "WORLD_SIZE": "6",
+        "DTJ_JOB_UID": "0b5c",
+        **MASTER,
+    }
     found = place(env)
     assert list(found.ranks) == [4, 5]
     assert (found.master_addr, found.master_port) == ("digits-0.digits.ns.svc", 29500)
@@ -98,6 +106,7 @@ def test_pod_follows_the_operator() -> None:
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.7", "41234")
     assert (env["RANK"], env["LOCAL_RANK"], env["GROUP_RANK"]) == ("5", "1", "2")
     assert (env["TORCHELASTIC_RESTART_COUNT"], env["DTJ_HEALING"]) == ("2", "1")
+    assert env["TORCHELASTIC_RUN_ID"] == "0b5c"
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,18 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         attempt=int(env.get(contract.ATTEMPT, 0)),
         budget=_budget(flags["max_restarts"], env),
         hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
+        ends_hung=_hang_action(env) == "Restart",
     )
+
+
+def _hang_action(env: Mapping[str, str]) -> str:
+    action = env.get(contract.HANG_ACTION) or "Restart"
+    if action not in {"Restart", "Report"}:
+        raise RecipeError(
+            f"{contract.HANG_ACTION} is {action!r}, expected Restart or Report",
+            fix="Restart ends a rank that hangs, Report only names it",
+        )
+    return action
 
 
 def _budget(flag: int | None, env: Mapping[str, str]) -> Budget:

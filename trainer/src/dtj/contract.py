@@ -25,11 +25,15 @@ AGENT_PORT: Final = "DTJ_AGENT_PORT"
 CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
 RESUME_DIR: Final = "DTJ_RESUME_DIR"
 HANG_SECONDS: Final = "DTJ_HANG_SECONDS"
+HANG_ACTION: Final = "DTJ_HANG_ACTION"
+MIN_REPLICAS: Final = "DTJ_MIN_REPLICAS"
+MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
-# What the agent tells its ranks, beside the names above; the first two as torchrun does.
+# What the agent tells its ranks, beside the names above; the first three as torchrun does.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # by it scripts and libraries know that a launcher started them
 RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 where other ranks of this generation hold the run in memory
@@ -52,6 +56,7 @@ TERMINATION_FIELDS: Final = (
     "message",
     "checkpoint",
     "generation",
+    "inPlace",
     "at",
 )
 REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")
@@ -79,6 +84,8 @@ STATUS_FIELDS: Final = (
     "checkpoint",
     "ranks",
     "slowestRank",
+    "slowest",
+    "hang",
     "rejoin",
     "restarts",
     "failure",

@@ -11,11 +11,18 @@ _READ_S = {True: 0.05, False: 0.25}
 
 
 class Sign(NamedTuple):
-    """That a rank is at work; `paused`: with something that it declared to take long."""
+    """That a rank is at work.
+
+    paused  with something that it declared to take long
+    effort  steps whose work was measured, and seconds of work in them
+    at      when the step was completed, by time.monotonic() of the rank's machine
+    """
 
     generation: int
     step: int | None
     paused: bool
+    effort: tuple[int, float] = (0, 0.0)
+    at: float = 0.0
 
 
 class Boards:
@@ -41,7 +48,7 @@ class Boards:
         if self._said.get(child.pid, (-1, 0, False)) == now:
             return None
         self._said[child.pid] = now
-        return Sign(child.generation, board.step, board.is_paused)
+        return Sign(child.generation, board.step, board.is_paused, board.effort, board.stepped_at)
 
     def forget(self, child: Child) -> None:
         """What is known of it, a pause for instance, is to be told anew."""

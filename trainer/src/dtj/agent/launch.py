@@ -14,6 +14,7 @@ import selectors
 import signal
 import sys
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +33,7 @@ from dtj.agent.placement import Placement, threads
 from dtj.agent.ranks import Events, Ranks, soonest
 from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
-from dtj.agent.stacks import Found, Stacks
+from dtj.agent.stacks import Found, Stacks, as_text
 from dtj.agent.status import Status
 from dtj.agent.uplink import Uplink
 from dtj.agent.wakeup import Wakeup
@@ -56,6 +57,8 @@ class _Agent:
             attempt=options.attempt,
             replicas=placement.nnodes,
             processes=placement.nproc,
+            limits=placement.limits,
+            saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
         )
         self._incarnation = uuid.uuid4().hex
         self._memory: Message = {}
@@ -80,10 +83,13 @@ class _Agent:
 
     def run(self) -> int:
         self._wakeup = Wakeup((*_FORWARDED, signal.SIGCHLD))
+        # Ranks inherit it: one that is asked for its stacks before it can answer must not die of it.
+        signal.signal(rank_process.STACKS_SIGNAL, signal.SIG_IGN)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         warm(nthreads)
         self._page = Page(self._options.host, self._options.port, screen=self._screen, say=_say)
+        self._page.watch(self._selector, self._on_stacks_wanted)
         self._ranks = Ranks(
             self._program,
             threads=nthreads,
@@ -135,8 +141,10 @@ class _Agent:
         if self._ranks.living():
             return False
         endings = self._ranks.endings()
-        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over.
+        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over, unless
+        # the job can go on without the pod that was asked to end.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
+        has_stopped = has_stopped and self._job.limits is None
         return self._is_over or has_stopped or self._asked_to_stop > 0
 
     def _on_signals(self) -> None:
@@ -213,6 +221,9 @@ class _Agent:
         if sign and sign.step is not None:
             self._status.hear(rank, {"step": sign.step})
 
+    def _on_stacks_wanted(self) -> None:
+        self._stacks.ask(self._ranks.living(), lambda found: self._page.show_stacks(as_text(found)))
+
     def _tell_looks(self, found: list[Found]) -> None:
         for one in found:
             self._ranks.show_stacks(one.child, one.text)
@@ -226,8 +237,10 @@ class _Agent:
             return
         membership = Membership(job=self._job, budget=self._options.budget)
         silence = Silence(budget_s=self._options.hang_s)
-        self._coordinator = Coordinator(membership, silence, self._selector, say=_say)
-        if self._placement.nnodes > 1:
+        self._coordinator = Coordinator(
+            membership, silence, self._selector, ends_hung=self._options.ends_hung, say=_say
+        )
+        if self._job.most > 1:
             self._coordinator.listen(self._placement.master_port)
         self._uplink.connect(self._coordinator.link())
 
@@ -269,13 +282,18 @@ class _Agent:
             )
             self._ranks.kill()
 
-    def _form(self, *, generation: int, port: int, kept: list[int]) -> None:
+    def _form(self, *, generation: int, port: int, kept: list[int], replicas: int, gently: bool) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
         if self._asked_to_stop:
             self._uplink.tell({"stopping": True})
             return
         self._memory = self._memory | {"generation": generation}
         self._status.formed(generation)
+        self._placement = replace(self._placement, nnodes=replicas)
+        if self._placement.node_rank >= replicas:
+            _say(f"the job goes on with {replicas} replicas; this one waits until it is needed")
+            self._ranks.kill()
+            return
         addr = self._uplink.peer
         for rank in self._placement.ranks:
             child = self._ranks.newest.get(rank)
@@ -285,7 +303,7 @@ class _Agent:
                 child.order({"number": generation, "addr": addr, "port": port})
                 continue
             env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
-            self._ranks.start(rank, env, generation=generation)
+            self._ranks.start(rank, env, generation=generation, gently=gently)
 
     # What the node says.
 
@@ -311,12 +329,13 @@ class _Agent:
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            termination.write(self._options.termination_log, endings, self._status)
+            in_place = self._coordinator.membership.memory.in_place if self._coordinator else None
+            termination.write(self._options.termination_log, endings, self._status, in_place)
         self._uplink.hang_up()
         if self._coordinator:
             self._coordinator.close()
         self._page.close()
-        if not endings:  # asked to stop before anything was started
+        if not endings and self._asked_to_stop:  # before anything was started
             return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
 

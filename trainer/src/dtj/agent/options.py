@@ -18,6 +18,7 @@ class Options:
     job, uid, attempt  which job, as the operator says
     budget           how many restarts in place
     hang_s           seconds without a step that are a hang; None derives them from the steps
+    ends_hung        a rank that is to blame for a hang is ended; if not, it is only named
     """
 
     budget: Budget
@@ -30,3 +31,4 @@ class Options:
     uid: str = ""
     attempt: int = 0
     hang_s: float | None = None
+    ends_hung: bool = True

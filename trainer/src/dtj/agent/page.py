@@ -1,5 +1,6 @@
 """Where the status of a node is to be seen: over HTTP, and on a terminal; both a few times a second."""
 
+import selectors
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,19 @@ class Page:
                 self._server = Server.start(host, port)
             except OSError as error:  # training matters more than its status page
                 say(f"no status page on port {port}: {error.strerror}")
+
+    def watch(self, selector: selectors.BaseSelector, on_stacks_wanted: Callable[[], None]) -> None:
+        """Call back where somebody asks for stacks; the answer is `show_stacks`."""
+        server = self._server
+        if server:
+            selector.register(
+                server, selectors.EVENT_READ, lambda: on_stacks_wanted() if server.is_asked() else None
+            )
+
+    def show_stacks(self, text: str) -> None:
+        """Answer all who have asked so far."""
+        if self._server:
+            self._server.answer(text)
 
     @property
     def is_due(self) -> bool:

@@ -23,6 +23,15 @@ class Found:
         self.text = text or _NONE
 
 
+def as_text(found: Iterable[Found]) -> str:
+    """For people; ranks that are gone are missing."""
+    parts = [
+        f"rank {one.child.rank}, pid {one.child.pid}, step {one.child.board.step}\n{one.text}"
+        for one in found
+    ]
+    return "\n".join(parts) or "no rank is running\n"
+
+
 class Stacks:
     """At most one request is under way."""
 

@@ -11,10 +11,14 @@ from dtj.agent.report import Ending
 from dtj.agent.status import Status
 
 
-def write(path: Path, endings: Iterable[Ending], status: Status) -> None:
+def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int | None) -> None:
     """Write the termination message; where it cannot be written the exit code still says what happened."""
     fields = report.termination(
-        endings, checkpoint=status.checkpoint, generation=status.generation, now=datetime.now(UTC)
+        endings,
+        checkpoint=status.checkpoint,
+        generation=status.generation,
+        in_place=in_place,
+        now=datetime.now(UTC),
     )
     try:
         path.write_bytes(report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)))

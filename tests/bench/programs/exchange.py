@@ -1,5 +1,6 @@
-"""Trains a small GPT with the verbs of Run; rank 0 says how many bytes a step sent, and the score."""
+"""Trains a small GPT with the verbs of Run; rank 0 says what a step sent, the rate, and the score."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -24,11 +25,12 @@ def main() -> None:
     assert recipe.schedule
     schedule = recipe.schedule(optimizer, STEPS)
     run.data(recipe.data, global_batch=recipe.global_batch)
-    counts = []
+    counts, times = [], []
     for batch in run.steps(STEPS):
         if run.step in {FIRST, STEPS - 8}:
             torch.distributed.barrier()
             counts.append(sent())
+            times.append(time.perf_counter())
             torch.distributed.barrier()
         run.log(loss=run.backward(lambda mb: recipe.loss(model, mb), batch))
         optimizer.step()
@@ -37,8 +39,9 @@ def main() -> None:
     assert recipe.score
     score = run.evaluate(lambda mb: recipe.score(model, mb), recipe.held_out)  # type: ignore[misc]
     if run.rank == 0:
-        a_step = (counts[1] - counts[0]) / (STEPS - 8 - FIRST)
-        run.say(f"result {a_step:.0f} {score:.3f}")
+        steps = STEPS - 8 - FIRST
+        a_step, a_second = (counts[1] - counts[0]) / steps, steps / (times[1] - times[0])
+        run.say(f"result {a_step:.0f} {a_second:.1f} {score:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Trains one model twice at once, with Run's verbs and with a DDP loop by hand, in blocks that take turns."""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import dtj
+from dtj.recipe import Recipe
+from dtj.recipes import digits, text
+from tests.bench.ranks import tell
+
+# Blocks of about a third of a second: short enough that the machine is the same for both.
+BLOCKS, BLOCK_S, WARM_UP = 60, 0.3, 20
+
+
+def ours(run: dtj.Run, recipe: Recipe, data: TensorDataset) -> Iterator[None]:
+    model = run.parallel(recipe.model())
+    optimizer = recipe.optimizer(model.parameters())
+    run.data(data, global_batch=recipe.global_batch)
+    for batch in run.steps(10**6):
+        loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.log(loss=loss)
+        yield
+
+
+def theirs(recipe: Recipe, data: TensorDataset) -> Iterator[None]:
+    """As fast as it gets: the samples are in one tensor, nothing is logged, nobody is asked to stop."""
+    model: nn.Module = recipe.model()
+    rank, size = 0, 1
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = recipe.optimizer(model.parameters())
+    x, y = data.tensors
+    share = recipe.global_batch // size
+    for epoch in range(10**6):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
+        for start in range(0, len(x) - recipe.global_batch + 1, recipe.global_batch):
+            mine = order[start + rank * share : start + (rank + 1) * share]
+            loss = loss_of(model(x[mine]), y[mine])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            yield
+
+
+def loss_of(found: Tensor, wanted: Tensor) -> Tensor:
+    if found.ndim == 3:
+        return nn.functional.cross_entropy(found.flatten(0, 1), wanted.flatten())
+    return nn.functional.cross_entropy(found, wanted)
+
+
+def chosen(name: str) -> tuple[Recipe, TensorDataset]:
+    if name == "cnn":
+        recipe = digits.recipe()
+        return recipe, recipe.data
+    recipe = text.recipe()
+    samples = [recipe.data[index] for index in range(2048)]
+    x, y = (torch.stack(column) for column in zip(*samples, strict=True))
+    return recipe, TensorDataset(x, y)
+
+
+def seconds(loop: Iterator[None], steps: int) -> float:
+    if dist.is_initialized():
+        dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        next(loop)
+    if dist.is_initialized():
+        dist.barrier()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    recipe, data = chosen(sys.argv[1])
+    run = dtj.init()
+    loops = ours(run, recipe, data), theirs(recipe, data)
+    for loop in loops:
+        seconds(loop, WARM_UP)
+    wanted = torch.tensor(max(1, int(WARM_UP * BLOCK_S / seconds(loops[1], WARM_UP))))
+    if dist.is_initialized():
+        dist.broadcast(wanted, src=0)
+    steps = int(wanted)
+    took: tuple[list[float], list[float]] = ([], [])
+    for block in range(BLOCKS):
+        for which in (0, 1) if block % 2 else (1, 0):
+            took[which].append(1000 * seconds(loops[which], steps) / steps)
+    if run.rank == 0:
+        tell(ours_ms=took[0], theirs_ms=took[1])
+
+
+if __name__ == "__main__":
+    main()
