@@ -47,6 +47,46 @@ def test_text_is_learned_evaluated_and_written(finish: Callable[..., Finished]) 
     assert "a sample:\n[rank 0] def forward(self, " in ended.err
 
 
+STREAM = """
+import torch
+from torch import nn
+from dtj import Recipe
+
+
+class Endless:
+    def __iter__(self):
+        chance = torch.Generator().manual_seed(0)
+        while True:
+            yield torch.rand(3, generator=chance)
+
+
+def recipe(steps: int | None = None, epochs: int | None = None) -> Recipe:
+    return Recipe(
+        model=lambda: nn.Linear(3, 1),
+        data=Endless(),
+        loss=lambda model, mb: model(mb).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        global_batch=8,
+        steps=steps,
+        epochs=epochs,
+    )
+"""
+
+
+def test_stream_without_end_is_trained_for_some_steps(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(STREAM)
+    target = f"{tmp_path / 'mine.py'}:recipe"
+    ended = finish("train", "--nproc", 2, "--workers", 1, target, "steps=6")
+    assert ended.code == 0, ended.err
+    assert "step 6/6  epoch 0" in ended.out
+    ended = finish("train", "--nproc", 2, target, "epochs=1")
+    assert ended.code == 78
+    assert ended.err.count("the data set is a stream without length") == 1
+    assert "Recipe(steps=1000)" in ended.err
+
+
 def test_help_of_a_recipe_is_its_signature(finish: Callable[..., Finished]) -> None:
     ended = finish("train", DIGITS, "--help")
     assert ended.code == 0
