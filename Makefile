@@ -11,7 +11,7 @@ RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)
 CODE  = operator/src trainer/src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format unit integration e2e bench images cluster cluster-delete clean lock
+.PHONY: help demo test lint format unit integration e2e bench bench-recovery images cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: lint unit integration e2e ## all of the above, in this order
 
 bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench
+
+bench-recovery: ## faults on real kubelets, and goodput over an hour (about 2 hours; needs make cluster's room)
+	$(RUN) tests.bench recovery recovery_local goodput
 
 demo: ## cluster, images, operator and a training run, shown live
 	$(RUN) tests.demo

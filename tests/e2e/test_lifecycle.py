@@ -61,11 +61,32 @@ def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl, poli
     assert len(kubectl.list("pods", OURS)) == left
 
 
-def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl):
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
+def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl, cascade: str):
     kubectl.apply(workload_job("gone", "--steps=100000"))
     kubectl.until("dtj", "gone", phase("Running"))
 
-    kubectl("delete", "dtj", "gone", "--timeout=60s")
+    kubectl("delete", "dtj", "gone", f"--cascade={cascade}", "--timeout=60s")
 
     for kind in ("pods", "services", "networkpolicies"):
         kubectl.until_gone(kind, selector=OURS)
+
+
+def test_orphaned_pods_train_on_without_their_job(kubectl: Kubectl):
+    kubectl.apply(workload_job("left", "--steps=100000"))
+    kubectl.until("dtj", "left", phase("Running"))
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
+
+    kubectl("delete", "dtj", "left", "--cascade=orphan", "--timeout=60s")
+    # Once the operator has seen to a later deletion it has seen this one.
+    kubectl.apply(workload_job("later", "--steps=100000"))
+    kubectl.until("dtj", "later", phase("Running"))
+    kubectl("delete", "dtj", "later", "--timeout=60s")
+    kubectl.until_gone("pods", selector=f"{OURS}=later")
+
+    pods = kubectl.list("pods", OURS)
+    assert {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods} == before
+    for pod in pods:
+        assert "ownerReferences" not in pod["metadata"]
+        assert "deletionTimestamp" not in pod["metadata"]
+    assert kubectl.get("service", "left"), "the ranks still find each other"

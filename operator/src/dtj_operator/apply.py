@@ -16,7 +16,8 @@ from dtj_operator.gather import Caches, as_made
 from dtj_operator.kube import views
 from dtj_operator.kube.api import Api, Json
 from dtj_operator.kube.children import ChildCache, ChildView
-from dtj_operator.kube.errors import Conflict, NotFound, Refused
+from dtj_operator.kube.errors import Conflict, NotFound, Refused, Unavailable
+from dtj_operator.kube.wire import decode_named
 from dtj_operator.names import Key
 from dtj_operator.plan.actions import (
     Action,
@@ -84,13 +85,17 @@ class Applier:
 
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
         """Return True where the pod exists now, False where an old one is in its place."""
-        folder = names.pods_path(body["metadata"]["namespace"])
+        meta = body["metadata"]
+        folder = names.pods_path(meta["namespace"])
         try:
             raw = await self._api.create(folder, body)
         except Conflict:
-            return await self._occupied(f"{folder}/{body['metadata']['name']}", body, uid)
+            return await self._occupied(f"{folder}/{meta['name']}", body, uid)
         except Refused as error:
             return refusal_of(error)
+        except Unavailable:  # it may have come through
+            self._pods.doubts.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
+            raise
         self._pods.observe(views.decode_pod(raw), quiet=True)
         return True
 
@@ -182,11 +187,14 @@ class Applier:
     async def _remove(self, cache: ChildCache, child: ChildView, *, unchanged: bool = False) -> bool:
         path = f"{cache.kind.path(child.namespace)}/{child.name}"
         try:
-            await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
+            raw = await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
         except NotFound:
-            pass
+            cache.forget(child)
+            return True
         except Conflict:
             return not unchanged
+        if not decode_named(raw).metadata.deletion_timestamp:  # else something holds it up
+            cache.forget(child)
         return True
 
     async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

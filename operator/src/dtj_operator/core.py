@@ -28,6 +28,7 @@ from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
+from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.nodes import NodeCache
@@ -68,10 +69,10 @@ class Core:
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch has shown
-        pods = PodCache(self._child_changed, self.queue.hasten)
+        pods = PodCache(self._child_changed, self.queue.hasten, Doubts(time.monotonic))
         nodes = NodeCache(self._wake_node)
-        services = ChildCache(SERVICE, self._child_changed)
-        policies = ChildCache(NETWORK_POLICY, self._child_changed)
+        services = ChildCache(SERVICE, self._child_changed, Doubts(time.monotonic))
+        policies = ChildCache(NETWORK_POLICY, self._child_changed, Doubts(time.monotonic))
 
         def reflect(source: Source[V], cache: Cache[V]) -> Reflector[V]:
             return Reflector(self._steady, source, cache, settings.namespace, chance)

@@ -1,13 +1,12 @@
 """A key becomes a snapshot: the job read from the API, all else from caches, progress from the last poll.
 
-The job is always read, never taken from an event: its status is the operator's memory. A pod that a cache
-does not show is looked for in the API before anything is concluded. Before this stands the worker, after it
-the planner.
+The job is always read, never taken from an event: its status is the operator's memory. Children of which the
+caches cannot be sure are looked for before anything is concluded. Before this stands the worker, after it the
+planner.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dtj_operator import names, spec
 from dtj_operator.kube.api import Api, Json, decode
@@ -15,14 +14,14 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import PodView, decode_pod
+from dtj_operator.kube.views import PodView
+from dtj_operator.lookup import Lookup
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
 from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
 
-FEW = 20  # pods that are asked for one by one; of more all of the job's are listed
 MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
 
 
@@ -74,7 +73,8 @@ class Gatherer:
         operator_namespace: str,
         wall: Callable[[], float],
     ) -> None:
-        self._api, self._caches, self._refresh = api, caches, refresh
+        self._api, self._caches = api, caches
+        self._lookup = Lookup(api, caches.pods, caches.services, caches.policies, refresh)
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
         self._absent = AbsentNodes()
 
@@ -89,33 +89,9 @@ class Gatherer:
         if orphaning or not spec.managed_by_us(raw):
             return None
         snapshot = self._complete(key, raw)
-        if await self._made_sure(key, snapshot):
-            snapshot = replace(snapshot, pods=self._caches.pods.pods(key))
+        if await self._lookup.make_sure(key, snapshot):
+            snapshot = self._complete(key, raw)
         return snapshot, str(meta["resourceVersion"])
-
-    async def _made_sure(self, key: Key, s: Snapshot) -> bool:
-        """Ask the API for pods that the caches cannot be trusted about; return whether there were any.
-
-        A pod that lost its label is out of the watch's sight: neither it nor its end is ever told.
-        """
-        doubtful = [pod.name for pod in s.pods if pod.mislabelled]
-        vanished = () if s.job.deleting else s.vanished
-        if len(vanished) > FEW:
-            await self._refresh(key)
-        else:
-            doubtful += [names.pod_name(key.name, index) for index in vanished]
-        await asyncio.gather(*(self._look_for(key, name) for name in doubtful))
-        return bool(doubtful or vanished)
-
-    async def _look_for(self, key: Key, name: str) -> None:
-        pods = self._caches.pods
-        try:
-            path = f"{names.pods_path(key.namespace)}/{name}"
-            pods.observe(decode_pod(await self._api.get(path)), quiet=True, found=True)
-        except NotFound:
-            for pod in pods.pods(key):
-                if pod.name == name:
-                    pods.forget(pod)
 
     def _complete(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
@@ -138,6 +114,7 @@ class Gatherer:
 
     def _gone(self, key: Key) -> Gone:
         self._poller.forget(key)
+        self._lookup.gone(key)
         for cache in (self._caches.services, self._caches.policies):
             cache.settle(key)
         pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()

@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Incident, Ledger, Progress
+from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, Straggler
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -56,6 +56,17 @@ class _Ledger(msgspec.Struct):
     recovering: _Seconds = 0.0
 
 
+class _Slowest(msgspec.Struct):
+    rank: _Index
+    replica: _Index | None = None
+    ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+
+
+class _Hang(msgspec.Struct):
+    ranks: list[_Index] = []
+    message: str = ""
+
+
 class Answer(msgspec.Struct, rename="camel"):
     """The part of the agent's /status that the operator tells; see docs/contract.md."""
 
@@ -70,6 +81,9 @@ class Answer(msgspec.Struct, rename="camel"):
     restarts: _Restarts | None = None
     ledger: _Ledger | None = None
     failure: _Failure | None = None
+    slowest_rank: _Index | None = None
+    slowest: _Slowest | None = None
+    hang: _Hang | None = None
 
 
 _decode = msgspec.json.Decoder(Answer).decode
@@ -168,12 +182,23 @@ class Poller:
             in_place=answer.restarts.in_place if answer.restarts else 0,
             ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
             incident=None if answer.failure is None else Incident(**msgspec.structs.asdict(answer.failure)),
+            slowest=_straggler(answer),
+            hang=None
+            if answer.hang is None
+            else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
         )
 
 
-def _urgent(progress: Progress) -> tuple[bool, int]:
-    """What the next fault is judged by."""
-    return progress.rejoin, progress.in_place
+def _straggler(answer: Answer) -> Straggler | None:
+    if answer.slowest is not None:
+        return Straggler(**msgspec.structs.asdict(answer.slowest))
+    return None if answer.slowest_rank is None else Straggler(rank=answer.slowest_rank)
+
+
+def _urgent(progress: Progress) -> tuple[object, ...]:
+    """What the next fault is judged by, and who holds the others up."""
+    slow, hang = progress.slowest, progress.hang
+    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks
 
 
 def _sane(seconds: float | None) -> float | None:

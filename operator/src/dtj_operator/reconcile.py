@@ -46,6 +46,7 @@ class Reconciler:
         self._written: dict[
             Key, tuple[float, str]
         ] = {}  # when this process last wrote, and which version came of it
+        self._behind: dict[Key, float] = {}  # since when more than progress is to be written
 
     def wrote(self, key: Key, version: str) -> bool:
         """Whether this version of the job is news to nobody: it came of our own last write."""
@@ -59,13 +60,17 @@ class Reconciler:
         if found is None:
             return None
         if isinstance(found, Gone):
-            self._written.pop(key, None)
+            self._settle(key)
             rest = plan_gone(found)
             outcome = await self._applier.apply(key, "", rest.actions)
             if outcome.blocked:
                 raise TryLater("what is left of the job has changed meanwhile")
             return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
         return await self._bring_closer(key, *found)
+
+    def _settle(self, key: Key) -> None:
+        self._written.pop(key, None)
+        self._behind.pop(key, None)
 
     async def _bring_closer(self, key: Key, s: Snapshot, version: str) -> float | None:
         decision = plan(s)
@@ -92,8 +97,18 @@ class Reconciler:
         stored = s.memory.raw
         last_write, _ = self._written.get(key, (0.0, ""))
         due = pace.write_at(
-            stored, status, now=s.now, last_write=last_write, progress_s=self._progress_s, begun=begun
+            stored,
+            status,
+            now=s.now,
+            last_write=last_write,
+            progress_s=self._progress_s,
+            behind_since=self._behind.get(key),
+            begun=begun,
         )
+        if pace.only_progress(stored, status):
+            self._behind.pop(key, None)
+        else:
+            self._behind.setdefault(key, s.now)
         if due is None or due > s.now:
             return due
         if pace.only_progress(stored, status) and not self._progress_writes.try_take():
@@ -106,6 +121,7 @@ class Reconciler:
         except NotFound:
             return s.now
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
+        self._behind.pop(key, None)
         self._tell(key, s, verdict, status)
         return None
 
@@ -116,7 +132,7 @@ class Reconciler:
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
-        if isinstance(verdict, Restart):
+        if isinstance(verdict, Restart) and not verdict.goes_on:
             metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
         if isinstance(verdict, Succeed | Fail):
             metrics.FINISHED.labels(status["phase"]).inc()

@@ -67,6 +67,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hang:
+    """What the agents take for a hang, and what they do about it."""
+
+    timeout_s: int = 0  # 0: found out from the steps
+    action: str = "Restart"  # | Report
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """All that the planner knows of one job's identity and wishes."""
 
@@ -86,6 +94,7 @@ class Job:
     clean_pods: str = "Running"  # | All | None
     success: str = "All"  # | Rank0
     recovery: Recovery = Recovery()
+    hang: Hang = Hang()
     checkpoint: Checkpoint | None = None
     isolated: bool = True
     error: SpecError | None = None  # set: only the identity and the fields without a fault are to be trusted
@@ -193,7 +202,7 @@ def _wishes(name: str, spec: _Fields) -> Json:
     if port == names.AGENT_PORT:
         raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's; write another port")
     template = _template(spec)
-    recovery = spec.child("recovery")
+    recovery, hang = spec.child("recovery"), spec.child("hang")
     network = spec.child("network")
     checkpoint = spec.child("checkpoint")
     return {
@@ -208,6 +217,7 @@ def _wishes(name: str, spec: _Fields) -> Json:
         "clean_pods": spec.choice("cleanPodPolicy", "Running", "All", "None"),
         "success": spec.choice("successPolicy", "All", "Rank0"),
         "recovery": _recovery(recovery) if recovery else Recovery(),
+        "hang": _hang(hang) if hang else Hang(),
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
         "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
     }
@@ -267,6 +277,12 @@ def _recovery(fields: _Fields) -> Recovery:
         node_lost_s=fields.integer("nodeLostSeconds", 40, 0),
         avoid_node_after=fields.integer("avoidNodeAfter", 2, 0),
         rules=tuple(_rule(rule) for rule in fields.items("rules")),
+    )
+
+
+def _hang(fields: _Fields) -> Hang:
+    return Hang(
+        timeout_s=fields.integer("timeoutSeconds", 0, 0), action=fields.choice("action", "Restart", "Report")
     )
 
 

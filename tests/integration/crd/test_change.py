@@ -50,6 +50,7 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("replicas", RUNNING, {"replicas": 2}, "spec.replicas: Invalid value: replicas cannot be changed"),
     ("replicas, suspended", SUSPENDED, {"replicas": 2}, "replicas cannot be changed without spec.elastic"),
     ("elastic, made so later", RUNNING, {"elastic": {"maxReplicas": 2}}, "elastic cannot be changed"),
+    ("the patience with silence", RUNNING, {"hang": {"timeoutSeconds": 9}}, "hang cannot be changed"),
     ("the scope", RUNNING, recovery(scope="Job"), "recovery.scope cannot be changed"),
     ("processes", RUNNING, {"processesPerReplica": 2}, "processesPerReplica cannot be changed"),
     ("the port", RUNNING, {"masterPort": 2000}, "masterPort cannot be changed"),

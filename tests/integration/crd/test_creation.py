@@ -96,6 +96,9 @@ TABLE: list[tuple[str, Json, str]] = [
     ("no restart", recovery(maxRestarts=0), ACCEPTED),
     ("a negative number of restarts", recovery(maxRestarts=-1), "greater than or equal to 0"),
     ("negative without progress", recovery(maxRestartsWithoutProgress=-1), "greater than or equal to 0"),
+    ("a patience with silence", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
+    ("a negative patience", {"hang": {"timeoutSeconds": -1}}, "greater than or equal to 0"),
+    ("an unknown answer to a hang", {"hang": {"action": "Ignore"}}, 'supported values: "Restart", "Report"'),
     ("a scope", recovery(scope="Replica"), ACCEPTED),
     ("a scope that does not exist", recovery(scope="Pod"), '"Auto", "Replica", "Job"'),
     ("nodes that are never lost", recovery(nodeLostSeconds=0, avoidNodeAfter=0), ACCEPTED),
@@ -172,6 +175,7 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
             "nodeLostSeconds": 40,
             "avoidNodeAfter": 2,
         },
+        "hang": {"timeoutSeconds": 0, "action": "Restart"},
         "checkpoint": {"mountPath": "/checkpoints", "volume": NFS},
         "network": {"policy": "Isolated"},
     }

@@ -99,6 +99,7 @@ def test_status_is_written_apart_from_the_specification(running: Kubectl):
         ("dtj.spec.checkpoint.volume", "Exactly one volume source"),
         ("dtj.spec.template.spec.hostname", "Set by the operator"),
         ("dtj.spec.elastic", "kubectl scale"),
+        ("dtj.spec.hang.action", "the ranks that the others wait for"),
         ("dtj.spec.recovery.scope", "the agents in the others heal around them"),
         ("dtj.spec.recovery.nodeLostSeconds", "force-deleted and replaced"),
         ("dtj.status.failure", "Rank that failed first"),

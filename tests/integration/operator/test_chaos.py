@@ -10,9 +10,7 @@ from tests.chaos import run as chaos
 from tests.integration.controlplane import ControlPlane
 
 SEED = 1
-# A label that is taken off at the wrong moment can still hide a child from the operator, see docs/limits.md:
-# the long runs count that. They also have the time that an API server takes to start again.
-WITHOUT = frozenset({"relabel_pod", "relabel_network", "restart_apiserver"})
+WITHOUT = frozenset({"restart_apiserver"})  # the long runs have the time that it takes
 
 
 @pytest.mark.timeout(300)

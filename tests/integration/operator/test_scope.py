@@ -101,6 +101,30 @@ async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(cluster: Cl
     assert (await cluster.job())["status"]["restarts"]["counted"] == 1
 
 
+@pytest.mark.usefixtures("operator")
+async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
+    cluster: Cluster, kubelet: Kubelet
+):
+    await cluster.submit(replicas=3, recovery=HEALING)
+    before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+    await cluster.until(phase("Running"))
+    kubelet.holds = {"job-1"}
+    await cluster.api.delete(f"{cluster.pods}/job-1")
+    await cluster.until(phase("Recovering"))
+
+    await kubelet.finish("job-0", 75)
+    await kubelet.until(lambda pods: pods["job-0"]["metadata"]["uid"] != before["job-0"])
+    await kubelet.let_go("job-1", before["job-1"])
+    await kubelet.until(lambda pods: pods["job-1"]["metadata"]["uid"] != before["job-1"])
+    await kubelet.finish("job-2", 75)
+
+    job = await cluster.until(recovered(0, 1))
+    after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
+    assert after.keys() == before.keys()
+    assert not set(after.values()) & set(before.values())
+    assert job["status"]["failure"]["replica"] == 1
+
+
 @contextlib.asynccontextmanager
 async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
     """Play replica 0's agent; what the dict holds is what it answers."""

@@ -71,6 +71,7 @@ def test_fields_of_the_specification_are_these():
         "checkpoint",
         "cleanPodPolicy",
         "elastic",
+        "hang",
         "managedBy",
         "masterPort",
         "network",

@@ -1,109 +1,38 @@
-"""Runs the real `dtj` command in real processes, from a process that has already imported torch.
+"""What the tests of the trainer share: programs, sizes, and fixtures that run the real `dtj` command."""
 
-Importing torch takes seconds; a fork takes milliseconds. Python's own forkserver does it: each command is
-forked from it and is then what a shell would have started: own pid, own signals, own exit code.
-"""
-
-import contextlib
-import multiprocessing
-import os
-import signal
-import socket
-import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from tests.support.commands import Command, Finished, Start, commands, free_port, is_dead, wait_for
+from tests.support.commands import warm as warm_context
+
+__all__ = ["Command", "Finished", "Start", "free_port", "is_dead", "wait_for"]
+
 torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
 PROGRAMS = Path(__file__).parent / "programs"
 SMALL = PROGRAMS / "small.py"
 STEPS = 16
 SIZES = {"STEPS": STEPS, "SAMPLES": 96}
-_DEADLINE_S = 60.0
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
-_OWN = ("DTJ_", "OMP_", "PET_")
-_RANKS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "NNODES",
-    "NPROC_PER_NODE",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """What a command left behind."""
-
-    code: int | None
-    out: str
-    err: str
-
-
-class Command:
-    """A running `dtj ...`."""
-
-    def __init__(self, process: ForkServerProcess, folder: Path) -> None:
-        self._process = process
-        self._folder = folder
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid
-        return self._process.pid
-
-    @property
-    def out(self) -> str:
-        """Standard output so far."""
-        return (self._folder / "out").read_text()
-
-    @property
-    def err(self) -> str:
-        """Standard error so far."""
-        return (self._folder / "err").read_text()
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
-    def wait(self) -> Finished:
-        """Its end; fails where it does not come."""
-        self._process.join(_DEADLINE_S)
-        assert self._process.exitcode is not None, f"the command hangs: {self.out}"
-        return Finished(code=self._process.exitcode, out=self.out, err=self.err)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-Start = Callable[..., Command]
 
 
 @pytest.fixture(scope="session")
 def warm() -> ForkServerContext:
     """The process with torch in it."""
-    context = multiprocessing.get_context("forkserver")
-    # This module too: every process looks in it for what it is to run, and it imports much.
-    context.set_forkserver_preload(
-        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__]
-    )
-    return context
+    return warm_context()
 
 
 @pytest.fixture
 def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
     """start("run", "script.py", STEPS="3") starts a command; variables are keywords."""
-    yield from _starter(warm, tmp_path)
+    with commands(warm, tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture
@@ -117,8 +46,8 @@ def finish_once(
     warm: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Finished]]:
     """The same for what several tests compare with."""
-    for start in _starter(warm, tmp_path_factory.mktemp("once")):
-        yield lambda *argv, start=start, **env: start(*argv, **env).wait()
+    with commands(warm, tmp_path_factory.mktemp("once")) as begin:
+        yield lambda *argv, **env: begin(*argv, **env).wait()
 
 
 @pytest.fixture(scope="session")
@@ -137,61 +66,3 @@ def unbroken(
         return found[key]
 
     return folder
-
-
-def _starter(warm: ForkServerContext, folder: Path) -> Iterator[Start]:
-    started: list[Command] = []
-
-    def begin(*argv: object, **env: object) -> Command:
-        own = folder / f"command-{len(started)}"
-        own.mkdir()
-        words = [str(word) for word in argv]
-        variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
-        process = warm.Process(target=_be_dtj, args=(words, variables, own, Path.cwd(), sys.path))
-        process.start()
-        started.append(Command(process, own))
-        wait_for(lambda: (own / "err").exists() or process.exitcode is not None, "the command to start")
-        assert (own / "err").exists(), f"the command ended with {process.exitcode} before it began"
-        return started[-1]
-
-    yield begin
-    for command in started:
-        command.kill()
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Poll until the condition holds; fail after a deadline that is far beyond any honest duration."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def is_dead(pid: int) -> bool:
-    """No process has this id, or only a zombie."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    return True
-
-
-def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path: list[str]) -> None:
-    sys.path[:] = path
-    for name in [n for n in os.environ if n.startswith(_OWN) or n in _RANKS]:
-        del os.environ[name]
-    os.environ.update(env)
-    os.chdir(cwd)
-    for fd, name in ((1, "out"), (2, "err")):
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(file, fd)
-        os.close(file)
-    from dtj.cli import main
-
-    main(words)

@@ -1,18 +1,18 @@
 """Global batches and this rank's share of them."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
-from dtj.data.feed import Cut, Feed, Pair, fetch
+from dtj.data.cut import Cut
+from dtj.data.feed import Feed
+from dtj.data.feed import feed as make_feed
+from dtj.data.load import Pair
 from dtj.errors import RecipeError
-from dtj.world import World
 
 CPU = torch.device("cpu")
 
@@ -25,16 +25,19 @@ def feed(
     batch: int = 4,
     micro: int | None = None,
     data: Any = None,
-    cut: Cut | None = None,
+    in_lockstep: bool = False,
+    shuffle: bool = True,
+    workers: int = 0,
+    collate: Any = default_collate,
 ) -> Feed:
-    return Feed(
+    return make_feed(
         range(n) if data is None else data,
         global_batch=batch,
-        world=World(rank=rank, size=size),
         device=CPU,
-        cut=cut or Cut(micro_batch=micro),
-        seed=0,
-        shuffle=True,
+        cut=Cut(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
+        shuffle=shuffle,
+        workers=workers,
+        collate=collate,
     )
 
 
@@ -61,7 +64,7 @@ def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
             f.load_state_dict({"position": position, "length": n, "seed": 0})
             seen += real(f)
             now = f.batch()
-            f.advance(now)
+            f.advance()
         position, step = ranks[0].position, step + 1
     assert sorted(seen) == list(range(n))
     assert now.ends_epoch
@@ -81,7 +84,8 @@ def test_weights_of_all_ranks_add_up_to_one(n: int, batch: int, size: int, micro
 
 def test_state_is_one_number_and_what_it_counts_in() -> None:
     f = feed(10, batch=4)
-    f.advance(f.batch())
+    f.batch()
+    f.advance()
     assert f.state_dict() == {"position": 4, "length": 10, "seed": 0}
 
 
@@ -90,7 +94,7 @@ def test_last_batch_of_an_epoch_is_smaller_and_says_so() -> None:
     batches = []
     for _ in range(4):
         batches.append(f.batch())
-        f.advance(batches[-1])
+        f.advance()
     assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [
         (4, 0, False),
         (4, 0, False),
@@ -119,24 +123,26 @@ class Named(NamedTuple):
     ],
 )
 def test_structure_of_a_micro_batch(data: Any, expected: type) -> None:
-    assert type(fetch(data, np.array([2, 0]), device=CPU)) is expected
+    assert type(next(iter(feed(data=data).batch()))) is expected
 
 
 def test_pair_holds_the_samples_asked_for() -> None:
-    pair = fetch([(torch.tensor(i), 2 * i) for i in range(3)], np.array([2, 0]), device=CPU)
-    assert pair.x.tolist() == [2, 0]
-    assert pair.y.tolist() == [4, 0]
+    f = feed(data=[(torch.tensor(i), 2 * i) for i in range(3)], batch=2)
+    pair, wanted = next(iter(f.batch())), real(f)
+    assert pair.x.tolist() == wanted
+    assert pair.y.tolist() == [2 * i for i in wanted]
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
+class Unmeasured:
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        pytest.param(Stream(), "Stream without length or index", id="a stream"),
+        pytest.param(Unmeasured(), "Unmeasured has no length.*\n.*__len__", id="an index without length"),
+        pytest.param((i for i in range(3)), "generator, which can be read only once", id="a generator"),
         pytest.param([], "the data set is empty", id="an empty list"),
     ],
 )
@@ -155,8 +161,9 @@ def test_batch_of_nothing_is_refused() -> None:
 def test_in_lockstep_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
     samples: int, size: int, micro: int | None
 ) -> None:
-    cut = Cut(micro_batch=micro, in_lockstep=True)
-    ranks = [feed(samples, rank=r, size=size, batch=samples, cut=cut) for r in range(size)]
+    ranks = [
+        feed(samples, rank=r, size=size, batch=samples, micro=micro, in_lockstep=True) for r in range(size)
+    ]
     parts = [f.batch().parts for f in ranks]
     assert len({len(each) for each in parts}) == 1
     assert sorted(i for f in ranks for i in real(f)) == list(range(samples))
@@ -175,4 +182,17 @@ def test_in_lockstep_every_rank_has_as_many_micro_batches_and_each_sample_counts
     ],
 )
 def test_size_of_micro_batches(share: int, micro: int | None, pipelined: int | None, size: int) -> None:
-    assert Cut(micro_batch=micro, pipelined=pipelined).size(share) == size
+    assert Cut(micro_batch=micro, pipelined=pipelined).micro(share) == size
+
+
+@given(
+    n=st.integers(1, 60),
+    batch=st.integers(1, 60),
+    size=st.integers(1, 5),
+)
+def test_evaluation_counts_each_sample_once(n: int, batch: int, size: int) -> None:
+    """What `run.evaluate` reads: one epoch in order, on every rank equally many batches."""
+    ranks = [list(feed(n, rank=r, size=size, batch=batch, shuffle=False).epoch_once()) for r in range(size)]
+    assert len({len(batches) for batches in ranks}) == 1
+    seen = [i for batches in ranks for b in batches for p in b.parts if p.weight for i in p.indices.tolist()]
+    assert sorted(seen) == list(range(n))

@@ -1,16 +1,21 @@
 """Ranks that go silent without dying: found by default, named rightly, and never where nothing is wrong."""
 
+import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dtj.agent.hang import LEAST_S, Look, Silence, culprits, innermost, sentence
-from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Finished
+from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
+from tests.unit.dtj.test_serve import status
 
 Finish = Callable[..., Finished]
+Start = Callable[..., Command]
 WAITING = Look(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
 LOADING = Look(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
 
@@ -90,6 +95,15 @@ def test_innermost_frame_is_that_of_the_main_thread() -> None:
     assert innermost("") == ""
 
 
+def test_innermost_frame_is_not_where_python_itself_waits() -> None:
+    loading = (
+        'Thread 0x02 (most recent call first):\n  File "/lib/python3/selectors.py", line 415 in select\n'
+        '  File "/lib/python3/multiprocessing/connection.py", line 930 in wait\n'
+        '  File "/lib/torch/utils/data/dataloader.py", line 1 in _try_get_data\n'
+    )
+    assert innermost(loading) == LOADING.frame
+
+
 @pytest.mark.parametrize(
     ("fault", "where"),
     [
@@ -110,6 +124,41 @@ def test_silent_rank_is_named_ended_and_replaced(
     for other in {"0", "1", "2"} - {rank}:  # the stacks of all are in the log
         assert re.search(rf"\[rank {other}\]   File .* in ", ended.err)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 2}
+    command = start("run", "--nproc", 2, "--port", port, SMALL, DTJ_HANG_ACTION="Report", **env)
+    wait_for((tmp_path / "ready").exists, "step 20")
+    pid = status(port)["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: status(port)["hang"], "the hang to be named")
+    assert status(port)["hang"]["ranks"] == [1]
+    assert "rank 1 is stopped (SIGSTOP, or a debugger)" in status(port)["hang"]["message"]
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: status(port)["hang"] is None, "the end of the hang")
+    assert (status(port)["generation"], status(port)["failure"]) == (1, None)
+    command.signal(signal.SIGTERM)
+    err = command.wait().err
+    assert re.search(r"\[rank 0\]   File .* in ", err)
+    assert err.count("nobody is ended") == 1
+
+
+def test_hang_without_a_restart_left_is_the_reason_in_the_last_words(finish: Finish, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flags = ("run", "--nproc", 2, "--termination-log", log, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:end:sleep", PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 128 + signal.SIGKILL
+    fields = json.loads(log.read_text())
+    assert (fields["reason"], fields["rank"]) == ("Hang", 1)
+    assert re.search(r"rank 1 is in .*small\.py:\d+ in fail", fields["message"])
+
+
+def test_unknown_hang_action_is_refused(finish: Finish) -> None:
+    ended = finish("run", SMALL, DTJ_HANG_ACTION="restart")
+    assert ended.code == 78
+    assert "DTJ_HANG_ACTION is 'restart', expected Restart or Report" in ended.err
 
 
 def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_path: Path) -> None:

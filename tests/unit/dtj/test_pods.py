@@ -36,13 +36,13 @@ class Pods:
             **env,
         }
 
-    def run(self, index: int, *flags: object, **env: object) -> Command:
+    def run(self, index: int, *flags: object, program: Path = SMALL, **env: object) -> Command:
         """Start the pod of an index, the first or a new one."""
         where = {"NODE_RANK": index, "DTJ_REPLICA_INDEX": index}
         if index == 0:
             where["DTJ_AGENT_PORT"] = self.port
         log = ("--termination-log", self._out / f"log-{index}")
-        return self._start("run", *log, *flags, SMALL, **self._env | where | env)
+        return self._start("run", *log, *flags, program, **self._env | where | env)
 
     def status(self) -> dict[str, Any]:
         return status(self.port)

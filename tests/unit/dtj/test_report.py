@@ -87,6 +87,12 @@ def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
         assert message.endswith(fields["message"])
 
 
+def test_only_who_counts_the_heals_tells_of_them() -> None:
+    told = report.termination([end(0, 3)], checkpoint=None, generation=3, in_place=2, now=START)
+    silent = report.termination([end(0, 3)], checkpoint=None, generation=3, now=START)
+    assert (told["inPlace"], silent["inPlace"]) == (2, None)
+
+
 def test_short_message_is_left_whole() -> None:
     fields = report.termination([end(0, 3)], checkpoint="/c/step-1", generation=1, now=START)
     assert json.loads(report.encode(report.fit(fields, limit=4096))) == fields

@@ -1,10 +1,12 @@
-"""/status, /metrics and /healthz of a real run."""
+"""/status, /metrics, /stacks and /healthz of a real run."""
 
 import json
+import os
 import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +80,35 @@ def test_unknown_page_is_not_found(start: Start, tmp_path: Path) -> None:
     start("run", "--port", port, script)
     wait_for(lambda: status(port), "the status page")
     with pytest.raises(urllib.error.HTTPError) as raised:
-        get(port, "/stacks")
+        get(port, "/nothing")
     with raised.value as answer:
         assert answer.code == 404
+
+
+def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> None:
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ndef nap():\n    time.sleep(600)\nnap()\n")
+    start("run", "--nproc", 2, "--port", port, script)
+    wait_for(lambda: status(port), "the status page")
+    wait_for(lambda: f'File "{script}", line 3 in nap' in get(port, "/stacks"), "the nap")
+    pids = [rank["pid"] for rank in status(port)["ranks"]]
+    os.kill(pids[1], signal.SIGSTOP)
+    first, second = get(port, "/stacks").split("rank 1, ")
+    assert first.startswith(f"rank 0, pid {pids[0]}, step None\n")
+    assert f'File "{script}", line 3 in nap' in first
+    assert second == f"pid {pids[1]}, step None\nno stack: the process does not answer\n"
+    os.kill(pids[1], signal.SIGCONT)
+    wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to answer")
+
+
+def test_all_who_ask_for_stacks_at_once_are_answered(start: Start, tmp_path: Path) -> None:
+    port, script = free_port(), tmp_path / "sleeper.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    start("run", "--port", port, script)
+    wait_for(lambda: status(port).get("ranks"), "the status page")
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: get(port, "/stacks"), range(5)))
+    assert all(answer.startswith("rank 0, pid ") for answer in answers)
 
 
 def test_taken_port_costs_the_page_not_the_training(

@@ -24,6 +24,7 @@ def test_public_names() -> None:
         "RecipeError",
         "Run",
         "Stopped",
+        "first_on_node",
         "init",
     ]
     assert all(getattr(dtj, name) for name in dtj.__all__)
@@ -46,6 +47,7 @@ def test_public_verbs_of_a_run() -> None:
         "say",
         "size",
         "state",
+        "step",
         "steps",
     }
 
@@ -70,6 +72,7 @@ def test_commands_and_flags() -> None:
             "--sync",
             "--tf32",
             "--weights",
+            "--workers",
             "--nproc",
             "--port",
             "--ranks",

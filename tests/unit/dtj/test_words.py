@@ -27,7 +27,9 @@ class Clock:
 
 
 def diary(clock: Clock, **settings: Any) -> Diary:
-    return Diary(settings=Settings(**settings), rank=0, clock=clock, first_step=0, total_steps=100, samples=0)
+    return Diary(
+        settings=Settings(**settings), rank=0, meters=meters.Meters(total_steps=100, clock=clock, tokens=3)
+    )
 
 
 def train(d: Diary, clock: Clock, steps: range, *, step_s: float) -> None:
@@ -39,7 +41,8 @@ def train(d: Diary, clock: Clock, steps: range, *, step_s: float) -> None:
         d.note({"loss": torch.tensor(1 / step)}, now=False)
         clock.now += step_s
         d.hear(sent, log=asked)
-        sent, asked = d.end(step, samples=8 * step, epoch=step // 50), d.wants_line()
+        sent = d.end(step, samples=8 * step, epoch=step // 50, waited_s=0)
+        asked = d.wants_line()
     d.hear(sent, log=asked)
 
 
@@ -67,22 +70,23 @@ def test_line_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     d.begin(1)
     d.note({"loss": torch.tensor(0.25), "accuracy": 0.5, "lr": 1e-5}, now=False)
     clock.now = 2.0
-    d.hear(d.end(1, samples=16, epoch=0), log=False)
+    d.hear(d.end(1, samples=16, epoch=0, waited_s=0.5), log=False)
     assert capsys.readouterr().out == (
-        "step 1/100  epoch 0  loss 0.2500  accuracy 0.5000  lr 1.000e-05  8 samples/s  eta 0:03:18\n"
+        "step 1/100  epoch 0  loss 0.2500  accuracy 0.5000  lr 1.000e-05  8 samples/s  24 tokens/s  "
+        "data wait 25%  eta 0:03:18\n"
     )
 
 
 def test_number_noted_between_lines_waits_for_the_next_one() -> None:
     d = diary(Clock(), log_every=10)
     d.begin(1)
-    d.end(1, samples=1, epoch=0)
+    d.end(1, samples=1, epoch=0, waited_s=0)
     d.begin(2)
     d.note({"accuracy": 0.5, "loss": torch.tensor(1.0)}, now=False)
-    assert d.end(2, samples=2, epoch=0) == ()
+    assert d.end(2, samples=2, epoch=0, waited_s=0) == ()
     d.begin(10)
     d.note({"loss": torch.tensor(2.0)}, now=False)
-    assert d.end(10, samples=10, epoch=0) == (0.5, 2.0)
+    assert d.end(10, samples=10, epoch=0, waited_s=0) == (0, 0.5, 2.0)
 
 
 def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +95,7 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
     d.begin(1)
     d.note({"loss": torch.tensor(math.nan)}, now=False)
     clock.now = 1.0
-    d.hear(d.end(1, samples=4, epoch=0), log=False)
+    d.hear(d.end(1, samples=4, epoch=0, waited_s=1.0), log=False)
     assert json.loads(capsys.readouterr().out) == {
         "step": 1,
         "totalSteps": 100,
@@ -99,6 +103,12 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
         "loss": None,
         "metrics": {},
         "samplesPerSecond": 4.0,
+        "tokensPerSecond": 12.0,
+        "mfu": None,
+        "dataWait": 1.0,
+        "stepSecondsP50": None,
+        "stepSecondsP99": None,
+        "memoryBytes": None,
         "etaSeconds": 99.0,
     }
 
@@ -106,6 +116,23 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
 def test_value_of_many_elements_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"run.log got logits of shape \(2, 3\)"):
         diary(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)
+
+
+def test_lengths_of_steps_and_utilisation() -> None:
+    clock = Clock()
+    m = meters.Meters(
+        total_steps=200, clock=clock, flops_per_sample=5e9, peak_flops=2e12, memory=lambda: 4096
+    )
+    for step in range(101):
+        m.begin_step()
+        clock.now += 0.5 if step else 9.0
+    found = m.reading(step=100, samples=5900, epoch=0, metrics={})
+    assert found["samplesPerSecond"] == pytest.approx(100)
+    assert found["mfu"] == pytest.approx(0.25)
+    assert (found["stepSecondsP50"], found["stepSecondsP99"], found["memoryBytes"]) == (0.5, 0.5, 4096)
+    m.begin_step()
+    assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101
+    assert "mfu 25.0%" in meters.as_text(found)
 
 
 def test_rate_is_unknown_until_time_has_passed() -> None:

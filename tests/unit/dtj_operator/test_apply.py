@@ -32,6 +32,7 @@ JOB = job().snapshot().job
 KEY = Key(JOB.namespace, JOB.name)
 GONE = refuses(404, "NotFound")
 TAKEN = refuses(409, "AlreadyExists")
+REMOVED = says({"kind": "Status", "metadata": {}})
 QUOTA = refuses(403, "Forbidden", "exceeded quota: small")
 
 
@@ -175,7 +176,7 @@ async def test_a_pod_that_somebody_else_took_away_meanwhile_is_gone(told: bool) 
 async def test_an_edited_service_is_made_anew() -> None:
     edited = stored(service(JOB))
     edited["spec"]["selector"] = {"a": "b"}
-    async with doing(TAKEN, says(edited), says({}), says(stored(service(JOB), "new"))) as do:
+    async with doing(TAKEN, says(edited), REMOVED, says(stored(service(JOB), "new"))) as do:
         assert await do(CreateService(service(JOB))) == Outcome()
 
         assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Incident, Ledger
+from dtj_operator.plan.snapshot import Incident, Ledger, Straggler
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -102,6 +102,41 @@ async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
     assert progress.ledger == Ledger(productive=1.5, startup=2, lost=0, recovering=3.25)
 
 
+@pytest.mark.parametrize(
+    ("told", "slowest"),
+    [
+        param({"slowestRank": 3}, Straggler(rank=3), id="an agent that says only who"),
+        param(
+            {"slowestRank": 3, "slowest": {"rank": 3, "replica": 1, "ratio": 2.1}},
+            Straggler(rank=3, replica=1, ratio=2.1),
+            id="and where, and how slow",
+        ),
+        param({"slowestRank": None, "slowest": None}, None, id="all keep step"),
+    ],
+)
+async def test_the_rank_that_the_others_wait_for_is_read(
+    agents: Agents, told: dict[str, object], slowest: Straggler | None
+) -> None:
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, **told}).encode()
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(1)
+
+    progress = agents.poller.last(KEY, "u", 0)
+    assert progress is not None
+    assert progress.slowest == slowest
+
+
+async def test_who_holds_the_others_up_is_news_at_once_and_how_much_is_none(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    slow = {"rank": 1, "replica": 1, "ratio": 2.0}
+    hang = {"ranks": [1], "message": "no step for 33 s"}
+    for more in ({}, {"slowest": slow}, {"slowest": slow | {"ratio": 2.2}}, {"hang": hang}, {}):
+        agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, **more}).encode()
+        await asyncio.sleep(10)
+
+    assert [round(at) for at in agents.told] == [0, 10, 30, 40]
+
+
 async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
@@ -127,6 +162,7 @@ async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> N
         param(b'{"attempt": 0, "step": 99999999999999999999}', id="a step that no API server stores"),
         param(b'{"attempt": 0, "step": "1"}', id="a string"),
         param(b'{"attempt": 0, "step": 1, "restarts": {"inPlace": 4000000000}}', id="heals beyond belief"),
+        param(b'{"attempt": 0, "step": 1, "slowest": {"rank": -1}}', id="no rank"),
         param(b'{"attempt": 0, "step": 1, "ledger": {"lost": -1}}', id="negative seconds"),
     ],
 )

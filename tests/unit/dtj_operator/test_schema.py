@@ -63,6 +63,8 @@ def test_every_enum_of_the_schema_is_understood() -> None:
             assert spec.parse(job().wants(**{name: value}).raw()).error is None
     for value in SCHEMA["spec"]["properties"]["recovery"]["properties"]["scope"]["enum"]:
         assert job().recovery(scope=value).job().error is None
+    for value in SCHEMA["spec"]["properties"]["hang"]["properties"]["action"]["enum"]:
+        assert job().wants(hang={"action": value}).job().hang.action == value
 
 
 def test_what_is_bounded_in_the_code_is_bounded_alike_in_the_schema() -> None:

@@ -97,6 +97,8 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         param(job().replicas(4).elastic(2, 3), "spec.replicas", id="more than the maximum"),
         param(job().named("a" * 61).elastic(1, 11), "metadata.name", id="a name that leaves no room to grow"),
         param(job().recovery(scope="Pod"), "spec.recovery.scope", id="an unknown scope"),
+        param(job().wants(hang={"action": "Ignore"}), "spec.hang.action", id="an unknown answer to a hang"),
+        param(job().wants(hang={"timeoutSeconds": -1}), "spec.hang.timeoutSeconds", id="a negative patience"),
         param(job().recovery(nodeLostSeconds=-1), "spec.recovery.nodeLostSeconds", id="a loss in the past"),
         param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
         param(job().wants(masterPort=70000), "spec.masterPort", id="no port"),

@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dtj.data.feed import Batch, Pair
+    from dtj.data.feed import Batch
+    from dtj.data.load import Pair
     from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
+    from dtj.node import first_on_node
     from dtj.recipe import Recipe
     from dtj.run import Run, init
 
@@ -24,6 +26,7 @@ __all__ = [
     "RecipeError",
     "Run",
     "Stopped",
+    "first_on_node",
     "init",
 ]
 
@@ -31,11 +34,12 @@ _HOME = {
     "Batch": "dtj.data.feed",
     "CheckpointError": "dtj.errors",
     "DtjError": "dtj.errors",
-    "Pair": "dtj.data.feed",
+    "Pair": "dtj.data.load",
     "Recipe": "dtj.recipe",
     "RecipeError": "dtj.errors",
     "Run": "dtj.run",
     "Stopped": "dtj.errors",
+    "first_on_node": "dtj.node",
     "init": "dtj.run",
 }
 

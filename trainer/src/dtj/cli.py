@@ -11,8 +11,9 @@ import click
 import dtj
 from dtj import contract, recipe, settings
 from dtj.agent import program
-from dtj.agent.launch import Options, launch
+from dtj.agent.launch import launch
 from dtj.agent.membership import Budget
+from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank import Program
 from dtj.errors import DtjError, RecipeError
@@ -53,9 +54,20 @@ _FLAGS = [
         "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
     ),
     click.option(
+        "--workers",
+        type=click.IntRange(min=0),
+        help="Processes of each rank that load samples ahead. [default: 0, the rank itself]",
+    ),
+    click.option(
         "--metrics",
-        type=click.Path(dir_okay=False),
-        help="Append every logged line to this file, as JSON.",
+        multiple=True,
+        metavar="FILE.jsonl|FILE.csv|tensorboard:FOLDER",
+        help="Write every logged line there too; may be repeated.",
+    ),
+    click.option(
+        "--peak-tflops",
+        type=click.FloatRange(min=0, min_open=True),
+        help="What one device can do at this precision, in TFLOP/s: the log then has MFU.",
     ),
     click.option(
         "--weights",
@@ -189,11 +201,13 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
     """Flags that are for the ranks, under the names that settings.py reads."""
     values = {
         settings.MICRO_BATCH: flags["micro_batch"],
+        settings.WORKERS: flags["workers"],
         settings.SAVE_EVERY: flags["save_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
         settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
-        settings.METRICS: flags["metrics"] and Path(flags["metrics"]).resolve(),
+        settings.METRICS: "\n".join(map(_absolute, flags["metrics"])) or None,
+        settings.PEAK_TFLOPS: flags["peak_tflops"],
         settings.KEEP: flags["keep"],
         settings.ASYNC_SAVE: _switch(flags["async_save"]),
         settings.PARALLEL: flags["parallel"],
@@ -208,6 +222,12 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         contract.RESUME_DIR: flags["resume_dir"] and Path(flags["resume_dir"]).resolve(),
     }
     return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _absolute(target: str) -> str:
+    """A target of --metrics, wherever the program goes."""
+    kind, colon, rest = target.rpartition("tensorboard:")
+    return f"{kind}{colon}{Path(rest).resolve()}"
 
 
 def _switch(on: bool) -> str | None:
@@ -229,7 +249,18 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         attempt=int(env.get(contract.ATTEMPT, 0)),
         budget=_budget(flags["max_restarts"], env),
         hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
+        ends_hung=_hang_action(env) == "Restart",
     )
+
+
+def _hang_action(env: Mapping[str, str]) -> str:
+    action = env.get(contract.HANG_ACTION) or "Restart"
+    if action not in {"Restart", "Report"}:
+        raise RecipeError(
+            f"{contract.HANG_ACTION} is {action!r}, expected Restart or Report",
+            fix="Restart ends a rank that hangs, Report only names it",
+        )
+    return action
 
 
 def _budget(flag: int | None, env: Mapping[str, str]) -> Budget:

@@ -25,6 +25,9 @@ AGENT_PORT: Final = "DTJ_AGENT_PORT"
 CHECKPOINT_DIR: Final = "DTJ_CHECKPOINT_DIR"
 RESUME_DIR: Final = "DTJ_RESUME_DIR"
 HANG_SECONDS: Final = "DTJ_HANG_SECONDS"
+HANG_ACTION: Final = "DTJ_HANG_ACTION"
+MIN_REPLICAS: Final = "DTJ_MIN_REPLICAS"
+MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
@@ -53,6 +56,7 @@ TERMINATION_FIELDS: Final = (
     "message",
     "checkpoint",
     "generation",
+    "inPlace",
     "at",
 )
 REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")
@@ -70,10 +74,18 @@ STATUS_FIELDS: Final = (
     "loss",
     "metrics",
     "samplesPerSecond",
+    "tokensPerSecond",
+    "mfu",
+    "dataWait",
+    "stepSecondsP50",
+    "stepSecondsP99",
+    "memoryBytes",
     "etaSeconds",
     "checkpoint",
     "ranks",
     "slowestRank",
+    "slowest",
+    "hang",
     "rejoin",
     "restarts",
     "failure",

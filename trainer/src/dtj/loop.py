@@ -3,6 +3,7 @@
 from torch import nn
 
 import dtj
+from dtj.data.feed import Feed
 from dtj.errors import RecipeError
 from dtj.recipe import Recipe
 
@@ -12,10 +13,8 @@ def train(recipe: Recipe) -> None:
     run = dtj.init(seed=recipe.seed)
     model = run.parallel(recipe.model())
     optimizer = recipe.optimizer(model.parameters())
-    data = run.data(recipe.data, global_batch=recipe.global_batch)
-    steps = recipe.epochs * data.steps_per_epoch
-    if steps < 1:
-        raise RecipeError(f"epochs is {recipe.epochs}, expected at least 1", fix="give at least one epoch")
+    data = run.data(recipe.data, global_batch=recipe.global_batch, tokens=recipe.tokens)
+    steps = count_steps(recipe, data)
 
     if recipe.schedule:
         schedule = recipe.schedule(optimizer, steps)
@@ -45,6 +44,20 @@ def train(recipe: Recipe) -> None:
         run.say(f"done: {run.step} steps")
     if recipe.sample is not None:
         run.say(f"a sample:\n{recipe.sample(model)}")
+
+
+def count_steps(recipe: Recipe, data: Feed) -> int:
+    """Global batches of the whole training."""
+    given = {"epochs": recipe.epochs, "steps": recipe.steps}
+    set_ones = {name: value for name, value in given.items() if value is not None}
+    if len(set_ones) != 1:
+        raise RecipeError(
+            f"the recipe gives {' and '.join(set_ones) or 'neither epochs nor steps'}", fix="give one of them"
+        )
+    ((name, count),) = set_ones.items()
+    if count < 1:
+        raise RecipeError(f"{name} is {count}, expected at least 1", fix="give at least one")
+    return count if name == "steps" else count * data.steps_per_epoch
 
 
 def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:

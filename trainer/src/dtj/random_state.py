@@ -19,6 +19,11 @@ def seed(value: int) -> None:
     torch.manual_seed(value)
 
 
+def seed_for(*what: int) -> None:
+    """Seed as `seed`, with a number for this combination; for processes that load samples."""
+    seed(int(np.random.SeedSequence(what).generate_state(1)[0]))
+
+
 def begin_step(base: int, step: int, rank: int, device: torch.device) -> None:
     """Seed the generators that this rank uses for one step; about 15 us, a sixth of `seed`."""
     value = int(np.random.SeedSequence([base, step, 1 + rank]).generate_state(1)[0])

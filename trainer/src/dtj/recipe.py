@@ -29,11 +29,14 @@ class Recipe:
     """What to train, as parts that `loop.train` puts together; factories where the device matters.
 
     model         () -> module, on the CPU; every rank builds the same one
-    data          map-style data set; micro-batches have the structure of its items, pairs come as mb.x, mb.y
+    data          map-style data set or stream; micro-batches have the structure of its items, pairs come as
+                  mb.x, mb.y
     loss          (model, micro-batch) -> (), the mean loss of its samples
     optimizer     parameters -> optimizer
     global_batch  samples of one step over all ranks
     epochs        passes over the data
+    steps         in place of epochs: global batches in all, for a stream that has no length
+    tokens        of one sample, where it is text: the log then has tokens a second
     clip          largest norm that the gradients of a step may have; None lets them be
     schedule      (optimizer, steps in all) -> schedule, stepped once a step; None keeps the rate
     held_out      data set to evaluate on after each epoch; None evaluates nothing
@@ -49,7 +52,9 @@ class Recipe:
     loss: "Callable[[nn.Module, Any], torch.Tensor]"
     optimizer: "Callable[[Iterable[nn.Parameter]], Optimizer]"
     global_batch: int
-    epochs: int
+    epochs: int | None = None
+    steps: int | None = None
+    tokens: int | None = None
     clip: float | None = None
     schedule: "Callable[[Optimizer, int], LRScheduler] | None" = None
     held_out: Any = None

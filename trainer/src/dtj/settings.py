@@ -26,6 +26,8 @@ KEEP = "DTJ_KEEP"
 METRICS = "DTJ_METRICS"
 WEIGHTS = "DTJ_WEIGHTS"
 ASYNC_SAVE = "DTJ_ASYNC_SAVE"
+WORKERS = "DTJ_WORKERS"
+PEAK_TFLOPS = "DTJ_PEAK_TFLOPS"
 
 # Axes of each strategy's grid of ranks, outermost first (parallel/layout.py).
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
@@ -59,10 +61,12 @@ class Settings:
 
     micro_batch     samples a rank works on at once; None takes its whole share of the global batch. Only
                     memory depends on it, never the result (but for rounding).
+    workers         processes of each rank that load samples ahead; 0 loads them when they are needed
     save_every      steps between checkpoints; None saves once a minute, which costs little at any step time.
     log_every       steps between lines; None prints about one a second.
     log_json        one JSON object a line instead of text.
-    metrics         file that every logged line is appended to (watch/book.py)
+    metrics         files that every logged line is written to (watch/book.py)
+    peak_tflops     of one device at the precision in use, in 10^12 operations a second: gives MFU
     checkpoint_dir  where this run commits its checkpoints; None keeps state in memory only.
     resume_dir      folder of an earlier run to start from; read, never written.
     keep            newest checkpoints that are kept, at least 2: the last may turn out unreadable
@@ -79,10 +83,12 @@ class Settings:
     """
 
     micro_batch: int | None = None
+    workers: int = 0
     save_every: int | None = None
     log_every: int | None = None
     log_json: bool = False
-    metrics: str | None = None
+    metrics: tuple[str, ...] = ()
+    peak_tflops: float | None = None
     checkpoint_dir: str | None = None
     resume_dir: str | None = None
     keep: int = 2
@@ -109,10 +115,12 @@ class Settings:
         """The code's wishes (keywords) under the job's flags (env)."""
         return cls(
             micro_batch=_positive(MICRO_BATCH, env.get(MICRO_BATCH), micro_batch),
+            workers=_count(WORKERS, env.get(WORKERS)),
             save_every=_positive(SAVE_EVERY, env.get(SAVE_EVERY), save_every),
             log_every=_positive(LOG_EVERY, env.get(LOG_EVERY), log_every),
             log_json=env.get(LOG_FORMAT) == "json",
-            metrics=env.get(METRICS) or None,
+            metrics=tuple(env.get(METRICS, "").splitlines()),
+            peak_tflops=_amount(PEAK_TFLOPS, env.get(PEAK_TFLOPS)),
             checkpoint_dir=env.get(CHECKPOINT_DIR) or None,
             resume_dir=env.get(RESUME_DIR) or None,
             keep=max(2, _positive(KEEP, env.get(KEEP), None) or 2),
@@ -152,6 +160,22 @@ def _choice(name: str, text: str | None, known: Mapping[str, str]) -> Choice | N
     if takes == "K" and amount is None:
         raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
     return Choice(name=word, amount=amount)
+
+
+def _amount(name: str, text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise RecipeError(f"{name} is {text!r}, expected a number above 0", fix="correct it, or leave it out")
+    return number
+
+
+def _count(name: str, flag: str | None) -> int:
+    return 0 if flag in {None, "", "0"} else _positive(name, flag, None) or 0
 
 
 def _positive(name: str, flag: str | None, wish: int | None) -> int | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dtj import contract
 from dtj.errors import Stopped, is_peer_loss
 from dtj.stop import StopFlag
-from dtj.watch import channel, orders
+from dtj.watch import board, channel, orders
 from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
 
 # All ranks are known to be there when they connect, so this only lasts where one dies in that very moment.
@@ -55,6 +55,7 @@ class Team:
         """Join the other ranks, however long they take to come."""
         if self._world.size == 1:
             return
+        board.mine.is_compared = self._in_place  # ranks that split a model wait for each other all the time
         self._orders = orders.listen(os.environ, on_change=self._break)
         if self._orders is None:
             self.control = open_group(self._world, self._device, store=None, timeout=RENDEZVOUS_TIMEOUT)
@@ -74,6 +75,7 @@ class Team:
         self.close()
         self._orders.wait_newer(self._generation, give_up=self._give_up)
         self._enter()
+        board.mine.sign()
 
     def close(self) -> None:
         """Leave all groups. Errors are of no interest: they are about to be forgotten."""

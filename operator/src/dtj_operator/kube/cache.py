@@ -7,9 +7,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.views import PodView
 from dtj_operator.names import Key
 
+_SILENT = ("version", "removed")  # fields whose change is no news: who is removed is gone in the next event
 REMEMBERED_DEAD = 10_000  # deleted objects: an answer that is overtaken by the watch must not revive one
 
 
@@ -28,15 +30,22 @@ class View(Protocol):
     def uid(self) -> str: ...
     @property
     def version(self) -> str: ...
+    @property
+    def removed(self) -> bool:
+        """Whether this is the last state of an object that is gone; False where one cannot tell."""
 
 
 V = TypeVar("V", bound=View)
 
 
 class Cache(Generic[V]):
-    """Views by key and name."""
+    """Views by key and name.
 
-    def __init__(self) -> None:
+    doubts  names of objects that may be there all the same
+    """
+
+    def __init__(self, doubts: Doubts | None = None) -> None:
+        self.doubts = doubts or Doubts()
         self._kept: dict[Key, dict[str, V]] = {}
         self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
@@ -59,14 +68,26 @@ class Cache(Generic[V]):
         known = self._kept.get(view.key, {}).get(view.name)
         if self._died_later(view, found) or (known is not None and not _newer(view, known)):
             return
+        self.doubts.settle(view.key, view.name)
         self._count += known is None
         self._kept.setdefault(view.key, {})[view.name] = view
         self._moved(known, view)
         if not quiet and (known is None or _matters(view, known)):
             self._changed(known, view)
 
+    def leave(self, view: V) -> None:
+        """A watch by label sees an object no more: it is gone, or lost its label."""
+        known = self._kept.get(view.key, {}).get(view.name)
+        ours = known is not None and known.uid == view.uid
+        if ours and known is not None and _later(known.version, view.version):
+            return  # it was seen since
+        self.forget(view)
+        if ours and not view.removed:
+            self.doubts.add(view.key, view.name)
+
     def forget(self, view: V) -> None:
-        """An object is gone: the watch said so, or a call found it missing."""
+        """An object is gone: a call has deleted it, or found it missing."""
+        self.doubts.settle(view.key, view.name)
         if not self._died_later(view, found=False):  # who only finds it missing knows an older version
             self._dead[view.uid] = view.version
         if len(self._dead) > REMEMBERED_DEAD:
@@ -82,23 +103,31 @@ class Cache(Generic[V]):
         self._moved(known, None)
         self._changed(known, None)
 
+    def missing(self, key: Key, name: str) -> None:
+        """There is nothing of this name."""
+        known = self._kept.get(key, {}).get(name)
+        if known is not None:
+            self.forget(known)
+
     def replace(self, views: Iterable[V], version: str, key: Key | None = None) -> None:
         """Take in a list made at `version`: what it does not hold is gone, unless it is younger.
 
-        key   the list is of this key only
+        key   the list is of this key only, and of all that there is, whatever label it has
         """
-        seen = {view.uid for view in self._observed(views)}
+        seen = {view.uid for view in self._observed(views, found=key is not None)}
         known = [view for each in ([key] if key else list(self._kept)) for view in self.of(each)]
         for view in known:
             if view.uid not in seen and not _later(view.version, version):
                 self.forget(view)
+                if key is None and not view.removed:
+                    self.doubts.add(view.key, view.name)
 
     def recall(self) -> None:
         """What is known had been in doubt and is certain again; tell again what decisions depend on."""
 
-    def _observed(self, views: Iterable[V]) -> Iterable[V]:
+    def _observed(self, views: Iterable[V], *, found: bool) -> Iterable[V]:
         for view in views:
-            self.observe(view)
+            self.observe(view, found=found)
             yield view
 
     def _died_later(self, view: V, found: bool) -> bool:
@@ -127,9 +156,12 @@ class PodCache(Cache[PodView]):
     """
 
     def __init__(
-        self, on_change: Callable[[Key, bool], None], on_recall: Callable[[], None] = lambda: None
+        self,
+        on_change: Callable[[Key, bool], None],
+        on_recall: Callable[[], None] = lambda: None,
+        doubts: Doubts | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(doubts)
         self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
 
@@ -181,4 +213,4 @@ def _matters(view: View, known: View) -> bool:
 
 
 def _fields(view: View) -> tuple[object, ...]:
-    return tuple(getattr(view, name) for name in view.__struct_fields__ if name != "version")
+    return tuple(getattr(view, name) for name in view.__struct_fields__ if name not in _SILENT)

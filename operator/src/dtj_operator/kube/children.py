@@ -13,6 +13,7 @@ import msgspec
 
 from dtj_operator import names
 from dtj_operator.kube.cache import Cache
+from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
@@ -63,6 +64,11 @@ class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """A child has its job's name."""
         return Key(self.namespace, self.name)
 
+    @property
+    def removed(self) -> bool:
+        """Nothing in the last state of one that is gone tells it from one that lost its label."""
+        return False
+
 
 class ChildKind(Generic[S]):
     """How one of the two kinds is read."""
@@ -110,8 +116,10 @@ class ChildCache(Cache[ChildView]):
     something else in the cluster insists on its own idea of it.
     """
 
-    def __init__(self, kind: ChildKind[Any], on_change: Callable[[Key], None]) -> None:
-        super().__init__()
+    def __init__(
+        self, kind: ChildKind[Any], on_change: Callable[[Key], None], doubts: Doubts | None = None
+    ) -> None:
+        super().__init__(doubts)
         self.kind, self._on_change = kind, on_change
         self._mended: dict[Key, float] = {}
 

@@ -50,6 +50,11 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def key(self) -> Key:
         return Key("", self.name)
 
+    @property
+    def removed(self) -> bool:
+        """Nodes are watched whatever their labels: one that the watch sees no more is gone."""
+        return True
+
 
 _node = msgspec.json.Decoder(_Node)
 _nodes = msgspec.json.Decoder(Page[_Node])

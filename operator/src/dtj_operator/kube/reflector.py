@@ -135,10 +135,9 @@ class Reflector(Generic[V]):
         return version
 
     async def refresh(self, key: Key) -> None:
-        """Bring one job's objects up to date, before something is concluded from one that is not there."""
-        path = self._source.path(key.namespace)
-        found, version = await self._list(f"{names.JOB_NAME}={key.name}", path)
-        self._cache.replace(found, version, key)
+        """Bring one job's objects up to date, those without our label too."""
+        found, version = await self._list("", self._source.path(key.namespace))
+        self._cache.replace([view for view in found if view.key == key], version, key)
 
     async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
         return await read_list(self._api, path, self._source.decode_list, selector)
@@ -168,7 +167,7 @@ class Reflector(Generic[V]):
             return wire.decode_named(event.object).metadata.resource_version
         view = self._source.decode(event.object)
         if event.type == "DELETED":
-            self._cache.forget(view)
+            self._cache.leave(view)
         else:
             self._cache.observe(view)
         return view.version

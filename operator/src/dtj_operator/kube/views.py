@@ -104,6 +104,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     node: str = ""
     address: str = ""
     deleting: bool = False
+    removed: bool = False  # nothing of it is left to run, and its name is free in a moment
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
 
@@ -167,6 +168,7 @@ def view(pod: _Pod) -> PodView:
         node=pod.spec.node_name,
         address=status.pod_i_p,
         deleting=meta.deletion_timestamp is not None,
+        removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,
         conditions=tuple(
             ConditionView(
                 type=c.type,

@@ -35,6 +35,7 @@ class Meta(Wire):
     owner_references: list[Owner] = []
     creation_timestamp: datetime | None = None
     deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
 
     @property
     def job(self) -> Owner:

@@ -61,11 +61,13 @@ class Restart:
     """A new attempt: every pod of this one goes, the next comes when all are gone.
 
     replaces   only these (index, uid) go, and are made anew beside the others; no new attempt
+    goes_on    it is part of the incident that the job is recovering from, which has been told of and counted
     """
 
     fault: Fault
     counts: bool
     replaces: tuple[tuple[int, str], ...] | None = None
+    goes_on: bool = False
 
     @property
     def of_job(self) -> bool:

@@ -16,8 +16,11 @@ from dtj_operator.plan.actions import Fault
 from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
+MOST_HEALS = 1_000_000  # what says more is no agent
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
 
+_REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang"}
+DISRUPTIONS = ("Evicted", "NodeLost")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
@@ -87,9 +90,18 @@ def healed(s: Snapshot) -> Fault | None:
 
 def last_step(s: Snapshot) -> int | None:
     """The last step that replica 0 reported when it ended."""
+    return _integer(_last_words(s).get("step"))
+
+
+def last_in_place(s: Snapshot) -> int:
+    """How often the agents had healed in place when replica 0 ended: nobody can be asked any more."""
+    told = _integer(_last_words(s).get("inPlace")) or 0
+    return told if told <= MOST_HEALS else 0
+
+
+def _last_words(s: Snapshot) -> dict[str, Any]:
     pod = s.current.get(0)
-    ended = s.trainer(pod) if pod else None
-    return _integer(_report(ended).get("step")) if ended else None
+    return _report(s.trainer(pod)) if pod else {}
 
 
 def _vanished(s: Snapshot, index: int) -> Fault:
@@ -127,8 +139,9 @@ def _classify(
         return "Evicted", ""
     if code == PEER_LOST or report.get("reason") == "PeerLost":
         return "PeerLost", name
-    if report.get("reason") in ("Exception", "BadRecipe"):
-        return "Exception", name
+    told = _REPORTED.get(str(report.get("reason")))
+    if told:
+        return told, "" if told == "Hang" else name  # the signal was the agent's
     if name:
         return "Signal", name
     if not report and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):

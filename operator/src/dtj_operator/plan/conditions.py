@@ -9,6 +9,7 @@ from dtj_operator.kube.views import PodView
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.attempt import begins_anew, done_before, remaining
+from dtj_operator.plan.laggards import laggards
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 
 Json = dict[str, Any]
@@ -79,11 +80,14 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     """Of a job that waits for its pods there is nothing to tell."""
-    if isinstance(verdict, Restart):
+    if isinstance(verdict, Restart) and not verdict.goes_on:
         return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
     if phase == RUNNING:
+        late = laggards(s)
+        if late is not None:
+            return "Healthy", False, late[0], late[1][:MESSAGE_LIMIT]
         fewer = len(s.taking_part.keys() | s.memory.done)
         if fewer < s.job.replicas:
             told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"

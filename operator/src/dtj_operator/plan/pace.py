@@ -14,17 +14,26 @@ Json = dict[str, Any]
 _COUNTS = ("replicas", "currentReplicas", "done", "ready")
 _CALM = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
 FIRST_S = 1.0  # in a burst of jobs all pods are made before statuses that are out of date at once
+JOIN_S = 3.0  # counts move in company: pods end one after another, and then the job does
 COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
 
 
 def write_at(
-    old: Json, new: Json, *, now: float, last_write: float, progress_s: float, begun: bool = False
+    old: Json,
+    new: Json,
+    *,
+    now: float,
+    last_write: float,
+    progress_s: float,
+    behind_since: float | None = None,
+    begun: bool = False,
 ) -> float | None:
     """When to write `new`: now, later, or never (None) as things are.
 
-    last_write   seconds since the epoch of the last write by this process, 0 where there is none
-    progress_s   least time between two writes that only bring progress
-    begun        pods were made just now, and nothing else is to be told
+    last_write    seconds since the epoch of the last write by this process, 0 where there is none
+    progress_s    least time between two writes that only bring progress
+    behind_since  since when the stored status has been behind, as far as this process knows; None: since now
+    begun         pods were made just now, and nothing else is to be told
     """
     if begun and not old:
         return now + FIRST_S
@@ -32,7 +41,9 @@ def write_at(
         return now
     due: list[float] = []
     if _patient(old) != _patient(new):
-        due.append(last_write + COUNTS_S if last_write <= now else now)  # after: the clock was set back
+        since = now if behind_since is None else behind_since
+        certain = max(last_write, since) <= now  # else the clock was set back
+        due.append(max(last_write + COUNTS_S, since + JOIN_S) if certain else now)
     if old.get("progress") != new.get("progress"):
         observed = times.parse((old.get("progress") or {}).get("observedAt"))
         due.append(now if observed is None or observed > now else observed + progress_s)

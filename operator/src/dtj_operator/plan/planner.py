@@ -3,8 +3,11 @@
 Verdicts come before actions: they are written to the status, and the next look acts on what is written there.
 """
 
+from dataclasses import replace
+
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
+from dtj_operator.plan import blame
 from dtj_operator.plan.actions import (
     Action,
     CreateNetworkPolicy,
@@ -32,7 +35,7 @@ from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
-UNSEEN_LOOK_S = 1.0
+UNSEEN_LOOK_S = 1.0  # of the end of a pod without our label no watch will tell
 FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
 
 
@@ -54,7 +57,12 @@ POLICIES = (  # the first verdict wins
 
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to look again if nothing happens."""
-    return let_go(s, _plan(s))
+    decision = let_go(s, _plan(s))
+    doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
+    unseen = any(pod.mislabelled and (pod.deleting or pod.uid in doomed) for pod in s.pods)
+    if not unseen:
+        return decision
+    return replace(decision, look_again_at=soonest(decision.look_again_at, s.now + UNSEEN_LOOK_S))
 
 
 def _plan(s: Snapshot) -> Decision:
@@ -103,9 +111,7 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 def _converge(s: Snapshot) -> Decision:
     """Bring the pods of the present attempt about; attempts never overlap."""
     retired = _retire(s)
-    unseen = any(pod.mislabelled for pod in s.obsolete)  # no watch will tell of their end
-    unseen_at = s.now + UNSEEN_LOOK_S if unseen else None
-    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s), unseen_at)
+    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s))
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, look_again_at=again)
     taken = {old.name for old in s.obsolete}
@@ -137,7 +143,7 @@ def _retire(s: Snapshot) -> tuple[Action, ...]:
 def _grace_s(s: Snapshot, old: PodView) -> int | None:
     """What has failed has nothing left to save; others may commit a checkpoint in their pods' own grace."""
     condemned = s.memory.replacing.get(old.index) == old.uid
-    disrupted = s.memory.failure.get("reason") in ("Evicted", "NodeLost")
+    disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
     lost_a_peer = s.memory.phase == RECOVERING and not disrupted and _of_another_attempt(s, old)
     return FAILED_GRACE_S if condemned or lost_a_peer else None
 

@@ -194,6 +194,23 @@ class Incident:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """A rank for which all others wait, though it makes steps."""
+
+    rank: int
+    replica: int | None = None
+    ratio: float | None = None  # its work on a step over that of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hung:
+    """A hang that the agents only report, while it lasts."""
+
+    ranks: tuple[int, ...]
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The last answer of replica 0's agent."""
 
@@ -209,6 +226,8 @@ class Progress:
     in_place: int = 0  # heals without a new pod in this attempt
     ledger: Ledger | None = None
     incident: Incident | None = None
+    slowest: Straggler | None = None
+    hang: Hung | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
 from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
 from dtj_operator.plan.goodput import goodput
+from dtj_operator.plan.laggards import HANG, STRAGGLER
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
@@ -95,7 +96,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     match verdict:
         case Fail(_, message):
             return message
-        case Restart(fault):
+        case Restart(fault, goes_on=False):
             return fault.sentence
         case Resize(_, why, True):
             return why
@@ -104,7 +105,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     blocked = obstacle(s)
     if blocked is not None:
         return blocked.message[:MESSAGE_LIMIT]
-    if verdict is None and s.memory.phase == phase == RECOVERING:
+    if s.memory.phase == phase == RECOVERING:
         return s.memory.raw.get("message")
     return shortage(s)
 
@@ -152,7 +153,7 @@ def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
 def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
     now = seen(s)
     counted = isinstance(verdict, Restart) and verdict.counts
-    uncounted = isinstance(verdict, Restart) and not verdict.counts
+    uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.goes_on
     told = {
         "total": now.counted + counted + now.disruptions + uncounted,
         "counted": now.counted + counted,
@@ -192,6 +193,8 @@ def _decimal(value: float | None) -> str | None:
 
 def _failure(s: Snapshot, verdict: Verdict | None) -> Json | None:
     """The last incident; it stays after recovery."""
+    if isinstance(verdict, Restart) and verdict.goes_on:
+        return s.memory.failure
     fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.healed(s)
     return s.memory.failure or None if fault is None else _told(fault)
 
@@ -215,6 +218,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     """What people should hear about, once it is written down."""
     attempt = str(new.get("attempt", 0))
     found = [_healed(s, new), _event(verdict, attempt, new)]
+    found.append(_held_up(s, attempt, new))
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
     news = blocked is not None and known.get("reason") != blocked.reason
@@ -233,6 +237,15 @@ def _healed(s: Snapshot, new: Json) -> Event | None:
     return Event("Warning", "Healed", f"{healed} healed in place{what}", str(number))
 
 
+def _held_up(s: Snapshot, attempt: str, new: Json) -> Event | None:
+    """Once an incident; whoever is named then stays the same until it is over."""
+    told: Json = next((c for c in new["conditions"] if c["type"] == "Healthy"), {})
+    known = s.memory.condition("Healthy") or {}
+    if told.get("reason") not in (HANG, STRAGGLER) or told.get("message") == known.get("message"):
+        return None
+    return Event("Warning", told["reason"], told["message"], f"{attempt}/{told['message']}")
+
+
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
     told: Event | None = None
     match verdict:
@@ -240,7 +253,7 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
             told = Event("Normal", "Completed", f"all done: {reason}", attempt)
         case Fail(reason, message):
             told = Event("Warning", reason, message, attempt)
-        case Restart(fault, counts, replaces):
+        case Restart(fault, counts, replaces, goes_on=False):
             kind = "restart" if counts else "restart outside the budget"
             what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
             number = f"{attempt}/{new['restarts']['total']}"

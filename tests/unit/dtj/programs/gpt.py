@@ -58,7 +58,8 @@ def train(run: dtj.Run) -> None:
     model = run.parallel(GPT(SHAPE))
     optimizer = optimizer_of(model)
     tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
-    data = run.data(torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:]), global_batch=16)
+    samples = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    data = run.data(samples, global_batch=16, tokens=8)
     run.state(model=model, optimizer=optimizer, data=data)
     losses = []
     for batch in run.steps(STEPS):
@@ -73,7 +74,7 @@ def train(run: dtj.Run) -> None:
         run.log(loss=loss)
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
-    score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), data.dataset, batch=7)
+    score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=7)
     means = torch.stack(losses) / run.size
     if run.size > 1:
         torch.distributed.all_reduce(means)

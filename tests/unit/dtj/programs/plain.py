@@ -1,11 +1,13 @@
 """A script that knows nothing of dtj and saves by itself, as many do: counts steps in a file of its own.
 
 $FAIL is rank@step:how; it happens in the first life only.
+After step $WAIT_AT rank 0 makes the file at-<step> and waits for the file go.
 """
 
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +28,10 @@ while step < 12:
     if rank == 0 and step % 3 == 0:
         file.with_suffix(".new").write_text(json.dumps([step, total]))
         file.with_suffix(".new").rename(file)
+    if rank == 0 and step == int(os.environ.get("WAIT_AT", "-1")):
+        (OUT / f"at-{step}").touch()
+        while not (OUT / "go").exists():
+            time.sleep(0.005)
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and (rank, step) == (int(who), int(when)):
         if how == "raise":
             raise ValueError("a label is out of range")

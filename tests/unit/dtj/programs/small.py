@@ -4,6 +4,10 @@ weights.pt       the final weights, by rank 0
 seen-<rank>.txt  a line a step: the step, then the samples of this rank
 ready            made once step $READY_AT is done
 at-<step>        made once a step of the list $HOLD_AT is done; rank 0 goes on when there is a file go-<step>
+worker-<pid>     made by each process that loads samples for a rank
+stuck-<pid>      made by the first process that is to load sample $STUCK_AT, which then does not return
+
+$STREAM makes the data one that can only be read in order.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
 place  end (of the step), forward, evaluate, start (of the program, where step does not matter)
@@ -13,10 +17,12 @@ how    raise, exit, a signal's name, ...: see `fail`
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 import dtj
 from dtj.parallel.ddp import unwrap
@@ -25,10 +31,12 @@ OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
 STEPS = int(os.environ.get("STEPS", "20"))
 READY_AT = int(os.environ.get("READY_AT", "-1"))
+STEP_S = float(os.environ.get("STEP_S", "0"))
 EVALUATE_S = float(os.environ.get("EVALUATE_S", "0"))
 PAUSE_AT = int(os.environ.get("PAUSE_AT", "-1"))
 HOLD_AT = os.environ.get("HOLD_AT", "").split()
 EVALUATE_EVERY = int(os.environ.get("EVALUATE_EVERY", "0"))
+STUCK_AT = int(os.environ.get("STUCK_AT", "-1"))
 FAIL_AT = int(os.environ.get("FAIL_AT", "-1"))
 FAIL_RANK = int(os.environ.get("FAIL_RANK", "0"))
 
@@ -45,7 +53,20 @@ class Numbered(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if get_worker_info():
+            (OUT / f"worker-{os.getpid()}").touch()
+        if index == STUCK_AT and not list(OUT.glob("stuck-*")):
+            (OUT / f"stuck-{os.getpid()}").touch()
+            time.sleep(600)
         return {"i": torch.tensor(index), "x": self.x[index], "y": self.y[index]}
+
+
+class InOrder(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """The same samples as a stream."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        samples = Numbered()
+        return (samples[i] for i in range(SAMPLES))
 
 
 class Net(nn.Module):
@@ -98,7 +119,7 @@ def main() -> None:
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    data = run.data(Numbered(), global_batch=12)
+    data = run.data(InOrder() if "STREAM" in os.environ else Numbered(), global_batch=12)
     run.state(model=model, optimizer=optimizer, data=data)
     seen: list[int] = []
 
@@ -117,16 +138,19 @@ def main() -> None:
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
             mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
+            seen.clear()
             loss = run.backward(loss_of, batch)
+            assert set(mine) <= set(seen), (mine, seen)
             optimizer.step()
             optimizer.zero_grad()
             run.log(loss=loss)
+            time.sleep(STEP_S)
             print(run.step, *mine, file=log, flush=True)
             if run.rank == FAIL_RANK and run.step == FAIL_AT:
                 fail(os.environ.get("FAIL_HOW", "raise"))
             fail_if_told(run.rank, run.step, "end")
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
-                mean = run.evaluate(score, data.dataset, batch=1 if EVALUATE_S else 256)
+                mean = run.evaluate(score, Numbered(), batch=1 if EVALUATE_S else 256)
                 print(f"evaluated {mean:.12f} at {run.step}", flush=True)
             if run.step == PAUSE_AT and run.rank == 0:
                 with run.pause("a test"):

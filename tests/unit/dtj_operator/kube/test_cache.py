@@ -206,3 +206,73 @@ def test_a_list_of_one_job_leaves_the_others_alone(watched: Watched) -> None:
     watched.cache.replace([], version="8", key=KEY)
 
     assert watched.cache.keys() == [Key(NAMESPACE, "other")]
+
+
+def test_what_leaves_the_watch_may_only_have_lost_its_label(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9))
+
+    assert (watched.names(), watched.cache.doubts.of(KEY)) == ([], ("digits-0",))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param({"deleting": True, "removed": True}, id="its time was over"),
+        pytest.param({"uid": "old"}, id="a younger one has its name"),
+    ],
+)
+def test_what_is_certainly_gone_leaves_no_doubt(watched: Watched, last: dict[str, Any]) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9, **last))
+
+    assert watched.cache.doubts.of(KEY) == ()
+
+
+def test_what_a_call_found_missing_leaves_no_doubt(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.forget(at(5))
+    watched.cache.leave(at(9))
+
+    assert watched.cache.doubts.of(KEY) == ()
+
+
+def test_what_a_call_has_deleted_is_in_doubt_no_more(watched: Watched) -> None:
+    """The watch is often faster than the answer."""
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9))
+    watched.cache.forget(at(5))
+
+    assert watched.cache.doubts.of(KEY) == ()
+
+
+def test_what_was_seen_since_has_not_left(watched: Watched) -> None:
+    """Its label was taken off, and our deletion met it afterwards."""
+    watched.cache.observe(at(5))
+    watched.cache.observe(at(12, deleting=True, mislabelled=True))
+    watched.cache.leave(at(9))
+
+    assert watched.names() == ["digits-0"]
+
+
+def test_what_a_new_list_lacks_may_only_have_lost_its_label(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.replace([], version="9")
+
+    assert (watched.names(), watched.cache.doubts.of(KEY)) == ([], ("digits-0",))
+
+
+def test_a_list_of_all_that_a_job_has_settles_it(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9))
+    watched.cache.replace([at(9, mislabelled=True)], version="10", key=KEY)
+
+    assert (watched.names(), watched.cache.doubts.of(KEY)) == (["digits-0"], ())
+
+
+def test_what_is_seen_again_is_in_doubt_no_more(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.leave(at(9))
+    watched.cache.observe(at(12))
+
+    assert watched.cache.doubts.of(KEY) == ()

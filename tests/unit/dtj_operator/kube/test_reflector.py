@@ -158,17 +158,20 @@ async def test_a_page_whose_token_expired_begins_the_list_anew() -> None:
         await followed.until({"j-1": "Running"})
 
 
-async def test_one_job_can_be_brought_up_to_date_alone() -> None:
-    async with serving(page(pod(0, 5), version=9)) as server:
+async def test_one_job_can_be_brought_up_to_date_alone_whatever_labels_its_pods_have() -> None:
+    unlabelled = pod(1, 6)
+    del unlabelled["metadata"]["labels"]["dtj.dev/job-name"]
+    owner = {"kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid", "controller": True}
+    unlabelled["metadata"]["ownerReferences"] = [owner]
+    stranger = pod(2, 7)
+    del stranger["metadata"]["labels"]
+    async with serving(page(pod(0, 5), unlabelled, stranger, version=9)) as server:
         followed = Followed(server, 5)
         await followed.reflector.refresh(KEY)
         await followed.api.close()
 
-    assert followed.shown() == {"j-0": "Running"}
-    assert server.asked[0][1:3] == (
-        "/api/v1/namespaces/ns/pods",
-        {"labelSelector": "dtj.dev/job-name=j", "limit": "500"},
-    )
+    assert followed.shown() == {"j-0": "Running", "j-1": "Running"}
+    assert server.asked[0][1:3] == ("/api/v1/namespaces/ns/pods", {"limit": "500"})
 
 
 async def test_a_label_that_somebody_garbled_stops_nothing() -> None:

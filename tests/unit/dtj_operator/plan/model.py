@@ -183,7 +183,10 @@ class World:
         after = s.after(tuple(self.cache.values()), decision.refusals)
         new = report(after, decision.verdict)
         begun = any(isinstance(action, CreatePod) for action in decision.actions)
-        due = pace.write_at(s.memory.raw, new, now=self.now, last_write=0, progress_s=60, begun=begun)
+        since = self.now - pace.JOIN_S  # the longest wait is over
+        due = pace.write_at(
+            s.memory.raw, new, now=self.now, last_write=0, progress_s=60, behind_since=since, begun=begun
+        )
         if due is not None and due <= self.now:
             with _failing(fault("status")) as happens:
                 if happens:

@@ -61,8 +61,16 @@ def test_the_environment_of_the_contract() -> None:
         "DTJ_AGENT_PORT": "29400",
         "DTJ_MAX_RESTARTS": "10",
         "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "3",
+        "DTJ_HANG_SECONDS": "0",
+        "DTJ_HANG_ACTION": "Restart",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def test_what_a_hang_is_and_what_comes_of_it_is_told_to_the_agents() -> None:
+    env = environment(job().wants(hang={"timeoutSeconds": 600, "action": "Report"}))
+
+    assert (env["DTJ_HANG_SECONDS"], env["DTJ_HANG_ACTION"]) == ("600", "Report")
 
 
 def test_the_environment_of_an_elastic_job() -> None:

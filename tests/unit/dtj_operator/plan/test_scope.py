@@ -9,7 +9,7 @@ from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
 from dtj_operator.plan.policies.scope import trust
 from dtj_operator.plan.snapshot import Incident
 from dtj_operator.plan.status import events, report
-from tests.support.builders import NOW, JobBuilder, at, job, pod
+from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param
 THREE = job().replicas(3).settled().recovery(scope="Replica").running()
@@ -97,6 +97,63 @@ def test_a_replacement_keeps_the_attempt_and_is_counted_once() -> None:
     assert decision.actions == (DeletePod(pod(1).crashed().pod, 5),)
 
 
+EVICTED = THREE.but(pod(1).running().deleting())
+STOPPED = pod(0).reported(75, reason="Stopped")
+
+
+def taken_away(*, then: JobBuilder, after_s: float = 2) -> JobBuilder:
+    """Somebody deletes pod 1; then it looks like this."""
+    snapshot = EVICTED.snapshot()
+    return then.stored(report(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
+
+
+@pytest.mark.parametrize(
+    ("given", "disruptions"),
+    [
+        param(taken_away(then=EVICTED.but(STOPPED)), 1, id="another rank stops with it"),
+        param(taken_away(then=THREE.but(pod(1).with_uid("young"), STOPPED)), 1, id="a little later"),
+        param(
+            taken_away(then=EVICTED.but(STOPPED, pod(2).reported(75, reason="Stopped"))),
+            1,
+            id="all stop with it",
+        ),
+        param(taken_away(then=THREE.but(pod(1).with_uid("young"), STOPPED), after_s=60), 2, id="much later"),
+        param(taken_away(then=EVICTED.but(pod(0).running().deleting())), 2, id="another is deleted"),
+        param(
+            taken_away(then=EVICTED.but(STOPPED))
+            .pod_spec(terminationGracePeriodSeconds=120)
+            .seeing(now=NOW + 100),
+            1,
+            id="as late as the pod's grace allows",
+        ),
+        param(
+            THREE.was("Recovering", failure={"reason": "Exception", "exitCode": 1, "at": at(-1)}).but(
+                STOPPED
+            ),
+            1,
+            id="after a crash it is the first",
+        ),
+    ],
+)
+def test_ranks_that_stop_together_are_one_disruption(given: JobBuilder, disruptions: int) -> None:
+    snapshot = given.snapshot()
+    verdict = restart(snapshot)
+    after = report(snapshot, verdict)
+
+    assert isinstance(verdict, Restart)
+    assert (after["restarts"]["disruptions"], after["restarts"]["counted"]) == (disruptions, 0)
+    assert bool(events(snapshot, verdict, after)) is (not verdict.goes_on)
+
+
+def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
+    snapshot = taken_away(then=EVICTED.but(STOPPED)).snapshot()
+    before, after = snapshot.memory.raw, report(snapshot, restart(snapshot))
+
+    assert (after["failure"], after["message"]) == (before["failure"], before["message"])
+    assert after["conditions"][1] == before["conditions"][1]
+    assert [entry["replica"] for entry in after["replacing"]] == [0, 1]
+
+
 REPLACING = THREE.was(
     "Recovering", lastTransitionTime=at(-9), replacing=[{"replica": 1, "uid": pod(1).pod.uid}]
 )
@@ -178,6 +235,28 @@ def heals(told: int, **known: int) -> dict[str, int]:
     given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
     counts: dict[str, int] = report(given.snapshot(), None)["restarts"]
     return counts
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "counted"),
+    [
+        param(pod(0).succeeded('{"inPlace": 2}'), None, 2, id="of a job that nobody could ask"),
+        param(pod(0).succeeded('{"inPlace": 2}'), 1, 2, id="one more than when it was asked"),
+        param(pod(0).reported(1, inPlace=2), 1, 2, id="before a fault"),
+        param(
+            pod(1).succeeded('{"inPlace": 2}'), None, 0, id="of another replica, which does not count them"
+        ),
+        param(pod(0).succeeded('{"inPlace": null}'), 1, 1, id="nothing said at the end"),
+        param(pod(0).succeeded('{"inPlace": 2000000}'), 1, 1, id="beyond belief"),
+    ],
+)
+def test_heals_after_the_last_question_are_counted_at_the_end(
+    ended: PodBuilder, asked: int | None, counted: int
+) -> None:
+    given = AUTO.but(ended)
+    told = report((given if asked is None else given.answering(in_place=asked)).snapshot(), None)["restarts"]
+
+    assert (told["counted"], told.get("inPlace", 0)) == (counted, counted)
 
 
 def test_heals_in_place_are_counted_once() -> None:

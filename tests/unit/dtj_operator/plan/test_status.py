@@ -261,6 +261,32 @@ def test_when_a_change_is_written(change: dict[str, object], moment: float | Non
 
 
 @pytest.mark.parametrize(
+    ("last_write", "behind_since", "moment"),
+    [
+        param(-60, None, 3, id="others may follow"),
+        param(-60, -2, 1, id="others may follow until then"),
+        param(-60, -5, 0, id="they had time to"),
+        param(-9, None, 3, id="both"),
+        param(-4, -2, 6, id="the last write was a moment ago"),
+        param(60, None, 0, id="the clock was set back since the last write"),
+        param(-60, 60, 0, id="the clock was set back since the first change"),
+    ],
+)
+def test_counts_wait_for_company(last_write: int, behind_since: int | None, moment: int) -> None:
+    """Pods end one after another; so many writes would tell nobody anything."""
+    due = pace.write_at(
+        STORED,
+        {**STORED, "replicas": {"ready": 2}},
+        now=NOW,
+        last_write=NOW + last_write,
+        progress_s=60,
+        behind_since=None if behind_since is None else NOW + behind_since,
+    )
+
+    assert due == NOW + moment
+
+
+@pytest.mark.parametrize(
     ("old", "begun", "moment"),
     [
         param({}, True, NOW + 1, id="the first waits for news of the pods that were made just now"),

@@ -162,6 +162,8 @@ class Child:
 
     def ask_stacks(self) -> None:
         """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
+        while _read(self.stacks):
+            """What came too late for an earlier look."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, rank_process.STACKS_SIGNAL)
 

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from dtj.agent import report
-from dtj.agent.hang import Look, Silence, culprits, sentence
+from dtj.agent.boards import Sign
+from dtj.agent.hang import Silence
 from dtj.agent.ledger import Ledger
 from dtj.agent.link import BEAT_S, Link, Message
+from dtj.agent.lookout import Lookout
 from dtj.agent.membership import Action, End, Form, Go, Hello, Membership, Memory, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
 _LINGER_S = 5.0
-# An agent that has not answered by then, a second after it looked, will not.
-_VERDICT_S = 5.0
 
 
 class Coordinator:
@@ -32,12 +32,11 @@ class Coordinator:
         silence: Silence,
         selector: selectors.BaseSelector,
         *,
+        ends_hung: bool = True,
         say: Callable[[str], None],
     ) -> None:
         self.membership = membership
-        self._silence = silence
-        self._looks: dict[int, Look] | None = None  # while a silence is being looked into
-        self._verdict_at = 0.0
+        self._lookout = Lookout(silence, ends=ends_hung, say=say, tell=self._tell)
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
         self._selector = selector
@@ -68,7 +67,7 @@ class Coordinator:
         known = [
             self._beat_at,
             self.membership.deadline,
-            self._verdict_at if self._looks is not None else None,
+            self._lookout.deadline,
         ]
         return min(at for at in known if at is not None)
 
@@ -76,12 +75,14 @@ class Coordinator:
         """Time has passed."""
         now = time.monotonic()
         self._act(self.membership.tick(now))
-        if self._looks is not None and now >= self._verdict_at:
-            self._judge(now)
+        if not self.membership.is_formed:
+            self._lookout.give_up()
+        self._lookout.tick(now)
         if now < self._beat_at:
             return
         self._beat_at = now + BEAT_S
-        self._listen_for_silence(now)
+        if self.membership.is_formed and not self.membership.is_over:
+            self._lookout.listen(now)
         for link in list(self._links):
             link.send({"beat": vars(self.membership.memory)})
             if link.is_silent(now):
@@ -139,11 +140,11 @@ class Coordinator:
             case {"hold": rank, "holds": holds}:
                 actions = member.hold(rank, holds=holds)
             case {"signs": signs}:
-                actions = self._signs({int(rank): sign for rank, sign in signs.items()}, now)
-            case {"looks": looks}:
-                self._look(looks)
+                actions = self._signs({int(rank): Sign(*sign) for rank, sign in signs.items()}, now)
+            case {"looks": looks} if member.is_formed:
+                self._lookout.look(looks)
             case {"stopping": _}:
-                actions = member.stop(self._links[link])
+                actions = member.stop(self._links[link], now)
             case {"lost": fields, "generation": generation}:
                 actions = member.lost(Ending.from_json(fields), generation, now)
             case {"unformed": generation}:
@@ -151,7 +152,7 @@ class Coordinator:
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
                 if generation == member.memory.generation:  # else the rank has begun anew
-                    self._silence.ended(ending.rank)
+                    self._lookout.ended(ending.rank)
                 if ending.failed:
                     self.ledger.fault(now)
                 actions = member.ended(ending, generation, now)
@@ -167,64 +168,35 @@ class Coordinator:
             healable=frozenset(fields["healable"]),
             memory=Memory.parse(fields["memory"]),
         )
-        actions = self.membership.join(hello)
+        actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
             self._say(f"waiting for replica {', '.join(map(str, missing))}")
+        job = self.membership.job
+        if self.membership.is_formed and job.replicas <= hello.replica < job.most and not job.saves:
+            self._say(f"replica {hello.replica} has to wait: a job without a checkpoint folder does not grow")
         return actions
 
-    def _signs(self, signs: Mapping[int, tuple[int, int | None, bool]], now: float) -> list[Action]:
+    def _signs(self, signs: Mapping[int, Sign], now: float) -> list[Action]:
         actions: list[Action] = []
-        for rank, (generation, step, paused) in signs.items():
-            if generation != self.membership.memory.generation:
+        for rank, sign in signs.items():
+            if sign.generation != self.membership.memory.generation:
                 continue  # of a process that may be gone; a survivor repeats it
-            self._silence.heard(rank, step, now, paused=paused)
+            self._lookout.heard(rank, sign, now)
+            step = sign.step
             if step is None or step == self.steps.get(rank):
                 continue
             self.steps[rank] = step
             if rank == 0:
-                self.ledger.stepped(step, now)
+                self.ledger.stepped(step, sign.at or now)  # it is on this machine
                 actions += self.membership.stepped(step)
         return actions
-
-    # Hangs: silence -> a look at every rank -> a verdict -> the culprits are ended, which heals as any death.
-
-    def _listen_for_silence(self, now: float) -> None:
-        if self._looks is not None or not self.membership.is_formed or self.membership.is_over:
-            return
-        silent_s = self._silence.silent_for(now)
-        if silent_s is not None:
-            self._say(f"no step for {silent_s:.0f} s: the stacks of all ranks follow")
-            self._looks, self._verdict_at = {}, now + _VERDICT_S
-            self._tell({"look": True})
-
-    def _look(self, looks: Mapping[str, tuple[str, bool]]) -> None:
-        if self._looks is None:
-            return
-        for rank, (frame, is_stopped) in looks.items():
-            self._looks[int(rank)] = Look(frame=frame, is_stopped=is_stopped)
-        if len(self._looks) == len(self._silence.ranks):
-            self._judge(time.monotonic())
-
-    def _judge(self, now: float) -> None:
-        """All looks are there, or too late."""
-        assert self._looks is not None
-        looks = {rank: self._looks.get(rank, Look()) for rank in self._silence.ranks}
-        self._looks = None
-        silent_s = self._silence.silent_for(now)
-        if silent_s is None or not self.membership.is_formed:  # a step came after all, or a death
-            return
-        named = culprits(looks)
-        deadlock = all(look.waits for look in looks.values())
-        said = {r: sentence(r, looks[r], silent_s=silent_s, deadlock=deadlock) for r in named}
-        self._silence.begin(self.membership.job.ranks, now)
-        self._tell({"hang": said, "generation": self.membership.memory.generation})
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Form(generation, kept):
-                    self._form(generation, kept)
+                case Form():
+                    self._form(action)
                 case Go(generation):
                     self._tell({"go": generation})
                 case Refuse(incarnation, why, for_good):
@@ -232,14 +204,20 @@ class Coordinator:
                 case End(culprit):
                     self._tell({"end": culprit.to_json() if culprit else None})
 
-    def _form(self, generation: int, kept: frozenset[int]) -> None:
+    def _form(self, form: Form) -> None:
+        generation, kept = form.generation, form.kept
         old, self._store = self._store, Store.start()
-        self._silence.begin(self.membership.job.ranks, time.monotonic())
-        self._looks = None
+        job = self.membership.job
+        now = time.monotonic()
+        if form.gently:
+            self.ledger.fault(now)
+        self.ledger.formed(now)
+        self._lookout.begin(job.ranks, now, generation=generation, processes=job.processes)
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
-        self._tell({"form": {"generation": generation, "port": self._store.port, "kept": sorted(kept)}})
+        order = {"generation": generation, "port": self._store.port, "kept": sorted(kept)}
+        self._tell({"form": order | {"replicas": form.replicas, "gently": form.gently}})
         if old:
             old.stop()  # wakes whoever still waits in it
 
@@ -249,7 +227,9 @@ class Coordinator:
             f"{self.membership.memory.in_place} of {self.membership.budget.restarts} restarts in place used"
         )
         who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
-        return f"generation {generation}: {who}; {used}"
+        job = self.membership.job
+        size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}, " if job.limits else ""
+        return f"generation {generation}: {size}{who}; {used}"
 
     def _tell(self, message: Message) -> None:
         for link, incarnation in self._links.items():
@@ -269,7 +249,7 @@ class Coordinator:
             if replica is not None and not self.membership.is_over:
                 self._say(f"replica {replica} is lost; the others wait for it")
                 self.ledger.fault(time.monotonic())
-            self._act(self.membership.leave(incarnation))
+            self._act(self.membership.leave(incarnation, time.monotonic()))
 
     def _drop(self, link: Link) -> str:
         self._selector.unregister(link)
@@ -288,6 +268,8 @@ class Coordinator:
             else None
         )
         return Facts(
+            slowest=self._lookout.slowest,
+            hang=self._lookout.hang,
             generation=member.memory.generation,
             steps=self.steps,
             in_place=member.memory.in_place,

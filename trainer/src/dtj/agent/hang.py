@@ -23,6 +23,8 @@ _WINDOW = 64
 _WAITS = re.compile(
     r"torch/distributed/|torch/autograd/graph\.py|dtj/(watch/(pulse|orders)|team|heal)\.py|nn/parallel/distributed\.py"
 )
+# Where Python waits for somebody: who called it tells more.
+_WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
@@ -108,11 +110,15 @@ class Look:
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the main thread, which faulthandler prints last: "file:line in function"."""
+    """The innermost frame of the main thread that says what it does: "file:line in function".
+
+    faulthandler prints the main thread last, and its innermost frame first.
+    """
     threads = stacks.split("\n\n")
     main = next((t for t in reversed(threads) if _FRAME.search(t)), "")
-    found = _FRAME.search(main)
-    return f"{found[1]}:{found[2]} in {found[3]}" if found else ""
+    frames = list(_FRAME.finditer(main))
+    telling = [f for f in frames if not _WAITING.search(f[1])] or frames
+    return f"{telling[0][1]}:{telling[0][2]} in {telling[0][3]}" if telling else ""
 
 
 def culprits(looks: Mapping[int, Look]) -> list[int]:

@@ -9,67 +9,37 @@ The process imports torch once and has neither threads nor an accelerator contex
 starts in milliseconds, with all modules loaded, the first time and after every fault.
 """
 
-import importlib
 import os
 import selectors
 import signal
 import sys
-import tempfile
-import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from dtj import contract
 from dtj.agent import rank as rank_process
-from dtj.agent import report
+from dtj.agent import report, termination
+from dtj.agent.boards import Boards, Sign
 from dtj.agent.child import Child
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.hang import Silence
 from dtj.agent.link import Message
-from dtj.agent.membership import Budget, Job, Membership
+from dtj.agent.membership import Job, Membership
+from dtj.agent.options import Options
+from dtj.agent.page import Page
 from dtj.agent.placement import Placement, threads
 from dtj.agent.ranks import Events, Ranks, soonest
 from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
-from dtj.agent.serve import Server
+from dtj.agent.stacks import Found, Stacks, as_text
 from dtj.agent.status import Status
 from dtj.agent.uplink import Uplink
+from dtj.agent.wakeup import Wakeup
+from dtj.agent.warm import warm
 
-_PUBLISH_S = 0.25
-# How often the ranks' boards are read: often enough to account for every step of rank 0.
-_READ_S = {True: 0.05, False: 0.25}
-# So long a rank that was asked for its stacks may take to write them.
-_LOOK_S = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to launch, apart from how many.
-
-    shown            ranks whose lines are printed; None prints all
-    as_json          every line an object
-    port             for /status; None serves nothing
-    host             interface of that port
-    termination_log  where the termination message goes; None writes none
-    job, uid, attempt  which job, as the operator says
-    budget           how many restarts in place
-    hang_s           seconds without a step that are a hang; None derives them from the steps
-    """
-
-    budget: Budget
-    shown: frozenset[int] | None = None
-    as_json: bool = False
-    port: int | None = None
-    host: str = "127.0.0.1"
-    termination_log: Path | None = None
-    job: str = ""
-    uid: str = ""
-    attempt: int = 0
-    hang_s: float | None = None
 
 
 def launch(program: rank_process.Program, placement: Placement, options: Options) -> int:
@@ -87,6 +57,8 @@ class _Agent:
             attempt=options.attempt,
             replicas=placement.nnodes,
             processes=placement.nproc,
+            limits=placement.limits,
+            saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
         )
         self._incarnation = uuid.uuid4().hex
         self._memory: Message = {}
@@ -94,17 +66,13 @@ class _Agent:
         self._selector = selectors.DefaultSelector()
         self._screen: Screen = choose(as_json=options.as_json)
         self._coordinator: Coordinator | None = None
-        self._server: Server | None = None
         self._asked_to_stop = 0
         self._stop_signal = signal.SIGTERM
         self._said = ""
         self._is_over = False
         self._culprit: Ending | None = None  # of the whole job
-        self._read: dict[int, tuple[int, int, bool]] = {}  # pid -> what its board said last
-        self._read_every_s = _READ_S[placement.node_rank == 0]
-        self._read_at = time.monotonic() + self._read_every_s
-        self._look_at: float | None = None
-        self._publish_at: float | None = None
+        self._boards = Boards(of_rank_0=placement.node_rank == 0)
+        self._stacks = Stacks()
         self._uplink = Uplink(
             self._selector,
             (placement.master_addr, placement.master_port),
@@ -114,10 +82,14 @@ class _Agent:
         )
 
     def run(self) -> int:
-        self._listen_to_signals()
+        self._wakeup = Wakeup((*_FORWARDED, signal.SIGCHLD))
+        # Ranks inherit it: one that is asked for its stacks before it can answer must not die of it.
+        signal.signal(rank_process.STACKS_SIGNAL, signal.SIG_IGN)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
-        _warm(nthreads)
-        self._start_server()
+        warm(nthreads)
+        self._page = Page(self._options.host, self._options.port, screen=self._screen, say=_say)
+        self._page.watch(self._selector, self._on_stacks_wanted)
         self._ranks = Ranks(
             self._program,
             threads=nthreads,
@@ -139,24 +111,6 @@ class _Agent:
             self._screen.close()
         return self._finish()
 
-    def _listen_to_signals(self) -> None:
-        """A signal is a byte in a pipe, read by the loop: nothing happens inside a handler."""
-        self._wake, write = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (*_FORWARDED, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._on_signals)
-
-    def _start_server(self) -> None:
-        if self._options.port is None:
-            return
-        try:
-            self._server = Server.start(self._options.host, self._options.port)
-        except OSError as error:  # training matters more than its status page
-            _say(f"no status page on port {self._options.port}: {error.strerror}")
-
     # The loop.
 
     def _turn(self) -> None:
@@ -164,9 +118,9 @@ class _Agent:
         patience = soonest(
             [
                 self._uplink.deadline,
-                self._publish_at,
-                self._read_at,
-                self._look_at,
+                self._page.deadline,
+                self._boards.deadline,
+                self._stacks.deadline,
                 self._ranks.deadline,
                 coordinator.deadline if coordinator else None,
             ]
@@ -178,24 +132,23 @@ class _Agent:
             coordinator.tick()
         self._uplink.tick()
         self._ranks.tick()
-        now = time.monotonic()
-        if self._publish_at is not None and now >= self._publish_at:
+        if self._page.is_due:
             self._publish()
-        if now >= self._read_at:
-            self._read_boards()
-        if self._look_at is not None and now >= self._look_at:
-            self._tell_looks()
+        self._read_boards()
+        self._stacks.tick(self._ranks.living())
 
     def _is_finished(self) -> bool:
         if self._ranks.living():
             return False
         endings = self._ranks.endings()
-        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over.
+        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over, unless
+        # the job can go on without the pod that was asked to end.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
+        has_stopped = has_stopped and self._job.limits is None
         return self._is_over or has_stopped or self._asked_to_stop > 0
 
     def _on_signals(self) -> None:
-        numbers = os.read(self._wake, 4096)
+        numbers = self._wakeup.take()
         for number in _FORWARDED:
             if number in numbers:
                 self._forward(number)
@@ -248,7 +201,7 @@ class _Agent:
     def _on_end(self, child: Child) -> None:
         ending = child.ending
         assert ending is not None
-        self._read_board(child)
+        self._hear_board(child.rank, self._boards.read(child))
         self._status.ended(child.rank, failed=ending.failed)
         if ending.by_agent:
             return
@@ -258,30 +211,23 @@ class _Agent:
 
     def _read_boards(self) -> None:
         """Which ranks have done something since the last time."""
-        self._read_at = time.monotonic() + self._read_every_s
-        found = {str(child.rank): news for child in self._ranks.living() if (news := self._read_board(child))}
-        if found:
-            self._uplink.tell({"signs": found})
+        signs = self._boards.tick(self._ranks.living())
+        for rank, sign in signs.items():
+            self._hear_board(rank, sign)
+        if signs:
+            self._uplink.tell({"signs": signs})
 
-    def _read_board(self, child: Child) -> list[object] | None:
-        """Generation and step of a rank, and whether it has declared a pause; None where nothing is new."""
-        board = child.board
-        now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
-        if self._read.get(child.pid, (-1, 0, False)) == now:
-            return None
-        self._read[child.pid] = now
-        if board.step is not None:
-            self._status.hear(child.rank, {"step": board.step})
-        return [child.generation, board.step, board.is_paused]
+    def _hear_board(self, rank: int, sign: Sign | None) -> None:
+        if sign and sign.step is not None:
+            self._status.hear(rank, {"step": sign.step})
 
-    def _tell_looks(self) -> None:
-        self._look_at = None
-        looks = {}
-        for child in self._ranks.living():
-            look, stacks = child.look()
-            looks[child.rank] = [look.frame, look.is_stopped]
-            self._ranks.show_stacks(child, stacks or "no stack: the process does not answer\n")
-        self._uplink.tell({"looks": looks})
+    def _on_stacks_wanted(self) -> None:
+        self._stacks.ask(self._ranks.living(), lambda found: self._page.show_stacks(as_text(found)))
+
+    def _tell_looks(self, found: list[Found]) -> None:
+        for one in found:
+            self._ranks.show_stacks(one.child, one.text)
+        self._uplink.tell({"looks": {one.child.rank: [one.look.frame, one.look.is_stopped] for one in found}})
 
     # The coordinator speaks.
 
@@ -291,8 +237,10 @@ class _Agent:
             return
         membership = Membership(job=self._job, budget=self._options.budget)
         silence = Silence(budget_s=self._options.hang_s)
-        self._coordinator = Coordinator(membership, silence, self._selector, say=_say)
-        if self._placement.nnodes > 1:
+        self._coordinator = Coordinator(
+            membership, silence, self._selector, ends_hung=self._options.ends_hung, say=_say
+        )
+        if self._job.most > 1:
             self._coordinator.listen(self._placement.master_port)
         self._uplink.connect(self._coordinator.link())
 
@@ -314,9 +262,7 @@ class _Agent:
                 if child.generation == message["go"]:
                     child.order({"go": message["go"]})
         elif "look" in message:
-            for child in self._ranks.living():
-                child.ask_stacks()
-            self._look_at = time.monotonic() + _LOOK_S
+            self._stacks.ask(self._ranks.living(), self._tell_looks)
         elif "hang" in message:
             for child in self._ranks.living():
                 if str(child.rank) in message["hang"] and child.generation == message["generation"]:
@@ -336,23 +282,28 @@ class _Agent:
             )
             self._ranks.kill()
 
-    def _form(self, *, generation: int, port: int, kept: list[int]) -> None:
+    def _form(self, *, generation: int, port: int, kept: list[int], replicas: int, gently: bool) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
         if self._asked_to_stop:
             self._uplink.tell({"stopping": True})
             return
         self._memory = self._memory | {"generation": generation}
         self._status.formed(generation)
+        self._placement = replace(self._placement, nnodes=replicas)
+        if self._placement.node_rank >= replicas:
+            _say(f"the job goes on with {replicas} replicas; this one waits until it is needed")
+            self._ranks.kill()
+            return
         addr = self._uplink.peer
         for rank in self._placement.ranks:
             child = self._ranks.newest.get(rank)
             if child and child.ending is None and child.holds and rank in kept:
                 child.generation = generation
-                self._read.pop(child.pid, None)  # what is known of it is told anew, a pause for instance
+                self._boards.forget(child)
                 child.order({"number": generation, "addr": addr, "port": port})
                 continue
             env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
-            self._ranks.start(rank, env, generation=generation)
+            self._ranks.start(rank, env, generation=generation, gently=gently)
 
     # What the node says.
 
@@ -368,12 +319,7 @@ class _Agent:
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
-        document = self._status.document(datetime.now(UTC), job=facts)
-        self._screen.progress(document)
-        if self._server:
-            self._server.publish(document)
-        if self._server or self._screen.is_live:
-            self._publish_at = time.monotonic() + _PUBLISH_S
+        self._page.show(self._status.document(datetime.now(UTC), job=facts))
 
     def _finish(self) -> int:
         endings = self._ranks.endings()
@@ -383,22 +329,13 @@ class _Agent:
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            fields = report.termination(
-                endings,
-                checkpoint=self._status.checkpoint,
-                generation=self._status.generation,
-                now=datetime.now(UTC),
-            )
-            _write(
-                self._options.termination_log,
-                report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)),
-            )
+            in_place = self._coordinator.membership.memory.in_place if self._coordinator else None
+            termination.write(self._options.termination_log, endings, self._status, in_place)
         self._uplink.hang_up()
         if self._coordinator:
             self._coordinator.close()
-        if self._server:
-            self._server.stop()
-        if not endings:  # asked to stop before anything was started
+        self._page.close()
+        if not endings and self._asked_to_stop:  # before anything was started
             return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
 
@@ -410,31 +347,6 @@ def _headline(child: Child, ending: Ending) -> str:
     if ending.message:
         return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
     return report.sentence(ending, ending.step)
-
-
-def _warm(nthreads: int) -> None:
-    """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
-    # torch asks for the name of every address that it connects to: a lost packet shall cost 1 s, not 5.
-    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
-    _find_temporary_folder()
-    for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
-        importlib.import_module(name)
-
-
-def _find_temporary_folder() -> None:
-    """Importing torch takes one; in a pod with a read-only root only shared memory may be writable."""
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        os.environ["TMPDIR"] = "/dev/shm"
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:  # the exit code still says what happened
-        _say(f"no termination message in {path}: {error.strerror}")
 
 
 def _say(message: str) -> None:

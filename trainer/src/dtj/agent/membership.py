@@ -16,6 +16,7 @@ from typing import Any
 
 from dtj import contract
 from dtj.agent.report import Ending, first_cause
+from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
 
 # After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
 GRACE_S = 5.0
@@ -23,12 +24,24 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an agent and the coordinator must agree on, and how large the job is."""
+    """What an agent and the coordinator must agree on, and how large the job is.
+
+    replicas  of the present generation, or of the next one
+    limits    of an elastic job
+    saves     it has a checkpoint folder, so that ranks can be stopped and begun anew in another number
+    """
 
     uid: str = ""
     attempt: int = 0
     replicas: int = 1
     processes: int = 1
+    limits: Limits | None = None
+    saves: bool = False
+
+    @property
+    def most(self) -> int:
+        """Replicas that it may ever have."""
+        return self.limits.most if self.limits else self.replicas
 
     @property
     def ranks(self) -> range:
@@ -56,6 +69,7 @@ class Memory:
     in_place: int = 0
     without_progress: int = 0
     best_step: int | None = None
+    replicas: int | None = None
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Memory":
@@ -77,10 +91,16 @@ class Hello:
 
 @dataclass(frozen=True)
 class Form:
-    """Bring all ranks together; those not in `kept` are started anew."""
+    """Bring all ranks together; those not in `kept` are started anew.
+
+    replicas  how many take part, from 0 on; the others of an elastic job wait
+    gently    ranks that live are first asked to save and to stop
+    """
 
     generation: int
     kept: frozenset[int]
+    replicas: int
+    gently: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,9 @@ class Membership:
     _last_incident: dict[int, Ending] = field(default_factory=dict)  # of the one before, still being told of
     _decide_at: float | None = None
     _best_at_fault: int | None = None
+    _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
+    _resize_at: float | None = None
+    _patient_until: float | None = None
 
     @property
     def missing(self) -> list[int]:
@@ -141,9 +164,10 @@ class Membership:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._decide_at
+        known = [at for at in (self._decide_at, self._resize_at, self._patient_until) if at is not None]
+        return min(known, default=None)
 
-    def join(self, hello: Hello) -> list[Action]:
+    def join(self, hello: Hello, now: float) -> list[Action]:
         """An agent asks to take part; a newer one of the same replica takes the place of the older."""
         refusal = self._refusal(hello)
         if refusal:
@@ -153,17 +177,21 @@ class Membership:
         if older and older != hello.incarnation:
             self._replaced.add(older)
             actions.append(Refuse(older, "a newer pod has taken its place", for_good=True))
-        self._lose(hello.replica)
+        self._lose(hello.replica, now)
         self.agents[hello.replica] = hello.incarnation
+        self._left.discard(hello.replica)
         self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
         if hello.memory.generation > self.memory.generation:
             self.memory = hello.memory
+            if self.job.limits and hello.memory.replicas:
+                self.job = replace(self.job, replicas=min(self.job.replicas, hello.memory.replicas))
+        self._look_at_size(now)
         return actions + self._form()
 
-    def leave(self, incarnation: str) -> list[Action]:
+    def leave(self, incarnation: str, now: float) -> list[Action]:
         """An agent's connection is gone, and for all that is known its pod."""
         for replica in [r for r, i in self.agents.items() if i == incarnation]:
-            self._lose(replica)
+            self._lose(replica, now)
         return []
 
     def hold(self, rank: int, *, holds: bool) -> list[Action]:
@@ -187,9 +215,10 @@ class Membership:
             self.memory = replace(self.memory, best_step=step)
         return []
 
-    def stop(self, incarnation: str) -> list[Action]:
+    def stop(self, incarnation: str, now: float) -> list[Action]:
         """A pod was asked to end: however its ranks end, it will leave, and they are not restarted in it."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
+        self._look_at_size(now)
         return []
 
     def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
@@ -214,12 +243,15 @@ class Membership:
         if ending.rank // self.job.processes in self.stopping:
             return []
         self._gone.add(ending.rank)
+        if self.job.limits and self.stopping and not ending.failed:
+            self._done.add(ending.rank)  # it has saved, with all others, because some pod has to go
+            return []
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:
             self._incident[ending.rank] = ending
             has_cause = ending.cause != "PeerLost"
             self._decide_by(now if has_cause or everyone else now + GRACE_S)
-            return self.tick(now)
+            return self._decide(now)
         self._done.add(ending.rank)
         if ending.rank in self._kept and ending.rank not in self._ready:
             return self.renew()  # it had finished and did not notice that the others wait for what it knew
@@ -232,6 +264,9 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
+        return self._resize(now) or self._decide(now)
+
+    def _decide(self, now: float) -> list[Action]:
         if self._decide_at is None or now < self._decide_at or self.is_over:
             return []
         self._decide_at = None
@@ -259,31 +294,68 @@ class Membership:
             return Refuse(hello.incarnation, f"attempt {self.job.attempt} has begun", for_good=True)
         if hello.incarnation in self._replaced:
             return Refuse(hello.incarnation, "a newer pod has taken its place", for_good=True)
-        if hello.replica not in range(self.job.replicas):
-            why = f"replica {hello.replica} of {self.job.replicas}: sizes differ between the pods"
+        if hello.replica not in range(self.job.most):
+            why = f"replica {hello.replica} of {self.job.most}: sizes differ between the pods"
             return Refuse(hello.incarnation, why, for_good=True)
         return None
 
-    def _lose(self, replica: int) -> None:
+    # The size of an elastic job, see sizing.py.
+
+    def _look_at_size(self, now: float) -> None:
+        if self.job.limits:
+            self._resize_at = now + SETTLE_S
+            self._patient_until = now + PATIENCE_S if self.missing else None
+
+    def _resize(self, now: float) -> list[Action]:
+        is_patient = self._patient_until is None or now < self._patient_until
+        is_due = not is_patient or (self._resize_at is not None and now >= self._resize_at)
+        if self.job.limits is None or self.is_over or not is_due:
+            return []
+        self._resize_at = None
+        if not is_patient:
+            self._patient_until = None
+        here = self.agents.keys() - self.stopping
+        left = self.stopping | self._left
+        found = size(self.job.replicas, here=here, left=left, limits=self.job.limits, is_patient=is_patient)
+        grows = found > self.job.replicas
+        if found == self.job.replicas or (grows and self.is_formed and not self.job.saves):
+            return []
+        if not grows and is_patient and not self.job.saves:
+            return []  # it would cost the run; perhaps the lost ones come back
+        is_running = self.is_formed
+        self.job = replace(self.job, replicas=found)
+        self._decide_at = self._patient_until = None
+        self._last_incident, self._incident = self._incident, {}
+        self._healable = set()
+        self.is_formed = False
+        return self._form(gently=is_running)
+
+    def _lose(self, replica: int, now: float) -> None:
         """The replica's ranks are out of reach, whatever they do."""
         if self.agents.pop(replica, None) is None:
             return
+        if replica in self.stopping:
+            self._left.add(replica)
         self.stopping.discard(replica)
+        if replica >= self.job.replicas:
+            return  # it only waited
+        self._look_at_size(now)
         self._healable -= set(self.job.ranks_of(replica))
         self._decide_at = None
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
 
-    def _form(self) -> list[Action]:
+    def _form(self, *, gently: bool = False) -> list[Action]:
         if self.missing or self.is_formed or self.is_over:
             return []
         # Who is done cannot hand over what it knew: then all begin again from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
-        self.memory = replace(self.memory, generation=self.memory.generation + 1)
+        self.memory = replace(self.memory, generation=self.memory.generation + 1, replicas=self.job.replicas)
+        self._patient_until = None
         self.is_formed = True
-        return [Form(self.memory.generation, self._kept)]
+        return [Form(self.memory.generation, self._kept, self.job.replicas, gently)]
 
     def _over(self, culprit: Ending | None) -> list[Action]:
         self.is_over = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dtj import contract
+from dtj.agent.sizing import Limits
 from dtj.errors import RecipeError
 
 
@@ -18,6 +19,7 @@ class Placement:
 
     The agents meet at master_addr:master_port; one node has nobody to meet.
     run_id  the job's, as torchrun names it
+    limits  of an elastic job; nnodes is then where it begins
     """
 
     nproc: int
@@ -26,6 +28,7 @@ class Placement:
     master_addr: str
     master_port: int
     run_id: str
+    limits: Limits | None = None
 
     @classmethod
     def read(cls, env: Mapping[str, str], *, nproc: int | None) -> Self:
@@ -40,7 +43,8 @@ class Placement:
             raise RecipeError(
                 f"--nproc is {nproc}, expected at least 1", fix="give the processes to start on this machine"
             )
-        if node_rank >= nnodes:
+        limits = _limits(env)
+        if node_rank >= (limits.most if limits else nnodes):
             raise RecipeError(
                 f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; nodes count from 0",
                 fix=f"correct {contract.NODE_RANK} or {contract.NNODES}",
@@ -51,7 +55,7 @@ class Placement:
                 f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes are {nproc * nnodes}",
                 fix=f"leave out --nproc, or unset {contract.WORLD_SIZE}",
             )
-        if nnodes > 1 and not env.get(contract.MASTER_ADDR):
+        if (limits.most if limits else nnodes) > 1 and not env.get(contract.MASTER_ADDR):
             raise RecipeError(
                 f"{contract.NNODES} is {nnodes}, but {contract.MASTER_ADDR} is not set: where to meet?",
                 fix=f"set {contract.MASTER_ADDR} and {contract.MASTER_PORT} to where rank 0 listens",
@@ -63,6 +67,7 @@ class Placement:
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
             master_port=_number(env, contract.MASTER_PORT, default=29500),
             run_id=env.get(contract.JOB_UID) or "none",
+            limits=limits,
         )
 
     @property
@@ -107,6 +112,12 @@ def threads(env: Mapping[str, str], *, nproc: int) -> int:
         return int(stated)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, usable // nproc)
+
+
+def _limits(env: Mapping[str, str]) -> Limits | None:
+    most = _number(env, contract.MAX_REPLICAS, default=1)
+    least = _number(env, contract.MIN_REPLICAS, default=most)
+    return Limits(least, most) if least < most else None
 
 
 def _number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:

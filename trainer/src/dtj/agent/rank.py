@@ -23,6 +23,7 @@ from dtj.agent import report
 from dtj.errors import DtjError, is_peer_loss
 from dtj.watch import board, channel, orders
 from dtj.watch.board import Board
+from dtj.watch.effort import Effort
 
 Program = Callable[[], None]
 
@@ -115,20 +116,30 @@ def _prepare_torch(threads: int) -> None:
 
 
 def _count_steps() -> None:
-    """Report the steps of programs that know nothing of dtj: those of the first optimizer that makes one."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
+    """Report the steps of programs that know nothing of dtj: of the first optimizer that makes one."""
+    from torch.optim.optimizer import (  # noqa: PLC0415
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
     first: list[object] = []
     done = 0
+    effort = Effort(board.mine)
 
-    def count(optimizer: object, *_: object) -> None:
-        nonlocal done
+    def begin(optimizer: object, *_: object) -> None:
         if not first:
             first.append(optimizer)
         if optimizer is first[0]:
+            effort.before_step(optimizer)
+
+    def count(optimizer: object, *_: object) -> None:
+        nonlocal done
+        if optimizer is first[0]:
             done += 1
+            effort.after_step()
             board.mine.optimized(done)
 
+    register_optimizer_step_pre_hook(begin)
     register_optimizer_step_post_hook(count)
 
 

@@ -18,6 +18,8 @@ from dtj.agent.screen import Screen
 
 # A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
 _PATIENCE_S = 5.0
+# One that is to save before may take longer.
+_SAVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +77,15 @@ class Ranks:
         """When `tick` has something to do."""
         return self._kill_at
 
-    def start(self, rank: int, env: dict[str, str], *, generation: int) -> None:
-        """Fork the rank, once a process of its that still lives has been ended."""
+    def start(self, rank: int, env: dict[str, str], *, generation: int, gently: bool = False) -> None:
+        """Fork the rank, once a process of its that still lives has been ended.
+
+        gently  it may save before, in agreement with all others
+        """
         old = self.newest.get(rank)
         if old and old.ending is None:
             self._waiting[rank] = (env, generation)
-            self._end(old)
+            self._end(old, gently=gently)
             return
         child = Child.fork(
             self._program,
@@ -134,13 +139,14 @@ class Ranks:
             if child.pid == pid:
                 self._bury(child, code)
 
-    def _end(self, child: Child) -> None:
+    def _end(self, child: Child, *, gently: bool) -> None:
         """Make place. Programs of dtj have nothing to lose (a checkpoint is whole or not there)."""
-        if child.uses_dtj:
+        if child.uses_dtj and not gently:
             child.kill()
         else:
             child.signal(signal.SIGTERM, on_behalf_of_agent=True)
-            self._kill_at = self._kill_at or time.monotonic() + _PATIENCE_S
+            patience = _SAVE_S if child.uses_dtj else _PATIENCE_S
+            self._kill_at = self._kill_at or time.monotonic() + patience
 
     def _bury(self, child: Child, code: int) -> None:
         child.sweep()

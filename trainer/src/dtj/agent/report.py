@@ -91,9 +91,13 @@ def termination(
     *,
     checkpoint: str | None,
     generation: int,
+    in_place: int | None = None,
     now: datetime,
 ) -> dict[str, Any]:
-    """The fields of the termination message, whole; `fit` makes them short enough."""
+    """The fields of the termination message, whole; `fit` makes them short enough.
+
+    in_place  heals without a new pod in this attempt, where this agent is the one that counts them
+    """
     endings = list(endings)
     culprit = first_cause(endings)
     steps = [e.step for e in endings if e.step is not None]
@@ -107,6 +111,7 @@ def termination(
         "message": sentence(culprit, step) if culprit else _success(len(endings), step, code),
         "checkpoint": checkpoint,
         "generation": generation,
+        "inPlace": in_place,
         "at": stamp(culprit.at if culprit else now),
     }
 

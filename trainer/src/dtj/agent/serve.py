@@ -1,12 +1,13 @@
-"""/status, /metrics and /healthz over HTTP, read only.
+"""/status, /metrics, /stacks and /healthz over HTTP, read only.
 
 A process of its own, forked before the ranks: the agent stays free of threads and can fork again at any time.
-The agent sends it the newest document; when the agent dies, it dies.
+The agent sends it the newest document, and stacks where it asks for them; when the agent dies, it dies.
 """
 
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import threading
@@ -17,12 +18,22 @@ from typing import Any, Self
 from dtj.agent.rank import detach, signals_blocked
 
 _DOCUMENT_BYTES = 1 << 20
+# A document is a JSON object; this begins a message about stacks, in both directions.
+_STACKS = b"S"
+_STACKS_BYTES = 128 * 1024
+_STACKS_TIMEOUT_S = 10.0
 _GAUGES = {
     "dtj_step": ("step", "Last completed step of rank 0."),
     "dtj_total_steps": ("totalSteps", "Steps of the whole run."),
     "dtj_epoch": ("epoch", "Epoch of the data, from 0."),
     "dtj_loss": ("loss", "Last logged loss, mean over the global batch."),
     "dtj_samples_per_second": ("samplesPerSecond", "Samples a second over all ranks of the job."),
+    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens a second over all ranks of the job."),
+    "dtj_mfu_ratio": ("mfu", "Operations of the model on rank 0, of what its device can do, 0 to 1."),
+    "dtj_data_wait_ratio": ("dataWait", "Share of the time that ranks waited for samples, 0 to 1."),
+    "dtj_step_seconds_p50": ("stepSecondsP50", "Median length of rank 0's last 1,000 steps."),
+    "dtj_step_seconds_p99": ("stepSecondsP99", "99th percentile of rank 0's last 1,000 steps."),
+    "dtj_memory_bytes": ("memoryBytes", "Most memory that rank 0 has held."),
 }
 
 
@@ -52,6 +63,21 @@ class Server:
         with contextlib.suppress(OSError):
             self._documents.send(json.dumps(document).encode())
 
+    def fileno(self) -> int:
+        """For a selector: readable when `is_asked` is to be looked at."""
+        return self._documents.fileno()
+
+    def is_asked(self) -> bool:
+        """Somebody waits for stacks."""
+        with contextlib.suppress(OSError):
+            return bool(self._documents.recv(1))
+        return False
+
+    def answer(self, stacks: str) -> None:
+        """The stacks as they are now, the beginning left out where they are too many."""
+        with contextlib.suppress(OSError):
+            self._documents.send(_STACKS + stacks.encode(errors="replace")[-_STACKS_BYTES:])
+
     def stop(self) -> None:
         """End the process and bury it, unless that is done."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -64,11 +90,21 @@ def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
         detach()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
+        _Handler.agent = documents
         threading.Thread(target=server.serve_forever, daemon=True).start()
         while data := documents.recv(_DOCUMENT_BYTES):
-            _Handler.document = json.loads(data)
+            if data.startswith(_STACKS):
+                _answer_askers(data.removeprefix(_STACKS))
+            else:
+                _Handler.document = json.loads(data)
     finally:
         os._exit(0)
+
+
+def _answer_askers(stacks: bytes) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _Handler.askers.get_nowait().put(stacks)
 
 
 def metrics(document: dict[str, Any]) -> str:
@@ -83,6 +119,14 @@ def metrics(document: dict[str, Any]) -> str:
         lines.append(f"{name} {document['checkpoint']['step']}")
     lines += ["# HELP dtj_rank_up 1 while the rank's process runs.", "# TYPE dtj_rank_up gauge"]
     lines += [f'dtj_rank_up{{rank="{r["rank"]}"}} {int(r["state"] == "Running")}' for r in document["ranks"]]
+    slow = document["slowest"]
+    if slow:
+        name = "dtj_straggler_ratio"
+        lines += [
+            f"# HELP {name} Work of the slowest rank on a step over that of the others.",
+            f"# TYPE {name} gauge",
+        ]
+        lines.append(f'{name}{{rank="{slow["rank"]}",replica="{slow["replica"]}"}} {slow["ratio"]}')
     stepping = [r for r in document["ranks"] if r["step"] is not None]
     if stepping:
         lines += ["# HELP dtj_rank_step Last completed step of a rank.", "# TYPE dtj_rank_step gauge"]
@@ -92,6 +136,8 @@ def metrics(document: dict[str, Any]) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     document: dict[str, Any] = {}
+    agent: socket.socket
+    askers: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # each waits for stacks
     timeout = 10  # a client that opens a connection and says nothing
 
     def do_GET(self) -> None:
@@ -100,10 +146,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(json.dumps(self.document), "application/json")
         elif path == "/metrics":
             self._answer(metrics(self.document), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/stacks":
+            self._answer_stacks()
         elif path == "/healthz":
             self._answer("ok\n", "text/plain")
         else:
-            self.send_error(HTTPStatus.NOT_FOUND, "known: /status, /metrics, /healthz")
+            self.send_error(HTTPStatus.NOT_FOUND, "known: /status, /metrics, /stacks, /healthz")
+
+    def _answer_stacks(self) -> None:
+        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.askers.put(mine)
+        try:
+            self.agent.send(_STACKS)
+            self._answer(
+                mine.get(timeout=_STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
+            )
+        except (OSError, queue.Empty):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not answer")
 
     def _answer(self, body: str, kind: str) -> None:
         data = body.encode()

@@ -15,6 +15,12 @@ _FROM_RANK_0 = (
     "loss",
     "metrics",
     "samplesPerSecond",
+    "tokensPerSecond",
+    "mfu",
+    "dataWait",
+    "stepSecondsP50",
+    "stepSecondsP99",
+    "memoryBytes",
     "etaSeconds",
     "checkpoint",
 )
@@ -30,7 +36,8 @@ class Facts:
 
     generation: int = 0
     steps: Mapping[int, int] = field(default_factory=dict)
-    slowest_rank: int | None = None
+    slowest: dict[str, Any] | None = None
+    hang: dict[str, Any] | None = None
     in_place: int = 0
     failure: dict[str, Any] | None = None
     ledger: dict[str, float] | None = None
@@ -97,7 +104,9 @@ class Status:
             **empty,
             **self.reported,
             "ranks": sorted([*self.ranks.values(), *remote], key=lambda rank: rank["rank"]),
-            "slowestRank": known.slowest_rank,
+            "slowestRank": known.slowest["rank"] if known.slowest else None,
+            "slowest": known.slowest,
+            "hang": known.hang,
             "rejoin": True,
             "restarts": {"inPlace": known.in_place},
             "failure": known.failure,

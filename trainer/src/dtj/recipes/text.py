@@ -69,6 +69,7 @@ def _language_model(
         held_out=held_out,
         score=_bits_per_byte,
         metric="bits_per_byte",
+        tokens=shape.context,
         sample=lambda model: _write(model, context=shape.context),
         seed=seed,
     )

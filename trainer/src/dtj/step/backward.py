@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dtj import random_state
-from dtj.data.feed import Batch, Part
+from dtj.data.cut import Part
+from dtj.data.feed import Batch
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 from dtj.step.precision import Precision

@@ -3,43 +3,34 @@
 A line for step k is printed during step k+1, when the pulse has brought the other ranks' values.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
 
 from dtj.errors import RecipeError
 from dtj.settings import Settings
 from dtj.watch import channel, meters
-from dtj.watch.book import Book
+from dtj.watch.book import open_book
 from dtj.watch.pulse import SLOTS
 
 _LINE_INTERVAL_S = 1.0
+# One of the values of a pulse is our own: how long the rank has waited for data.
+_NAMES = SLOTS - 1
 
 
 class Diary:
     """Values of the present step, and where the last line was. Only rank 0 prints."""
 
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        rank: int,
-        clock: Callable[[], float],
-        first_step: int,
-        total_steps: int,
-        samples: int,
-    ) -> None:
+    def __init__(self, *, settings: Settings, rank: int, meters: meters.Meters) -> None:
+        self.meters = meters
         self._every = settings.log_every
         self._json = settings.log_json
         self._rank = rank
-        self._book = Book(Path(settings.metrics), step=first_step) if settings.metrics and rank == 0 else None
-        self._total = total_steps
-        self._meters = meters.Meters(total_steps=total_steps, clock=clock, step=first_step, samples=samples)
+        targets = settings.metrics if rank == 0 else ()
+        self._books = [open_book(target, step=meters.step) for target in targets]
         self._values: dict[str, torch.Tensor | float] = {}
         self._due = True  # the first step shows at once that training runs
         self._asked = False
         self._sent: tuple[int, int, int, list[str]] | None = None
+        self._waited = (0.0, meters.clock())  # for data so far, and when that was looked at
 
     def note(self, values: dict[str, torch.Tensor | float], *, now: bool) -> None:
         """Values of this step; a later one of the same name wins."""
@@ -51,9 +42,9 @@ class Diary:
                 )
         self._values |= values
         self._due = self._due or now
-        if len(self._values) > SLOTS:
+        if len(self._values) > _NAMES:
             raise RecipeError(
-                f"run.log got {len(self._values)} names in one step, at most {SLOTS} fit",
+                f"run.log got {len(self._values)} names in one step, at most {_NAMES} fit",
                 fix="log fewer of them",
             )
 
@@ -69,21 +60,25 @@ class Diary:
     def begin(self, step: int) -> None:
         """`step` is about to be trained; the last one is always a logged one."""
         self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}
+        self.meters.begin_step()
         on_flag = self._every is not None and step % self._every == 0
-        self._due = self._due or on_flag or step == self._total
+        self._due = self._due or on_flag or step == self.meters.total_steps
 
     def wants_line(self) -> bool:
         """Rank 0's clock says that a line is due; asked for once until it is printed."""
         if self._rank != 0 or self._every is not None or self._asked:
             return False
-        self._asked = self._meters.seconds_since_line() >= _LINE_INTERVAL_S
+        self._asked = self.meters.seconds_since_line() >= _LINE_INTERVAL_S
         return self._asked
 
-    def end(self, step: int, *, samples: int, epoch: int) -> tuple[float, ...]:
-        """What the pulse shall carry for `step`: nothing, or its values. The only wait for the device."""
+    def end(self, step: int, *, samples: int, epoch: int, waited_s: float) -> tuple[float, ...]:
+        """What the pulse shall carry for `step`: nothing, or its values. The only wait for the device.
+
+        waited_s  seconds that this rank has waited for data, since the start
+        """
         if not self._due:
             return ()
-        numbers = tuple(float(value) for value in self._values.values())
+        numbers = (self._wait_since_line(waited_s), *(float(value) for value in self._values.values()))
         self._sent = (step, samples, epoch, list(self._values))
         self._values, self._due = {}, False
         return numbers
@@ -95,13 +90,23 @@ class Diary:
             return
         step, samples, epoch, names = self._sent
         self._sent = None
-        if self._rank == 0:
-            found = dict(zip(names, values, strict=False))
-            self._print(self._meters.reading(step=step, samples=samples, epoch=epoch, metrics=found))
+        if self._rank == 0 and values:
+            wait, *rest = values
+            found = dict(zip(names, rest, strict=False))
+            self._print(
+                self.meters.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait)
+            )
             self._asked = False
+
+    def _wait_since_line(self, waited_s: float) -> float:
+        """Share of the time since the last line."""
+        before_s, since = self._waited
+        now = self.meters.clock()
+        self._waited = (waited_s, now)
+        return min(1.0, (waited_s - before_s) / (now - since)) if now > since else 0.0
 
     def _print(self, reading: meters.Reading) -> None:
         channel.send(meters.finite(reading))
-        if self._book:
-            self._book.write(meters.finite(reading))
+        for book in self._books:
+            book.write(meters.finite(reading))
         print(meters.as_json(reading) if self._json else meters.as_text(reading), flush=True)

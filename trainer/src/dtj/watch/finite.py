@@ -32,22 +32,23 @@ class FiniteWatch:
         self._seen.copy_(self._first, non_blocking=True)
         return seen
 
-    def check(self, group: "dist.ProcessGroup | None", *, size: int, saved: int | None) -> None:
-        """Raise DtjError on every rank if any has a bad step; waits for the device. All ranks call it."""
+    def check(self, group: "dist.ProcessGroup | None", *, saved: int | None) -> None:
+        """Raise DtjError on every rank if any has a bad step; waits for the device. All ranks call it.
+
+        saved  step of the newest checkpoint, for the message
+        """
         mine = torch.tensor([int(self._first)])
-        firsts = [torch.empty_like(mine) for _ in range(size)]
-        if group is None:
-            firsts = [mine]
-        else:
+        firsts = [mine]
+        if group is not None:
+            firsts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             dist.all_gather(firsts, mine, group=group)
         steps = [int(first) for first in firsts]
         step = min(steps)
         if step == _NEVER:
             return
         ranks = [str(rank) for rank, first in enumerate(steps) if first == step]
-        where = (
-            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if len(ranks) < size else "every rank"
-        )
+        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+        where = named if len(ranks) < len(steps) else "every rank"
         rest = f"the newest checkpoint is of step {saved}" if saved is not None else "nothing was saved"
         raise DtjError(
             f"the loss of step {step} is not finite on {where}; {rest}",

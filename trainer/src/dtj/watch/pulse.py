@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 # Values that one step can log; a fixed number keeps the message the same on all ranks.
-SLOTS = 16
+SLOTS = 17
 _FLAGS = 5
 # A stop is noticed within this time and a step; so are the values of a line.
 _INTERVAL_S = 0.1

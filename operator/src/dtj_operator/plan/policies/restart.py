@@ -9,7 +9,7 @@ With scope Replica only the pods that are broken are replaced, as long as a surv
 
 import hashlib
 
-from dtj_operator.plan import blame
+from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
 from dtj_operator.spec import Rule
@@ -17,6 +17,7 @@ from dtj_operator.spec import Rule
 LONGEST_BACKOFF_S = 300.0
 JITTER = 0.2  # of the delay, either way: a thousand jobs hit by one outage must not come back in step
 MOST_REPLACED = 100  # pods at once; beyond that the whole job begins anew, and the status stays small
+DEFAULT_GRACE_S = 30  # of a pod that says nothing about it
 SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of two nodes report seconds apart
 
 
@@ -31,14 +32,14 @@ def restart(s: Snapshot) -> Restart | Fail | Settle | None:
     if action == "FailJob":
         return Fail("RecoveryRule", f"{fault.sentence}; a recovery rule says not to retry", fault)
     if action == "RestartUncounted":
-        return Restart(fault, counts=False, replaces=_broken(s))
+        return Restart(fault, counts=False, replaces=_broken(s), goes_on=_goes_on(s, fault))
     return _within_budget(s, fault)
 
 
 def seen(s: Snapshot) -> Restarts:
     """The counters with the agents' news: heals in place count, and growth ends a row without progress."""
     old = s.memory.restarts
-    told = s.answer.in_place if s.answer else 0
+    told = max(s.answer.in_place if s.answer else 0, blame.last_in_place(s))
     healed = max(0, told - old.in_place_now)
     steps = [s.progress.step if s.progress else None, blame.last_step(s)]
     steps += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
@@ -101,6 +102,20 @@ def _action(s: Snapshot, fault: Fault) -> str:
     if fault.exit_code == blame.STOPPED or fault.disruption:
         return "RestartUncounted"
     return "Restart"
+
+
+def _goes_on(s: Snapshot, fault: Fault) -> bool:
+    """Whether a rank stopped because another one was asked to: agents agree on the step, and all stop there.
+
+    They have the grace period of the pod that is taken away; whoever stops later was asked himself.
+    """
+    first = s.memory.failure
+    began = times.parse(first.get("at"))
+    if s.memory.phase != RECOVERING or began is None or fault.disruption or fault.exit_code != blame.STOPPED:
+        return False
+    grace_s = s.job.template["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+    asked = first.get("reason") in blame.DISRUPTIONS or first.get("exitCode") == blame.STOPPED
+    return asked and abs(s.now - began) <= grace_s + SETTLE_S
 
 
 def _matches(rule: Rule, fault: Fault) -> bool:

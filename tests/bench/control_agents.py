@@ -1,0 +1,104 @@
+"""The agents of one job of the control run, as two pods would run them, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+AGENTS = 2
+
+
+class Pods:
+    """The agents of one job, as processes of this machine; everything that they say is in files."""
+
+    def __init__(self, folder: Path, *, seed: int, seconds: float, step_s: float, nproc: int) -> None:
+        self._folder = folder
+        self.ranks = AGENTS * nproc
+        port = _free_port()
+        self._agents = []
+        for index in range(AGENTS):
+            env = {
+                "NNODES": AGENTS,
+                "NODE_RANK": index,
+                "NPROC_PER_NODE": nproc,
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": port,
+                "DTJ_MAX_RESTARTS": 1000,  # a false alarm is counted, it does not end the job
+                "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": 1000,
+                "OMP_NUM_THREADS": 1,
+                "OUT": folder,
+                "SEED": seed,
+                "STEP_S": step_s,
+                "SECONDS_OF_PLAN": seconds,
+            }
+            words = ("run", "--checkpoint", folder / "saved", "-m", "tests.bench.control_program")
+            with (folder / f"out-{index}").open("w") as out, (folder / f"err-{index}").open("w") as err:
+                self._agents.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "dtj", *map(str, words)],
+                        env=os.environ | {name: str(value) for name, value in env.items()},
+                        stdout=out,
+                        stderr=err,
+                    )
+                )
+
+    @property
+    def log(self) -> str:
+        """What all agents have said, one after the other."""
+        return "\n".join((self._folder / f"err-{index}").read_text() for index in range(AGENTS))
+
+    def events(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank has noted."""
+        path = self._folder / f"events-{rank}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def calms(self, rank: int) -> int:
+        """How many processes of a rank have come to the end of the plan."""
+        return [event["kind"] for event in self.events(rank)].count("calm")
+
+    def until(self, holds: Callable[[], bool], *, within_s: float) -> bool:
+        """Poll until something holds; False where it does not in time, or an agent has ended."""
+        deadline = time.monotonic() + within_s
+        while not holds():
+            if time.monotonic() > deadline or any(agent.poll() is not None for agent in self._agents):
+                return False
+            time.sleep(0.1)
+        return True
+
+    def end(self) -> None:
+        """Ask the agents to end; they have a checkpoint to write."""
+        for agent in self._agents:
+            agent.terminate()
+        for agent in self._agents:
+            try:
+                agent.wait(60)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+
+
+@contextlib.contextmanager
+def pods(*, seed: int, seconds: float, step_s: float, nproc: int) -> Iterator[Pods]:
+    """A job of two agents, ended and cleared away afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dtj-control-") as folder:
+        found = Pods(Path(folder), seed=seed, seconds=seconds, step_s=step_s, nproc=nproc)
+        try:
+            yield found
+        finally:
+            found.end()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,68 @@
+"""What a healthy run may do for long: seed -> which step is slow, why, for how long, on whose side. Pure.
+
+Every rank makes the same plan, so that they evaluate and save together; harness and test read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+START_UP = "slow start"
+KINDS = ("slow steps", "frozen process", "garbage collection", "evaluation", "checkpoint", "declared pause")
+# A step may take this many times the usual where that stays below the 30 s which are never a hang ...
+_TIMES, _LEAST_S = 10.0, 30.0
+# ... and this many in any case.
+_TIMES_OF_LONG_STEPS = 4.0
+_GAP_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One step, or its end, that takes longer than usual.
+
+    seconds  beyond the usual; of a garbage collection nobody knows
+    rank     whose doing it is; None where all are as slow
+    """
+
+    kind: str
+    seconds: float
+    rank: int | None
+
+
+def plan(seed: int, *, seconds: float, step_s: float, ranks: int) -> dict[int, Event]:
+    """Events by step, about `seconds` long together with the usual steps between them; in turn every kind."""
+    dice = Random(seed)
+    start = Event(kind=START_UP, seconds=dice.uniform(40, 200), rank=dice.choice([None, *range(ranks)]))
+    found = {dice.randrange(3): start}
+    step, spent_s = 4, start.seconds + 4 * step_s
+    for kind in _kinds(dice):
+        gap = max(2, round(dice.expovariate(1 / _GAP_S) / step_s))
+        step, spent_s = step + gap, spent_s + gap * step_s
+        if spent_s >= seconds:
+            return found
+        who = dice.choice([None, *range(ranks)])
+        for _ in range(dice.randint(1, 6) if kind == "slow steps" else 1):
+            found[step] = Event(kind=kind, seconds=_length(dice, kind, step_s), rank=who)
+            step, spent_s = step + 1, spent_s + step_s + found[step].seconds
+    raise AssertionError("kinds never end")
+
+
+def _kinds(dice: Random) -> Iterator[str]:
+    """All kinds, in an order that is another each time."""
+    while True:
+        yield from dice.sample(KINDS, len(KINDS))
+
+
+def _length(dice: Random, kind: str, step_s: float) -> float:
+    match kind:
+        case "slow steps":
+            times = _TIMES if _TIMES * step_s < _LEAST_S else _TIMES_OF_LONG_STEPS
+            return (times - 1) * step_s
+        case "frozen process":
+            return dice.uniform(5, 20)
+        case "garbage collection":
+            return 0.0
+        case _:
+            return dice.uniform(40, 90)

@@ -1,0 +1,75 @@
+"""When pods of the namespace were born and ran, and when nodes fell silent, as watches saw it happen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Self
+
+from tests.bench.recovery_times import Seen
+from tests.support.kubectl import Json, Kubectl
+
+
+class Watch:
+    """Follows pods and nodes in the background; times are seconds since 1970, at arrival."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
+        self._pods: dict[str, list[str]] = {}  # name -> uids, the newest last
+        self._created: dict[str, float] = {}
+        self._running: dict[str, float] = {}
+        self._unready: dict[str, list[float]] = {}
+        self._was_ready: dict[str, bool] = {}
+        self._calls: dict[str, subprocess.Popen[str]] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        for kind, hear in (("pods", self._on_pod), ("nodes", self._on_node)):
+            self._threads.append(threading.Thread(target=self._follow, args=(kind, hear), daemon=True))
+            self._threads[-1].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        for call in self._calls.values():
+            call.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def replacement(self, pod: str, *, besides: str, node: str, since: float) -> Seen:
+        """What is known of the newest pod of this name, unless it is the old one, and of a node."""
+        uid = next((uid for uid in reversed(self._pods.get(pod, [])) if uid != besides), "")
+        unready = next((at for at in self._unready.get(node, []) if at > since), None)
+        return Seen(unready=unready, created=self._created.get(uid), running=self._running.get(uid))
+
+    def _follow(self, kind: str, hear: Callable[[Json, float], None]) -> None:
+        kubectl = replace(self._kubectl, namespace=None) if kind == "nodes" else self._kubectl
+        while not self._is_over:  # the API server ends a watch after some time
+            command = kubectl.command("get", kind, "-o", "json", "--watch", "--output-watch-events")
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as call:
+                self._calls[kind] = call
+                assert call.stdout
+                for line in call.stdout:  # one event each
+                    hear(json.loads(line)["object"], time.time())
+
+    def _on_pod(self, pod: Json, now: float) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        if uid not in self._created:
+            self._created[uid] = now
+            self._pods.setdefault(name, []).append(uid)
+        statuses = pod.get("status", {}).get("containerStatuses", ())
+        if any("running" in each.get("state", {}) for each in statuses):
+            self._running.setdefault(uid, now)
+
+    def _on_node(self, node: Json, now: float) -> None:
+        name = node["metadata"]["name"]
+        conditions = node.get("status", {}).get("conditions", ())
+        ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        if self._was_ready.get(name, True) and not ready:
+            self._unready.setdefault(name, []).append(now)
+        self._was_ready[name] = ready

@@ -1,0 +1,45 @@
+"""Ranks that hold the others up are named while they do, as replica 0's agent says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.kubelet import Kubelet
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.test_lifecycle import of
+from tests.integration.operator.test_scope import agent
+from tests.support.predicates import condition
+
+Json = dict[str, Any]
+ADDRESS = "127.0.0.84"
+
+
+@pytest.mark.usefixtures("operator")
+async def test_rank_that_is_slow_or_hangs_is_named_until_that_is_over(cluster: Cluster, kubelet: Kubelet):
+    calm: Json = {"attempt": 0, "step": 7, "rejoin": True, "slowest": None, "hang": None}
+    async with agent(ADDRESS, calm | {"slowest": {"rank": 1, "replica": 1, "ratio": 2.1}}) as says:
+        kubelet.starts = False
+        await cluster.submit(hang={"action": "Report"})
+        await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})
+        for name in ("job-1", "job-0"):
+            await kubelet.start(name)
+        await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
+
+        job = await cluster.until(condition("Healthy", "False", "Straggler"))
+        slow = (
+            "rank 1 (replica 1) on node node-1 needs 2.1 times as long as the others for its part of a step"
+        )
+        assert of(job, "Healthy")["message"] == slow
+        assert (await cluster.until_event("Straggler"))["note"] == slow
+
+        says.update({"slowest": None, "hang": {"ranks": [0], "message": "no step for 33 s"}})
+        job = await cluster.until(condition("Healthy", "False", "Hang"))
+        assert "rank 0 (replica 0) on node node-0 hangs: no step for 33 s" in of(job, "Healthy")["message"]
+        assert (await cluster.until_event("Hang"))["note"] == of(job, "Healthy")["message"]
+        assert job["status"]["phase"] == "Running"
+        assert job["status"]["restarts"]["total"] == 0
+
+        says.update(calm)
+        await cluster.until(condition("Healthy"))

@@ -1,0 +1,51 @@
+"""The blame benchmark's plan and judgement, and a few of its crashes for real."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.blame import judge
+from tests.bench.blame_plan import HOWS, PLACES, RANKS, draw, is_right
+from tests.support.commands import commands, warm
+
+TRUTH = {"rank": 2, "how": "SIGSEGV", "life": 1}
+RIGHT = {
+    0: {"rank": 2, "reason": "PeerLost", "exitCode": 76},
+    1: {"rank": 2, "reason": "Signal", "exitCode": 139},
+}
+
+
+def test_plan_is_the_seeds_and_covers_all_places_ways_and_ranks() -> None:
+    crashes = draw(200, 1)
+    assert crashes == draw(200, 1)
+    assert crashes != draw(200, 2)
+    assert {crash.place for crash in crashes} == set(PLACES)
+    assert {crash.deaths[-1].how for crash in crashes} == set(HOWS)
+    assert {crash.deaths[0].rank for crash in crashes} == set(range(RANKS))
+    assert all(crash.deaths[0].how in PLACES[crash.place] for crash in crashes if crash.place != "healing")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        pytest.param({}, (True, True), id="right"),
+        pytest.param({0: {"rank": 0}}, (False, True), id="another rank by the other pod"),
+        pytest.param({1: {"rank": 3}}, (False, True), id="another rank by its own pod"),
+        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="another class"),
+        pytest.param({1: {"exitCode": 1}}, (True, False), id="another exit code"),
+        pytest.param({0: {"reason": "Exception"}}, (True, True), id="only its own pod tells the class"),
+    ],
+)
+def test_verdict(wrong: dict[int, dict[str, Any]], expected: tuple[bool, bool]) -> None:
+    messages = {replica: message | wrong.get(replica, {}) for replica, message in RIGHT.items()}
+    assert is_right(TRUTH, messages) == expected
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_right_rank_is_blamed(tmp_path: Path, place: str) -> None:
+    crash = next(crash for crash in draw(200, 3) if crash.place == place)
+    with commands(warm(), tmp_path) as start:
+        verdict = judge(start, tmp_path, crash)
+    assert verdict.truth
+    assert (verdict.has_rank, verdict.has_class) == (True, True), verdict

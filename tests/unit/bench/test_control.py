@@ -1,0 +1,68 @@
+"""The control run of hang detection: what it plans, and that it can fail."""
+
+import pytest
+
+from tests.bench import control
+from tests.bench.control import Job, alarms, count, named, text
+from tests.bench.control_plan import KINDS, START_UP, plan
+
+HEALTHY = (
+    "dtj: waiting for replica 1\ndtj: pause at step 9: the control run's\n[rank 1] generation 2: a line\n"
+)
+
+
+@pytest.mark.parametrize(("step_s", "nproc"), control.JOBS)
+def test_plan_has_all_kinds_in_its_time_and_no_step_that_is_a_hang_by_definition(step_s: float, nproc: int):
+    found = plan(7, seconds=870, step_s=step_s, ranks=2 * nproc)
+    assert {event.kind for event in found.values()} == {START_UP, *KINDS}
+    total_s = sum(event.seconds for event in found.values()) + step_s * max(found)
+    assert 600 < total_s < 1100
+    for event in found.values():
+        if event.kind == "slow steps":
+            assert event.seconds + step_s < max(30, 5 * step_s)
+
+
+def test_plan_is_the_same_for_the_same_seed_alone():
+    assert plan(1, seconds=500, step_s=1, ranks=2) == plan(1, seconds=500, step_s=1, ranks=2)
+    assert plan(1, seconds=500, step_s=1, ranks=2) != plan(2, seconds=500, step_s=1, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        pytest.param("dtj: no step for 31 s: the stacks of all ranks follow", True, id="suspicion"),
+        pytest.param("dtj: rank 1 failed: no step for 33 s: rank 1 does not answer", True, id="verdict"),
+        pytest.param(
+            "dtj: generation 2: all ranks anew; 0 of 9 restarts in place used", True, id="generation"
+        ),
+        pytest.param("dtj: rank 0 was killed by SIGKILL after step 3", True, id="death"),
+        pytest.param("dtj: replica 1 is silent: taken as lost", True, id="silent agent"),
+        pytest.param("[rank 0] the loss is lost", False, id="a rank's own words"),
+    ],
+)
+def test_alarms(line: str, expected: bool):
+    assert alarms(HEALTHY) == []
+    assert alarms(f"{HEALTHY}{line}\n") == ([line] if expected else [])
+
+
+def test_named_are_those_that_hang():
+    assert named("dtj: rank 2 failed: no step for 31 s: rank 2 is stopped\ndtj: rank 1 failed: oh") == {2}
+
+
+def test_events_are_counted_once_and_the_longest_kept():
+    job = Job(step_s=1, ranks=2)
+    count(
+        job,
+        [
+            [{"kind": "evaluation", "seconds": 2.0}, {"kind": "checkpoint", "seconds": 50.0}],
+            [{"kind": "evaluation", "seconds": 40.0}, {"kind": "start", "pid": 1, "generation": 1}],
+        ],
+    )
+    assert job.events["evaluation"] == job.events["checkpoint"] == 1
+    assert job.longest_s == {"evaluation": 40.0, "checkpoint": 50.0}
+
+
+def test_page_says_what_went_wrong():
+    job = Job(step_s=1, ranks=2, alarms=["dtj: no step for 31 s: the stacks of all ranks follow"])
+    assert "| 1 | never |" in text([job])
+    assert "| 0 | 33.5 |" in text([Job(step_s=1, ranks=2, found_s=33.5)])

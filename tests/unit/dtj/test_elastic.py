@@ -1,0 +1,114 @@
+"""The size of a job changes while it trains: no new attempt, no step lost, every sample once an epoch."""
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.dtj.conftest import PROGRAMS, Command, Start, wait_for
+from tests.unit.dtj.test_pods import Pods, lose
+
+EPOCH = 8  # steps: 96 samples, 12 a step
+
+
+def elastic(start: Start, out: Path, **env: object) -> Pods:
+    """A job of two replicas that may have one to four."""
+    return Pods(start, out, replicas=2, DTJ_MIN_REPLICAS=1, DTJ_MAX_REPLICAS=4, **env)
+
+
+def trained(out: Path) -> dict[int, Counter[int]]:
+    """Step -> how often each sample was trained in it, over all ranks and lives."""
+    found: dict[int, Counter[int]] = {}
+    for file in out.glob("seen-*.txt"):
+        for line in file.read_text().splitlines():
+            step, *samples = map(int, line.split())
+            found.setdefault(step, Counter()).update(samples)
+    return found
+
+
+def assert_every_sample_once_an_epoch(out: Path, steps: int) -> None:
+    found = trained(out)
+    assert sorted(found) == list(range(steps))
+    for first in range(0, steps, EPOCH):
+        epoch = sum((found[step] for step in range(first, first + EPOCH)), Counter[int]())
+        assert epoch == Counter(range(96))
+
+
+def has_formed(pod: Command, size: str) -> bool:
+    return f" {size}, all ranks anew" in pod.err
+
+
+def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = elastic(start, out, STEPS=32, STEP_S=0.05, HOLD_AT="3 13 23")
+    flags = ("--checkpoint", tmp_path / "saved")
+
+    def hold(step: int) -> None:
+        wait_for((out / f"at-{step}").exists, f"step {step}")
+
+    first, second = (job.run(index, *flags) for index in range(2))
+    hold(3)
+    third = job.run(2, *flags)
+    wait_for(lambda: has_formed(first, "3 replicas"), "three replicas")
+    (out / "go-3").touch()
+    hold(13)
+    for pod in (third, second):
+        pod.signal(signal.SIGTERM)
+    wait_for(lambda: has_formed(first, "1 replica"), "one replica")
+    (out / "go-13").touch()
+    assert [pod.wait().code for pod in (third, second)] == [75, 75]
+    hold(23)
+    others = [job.run(index, *flags) for index in (3, 1, 2)]
+    wait_for(lambda: has_formed(first, "4 replicas"), "four replicas")
+    (out / "go-23").touch()
+    ended = [pod.wait() for pod in (first, *others)]
+    assert [e.code for e in ended] == [0, 0, 0, 0], [e.err for e in ended]
+    assert_every_sample_once_an_epoch(out, 32)
+    assert ended[0].err.count("; 0 of 5 restarts in place used") == ended[0].err.count("dtj: generation ")
+
+
+def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """The others have saved and keep their pods; the newcomer finds them at the same size."""
+    out = tmp_path / "out"
+    job = elastic(start, out, STEPS=16, STEP_S=0.05, HOLD_AT="5", NNODES=3)
+    flags = ("--checkpoint", tmp_path / "saved")
+    pods = [job.run(index, *flags) for index in range(3)]
+    wait_for((out / "at-5").exists, "step 5")
+    pods[1].signal(signal.SIGTERM)
+    (out / "go-5").touch()
+    assert pods[1].wait().code == 75
+    pods[1] = job.run(1, *flags)
+    assert [pod.wait().code for pod in pods] == [0, 0, 0]
+    assert_every_sample_once_an_epoch(out, 16)
+
+
+def test_lost_pod_that_comes_back_finds_the_memory_of_the_others(start: Start, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = elastic(start, out, STEPS=16, HOLD_AT="5")
+    pods = [job.run(index) for index in range(2)]
+    wait_for((out / "at-5").exists, "step 5")
+    lose(pods[1])
+    pods[1] = job.run(1)
+    (out / "go-5").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0]
+    assert "rank 1 anew, the others keep their state" in ended[0].err
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["with a checkpoint", "without"])
+def test_plain_script_is_begun_anew_in_the_new_size(start: Start, tmp_path: Path, *, saves: bool) -> None:
+    """It saves by itself; whether it does is taken from the folder that the job has."""
+    folder = {"DTJ_CHECKPOINT_DIR": tmp_path} if saves else {}
+    job = elastic(start, tmp_path, FAIL="9@99:raise", WAIT_AT=7, **folder)
+    pods = [job.run(index, program=PROGRAMS / "plain.py") for index in range(2)]
+    wait_for((tmp_path / "at-7").exists, "step 7")
+    pods.append(job.run(2, program=PROGRAMS / "plain.py"))
+    if saves:
+        wait_for(lambda: has_formed(pods[0], "3 replicas"), "three replicas")
+    else:
+        wait_for(lambda: "a job without a checkpoint folder does not grow" in pods[0].err, "a word")
+    (tmp_path / "go").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert [f"rank {rank} ends" in e.out for rank, e in enumerate(ended)] == [True, True, saves]

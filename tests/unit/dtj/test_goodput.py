@@ -1,0 +1,40 @@
+"""What the coordinator says of a job's time, against the books of the ranks themselves."""
+
+from datetime import datetime
+from pathlib import Path
+
+from tests.bench.goodput_truth import Line, parse, productive
+from tests.unit.dtj.conftest import PROGRAMS, Start, free_port, wait_for
+from tests.unit.dtj.test_serve import status
+
+STEPS = 100
+
+
+def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path: Path) -> None:
+    """Five crashes, of rank 0 too and of two ranks at once; a step takes 50 ms and is read every 50 ms."""
+    port = free_port()
+    flags = ("run", "--nproc", 3, "--max-restarts", 9, "--port", port, PROGRAMS / "pace.py")
+    env = {"STEPS": STEPS, "STEP_S": 0.05, "FACTORS": "1 1 1", "OUT": tmp_path}
+    command = start(*flags, FAULTS="1@12 2@30 0@47 1@66 2@66", **env)
+
+    def books() -> list[list[Line]]:
+        texts = [(tmp_path / f"book-{rank}").read_text() for rank in range(3)]
+        return [parse(text) for text in texts]
+
+    wait_for((tmp_path / "book-0").exists, "rank 0 to begin")
+    wait_for(lambda: any(line.step == STEPS for line in books()[0]), "the last step")
+    last = next(line.at for line in books()[0] if line.step == STEPS)
+    truth = productive(books(), until=last)
+
+    def is_told() -> bool:  # the step before the last; the last one is not over, for the agent
+        return bool(status(port).get("step") == STEPS - 1 and status(port)["ledger"])
+
+    wait_for(is_told, "the step before to be told")
+    found = status(port)
+    under_way = datetime.fromisoformat(found["at"]).timestamp() - last
+    said = found["ledger"]["productive"] - under_way
+    (tmp_path / "go").touch()
+    ended = command.wait()
+    assert ended.code == 0, ended.err
+    assert ended.err.count("dtj: generation ") >= 4
+    assert abs(said - truth) < 0.01 * truth, (said, truth, found["ledger"])

@@ -1,0 +1,142 @@
+"""Who keeps the others waiting: judged by each rank's own work, and nobody where all are slow."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.agent.straggler import LEAST_S, STEPS, Pace, Slowest, slowest
+from dtj.watch.board import Board
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
+from tests.unit.dtj.test_serve import get, status
+
+Finish = Callable[..., Finished]
+Start = Callable[..., Command]
+PACE = PROGRAMS / "pace.py"
+
+
+@pytest.mark.parametrize(
+    ("work_s", "expected"),
+    [
+        pytest.param({0: 0.1, 1: 0.2, 2: 0.1}, (1, 2.0), id="one of three"),
+        pytest.param({0: 0.1, 1: 0.2}, (1, 2.0), id="one of two"),
+        pytest.param({0: 0.3, 1: 0.3, 2: 0.1, 3: 0.1, 4: 0.1}, (0, 3.0), id="of two the first"),
+        pytest.param({0: 0.2, 1: 0.2, 2: 0.2}, None, id="all alike"),
+        pytest.param({0: 0.001, 1: 0.004}, None, id="a few milliseconds are noise"),
+        pytest.param({0: 9.0}, None, id="nobody to compare with"),
+        pytest.param({}, None, id="nobody"),
+    ],
+)
+def test_slowest(work_s: dict[int, float], expected: tuple[int, float] | None) -> None:
+    found = slowest(work_s)
+    assert (found and (found.rank, round(found.ratio, 6))) == expected
+
+
+def files(out: Path) -> dict[str, Path]:
+    """Where the program keeps its books; it need not wait at its end."""
+    (out / "go").touch()
+    return {"OUT": out}
+
+
+def windows(*rows: dict[int, float], ranks: int = 3) -> list[Slowest | None]:
+    """Who is named after each window, in which every rank worked so long on each step."""
+    pace, done, now, found = Pace(), dict.fromkeys(range(ranks), 0.0), 0.0, []
+    pace.begin(range(ranks), now)
+    for rank in done:
+        pace.heard(rank, (0, 0.0), now)
+    for number, row in enumerate(rows, start=1):
+        now += 2 * LEAST_S
+        for rank in done:
+            done[rank] += STEPS * row.get(rank, 0.1)
+            pace.heard(rank, (number * STEPS, done[rank]), now)
+        found.append(pace.named)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.2}], [None, 1, 1], id="named by the second slow window"),
+        pytest.param([{1: 0.9}, {}, {1: 0.9}, {}], [None] * 4, id="now and then is no straggler"),
+        pytest.param([{1: 0.2}, {2: 0.2}, {1: 0.2}], [None] * 3, id="nor are two by turns"),
+        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.13}, {1: 0.12}], [None, 1, 1, None], id="until it is well"),
+        pytest.param([{1: 0.2}, {1: 0.2}, {2: 0.4}, {2: 0.4}], [None, 1, None, 2], id="another one"),
+        pytest.param([{0: 0.9, 1: 0.9, 2: 0.9}] * 3, [None] * 3, id="all slow down"),
+        pytest.param([{1: 0.14}] * 3, [None] * 3, id="a little slower"),
+    ],
+)
+def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
+    assert [found and found.rank for found in windows(*rows)] == named
+
+
+def test_new_generation_is_judged_anew() -> None:
+    pace = Pace(named=Slowest(rank=1, ratio=2.0))
+    pace.begin(range(2), 0.0)
+    assert pace.named is None
+    pace.heard(7, (100, 9.0), 1.0)  # of a rank that is no more
+    assert pace.named is None
+
+
+def test_saves_pauses_and_evaluations_are_detours() -> None:
+    board = Board()
+    board.optimized(1)
+    assert board.detours == 0
+    board.sign()
+    with board.paused():
+        assert board.detours == 2
+
+
+@pytest.mark.parametrize("bare", [{}, {"BARE": 1}], ids=["with dtj", "a plain script"])
+def test_slow_rank_is_named_within_20_steps(finish: Finish, tmp_path: Path, bare: dict[str, int]) -> None:
+    ended = finish(
+        "run", "--nproc", 3, PACE, STEPS=22, STEP_S=0.05, FACTORS="1 2 1", **files(tmp_path), **bare
+    )
+    assert ended.code == 0, ended.err
+    found = re.findall(r"dtj: (rank .*) is slow: its work on a step takes (\d\.\d) times that of", ended.err)
+    assert [who for who, _ in found] == ["rank 1 on replica 0"]
+
+
+def test_nobody_is_named_where_all_are_slow(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 3, PACE, STEPS=40, STEP_S=0.05, FACTORS="2 2 2", **files(tmp_path))
+    assert ended.code == 0, ended.err
+    assert "is slow" not in ended.err
+
+
+def test_rank_that_gets_half_of_its_time_is_named_until_it_gets_all(start: Start, tmp_path: Path) -> None:
+    """Stopped and continued from outside, as a CPU limit does it."""
+    port = free_port()
+    command = start(
+        "run",
+        "--nproc",
+        3,
+        "--port",
+        port,
+        PACE,
+        STEPS=100_000,
+        STEP_S=0.02,
+        FACTORS="1 1 1",
+        **files(tmp_path),
+    )
+    wait_for(lambda: status(port).get("step"), "the first step")
+    assert status(port)["slowest"] is None
+    pid = status(port)["ranks"][2]["pid"]
+
+    def throttled() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+        return bool(status(port)["slowestRank"] == 2)
+
+    wait_for(throttled, "the rank to be named")
+    found = status(port)["slowest"]
+    assert (found["rank"], found["replica"]) == (2, 0)
+    assert found["ratio"] >= 1.25
+    assert re.search(r'\ndtj_straggler_ratio\{rank="2",replica="0"\} \d', get(port, "/metrics"))
+    wait_for(lambda: status(port)["slowest"] is None, "the rank to be well again")
+    assert "dtj_straggler_ratio" not in get(port, "/metrics")
+    command.kill()

@@ -1,0 +1,137 @@
+"""Data that can only be read in order: once an epoch each, at any and a changing number of ranks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
+
+from dtj.errors import RecipeError
+from tests.unit.dtj.test_feed import feed, real
+
+# Told where a test has more workers than this machine has processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Stream(IterableDataset[int]):
+    """Numbers in an order that each epoch changes; remembers how often it was read."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.epoch = 0
+        self.reads = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for i in torch.randperm(self.n, generator=torch.Generator().manual_seed(self.epoch)).tolist():
+            self.reads += 1
+            yield i
+
+
+class Skipping(Stream):
+    """One that can begin anywhere, as those of Hugging Face do."""
+
+    def skip(self, n: int) -> Iterator[int]:
+        return iter(list(iter(Stream(self.n)))[n:])
+
+
+def values(f: Any) -> list[int]:
+    """Samples themselves, of the next batch, that count for this rank."""
+    batch = f.batch()
+    return [i for part in batch.parts if part.weight for i in batch.fetch(part).tolist()]
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(1, 50),
+    batch=st.integers(1, 50),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    micro=st.none() | st.integers(1, 9),
+)
+def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
+    n: int, batch: int, sizes: list[int], micro: int | None
+) -> None:
+    state, step, seen, ends = {"epoch": 1, "consumed": 0}, 0, [], False
+    while not ends:
+        size = sizes[step % len(sizes)]
+        ranks = [feed(data=Stream(n), rank=r, size=size, batch=batch, micro=micro) for r in range(size)]
+        for f in ranks:
+            f.load_state_dict(state)
+            seen += values(f)
+            ends = f.batch().ends_epoch
+            f.advance()
+        state, step = ranks[0].state_dict(), step + 1
+    assert sorted(seen) == list(range(n))
+    assert state == {"epoch": 2, "consumed": 0}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_epochs_follow_one_another_in_orders_of_their_own(workers: int) -> None:
+    f = feed(data=Stream(10), batch=4, workers=workers)
+    found, batches = [], []
+    for _ in range(6):
+        batches.append(f.batch())
+        found += values(f)
+        f.advance()
+    f.close()
+    assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [
+        *((4, 0, False), (4, 0, False), (2, 0, True)),
+        *((4, 1, False), (4, 1, False), (2, 1, True)),
+    ]
+    assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
+    assert found[:10] != found[10:]
+    assert f.consumed == 20
+
+
+@given(samples=st.integers(1, 40), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
+def test_in_lockstep_every_rank_has_as_many_micro_batches(samples: int, size: int, micro: int | None) -> None:
+    ranks = [
+        feed(data=Stream(samples), rank=r, size=size, batch=samples, micro=micro, in_lockstep=True)
+        for r in range(size)
+    ]
+    batches = [f.batch() for f in ranks]
+    assert len({len(b.parts) for b in batches}) == 1
+    assert sorted(i for f in ranks for i in real(f)) == list(range(samples))
+    assert all(len(b.fetch(p)) == len(p.indices) for b in batches for p in b.parts)
+    assert sum(p.weight for b in batches for p in b.parts) == pytest.approx(1)
+
+
+def test_stream_that_can_skip_is_not_read_from_the_start() -> None:
+    f, stream = feed(data=(skipping := Skipping(100)), batch=5), Stream(100)
+    f.load_state_dict({"epoch": 0, "consumed": 90})
+    assert values(f) == list(stream)[90:95]
+    assert skipping.reads == 0
+
+
+@pytest.mark.parametrize(
+    ("n", "state", "message"),
+    [
+        pytest.param(0, {"epoch": 0, "consumed": 0}, "the stream is empty", id="empty"),
+        pytest.param(7, {"epoch": 0, "consumed": 8}, "fewer samples than the 8 of this epoch", id="shorter"),
+        pytest.param(7, {"position": 8, "length": 9, "seed": 0}, "an index, now it is a stream", id="other"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stream_that_is_not_what_was_saved(n: int, state: dict[str, int], message: str, workers: int) -> None:
+    def resume() -> None:
+        f = feed(data=Stream(n), workers=workers)
+        f.load_state_dict(state)
+        f.batch()
+
+    with pytest.raises(RecipeError, match=message):
+        resume()
+
+
+def test_steps_of_an_epoch_are_known_where_the_length_is() -> None:
+    class Measured(Stream):
+        def __len__(self) -> int:
+            return self.n
+
+    assert feed(data=Measured(10), batch=4).steps_per_epoch == 3
+    with pytest.raises(RecipeError, match=r"stream without length(.|\n)*Recipe\(steps=1000\)"):
+        feed(data=Stream(10)).steps_per_epoch  # noqa: B018

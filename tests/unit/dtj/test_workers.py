@@ -1,0 +1,142 @@
+"""Processes that load samples ahead: same samples, same order, and none is left behind."""
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
+from tests.unit.dtj.test_feed import feed
+from tests.unit.dtj.test_resume import assert_identical, weights
+from tests.unit.dtj.test_same_result import seen
+
+Finish = Callable[..., Finished]
+
+
+# Told where a test has more workers than this machine has processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Augmented:
+    """Samples with noise from the generator of whoever loads them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.rand(()) / 2
+
+
+def batches(f: Any, count: int) -> list[torch.Tensor]:
+    found = []
+    for _ in range(count):
+        found += list(f.batch())
+        f.advance()
+    f.close()
+    return found
+
+
+def test_workers_bring_the_same_samples_as_the_rank_itself() -> None:
+    alone, helped = feed(40, batch=6, micro=2), feed(40, batch=6, micro=2, workers=3)
+    expected, found = batches(alone, 15), batches(helped, 15)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_noise_depends_on_the_samples_alone_so_that_a_resumed_run_repeats_it() -> None:
+    whole = batches(feed(data=Augmented(), batch=8, workers=2), 5)
+    later = feed(data=Augmented(), batch=8, workers=3)
+    later.load_state_dict({"position": 24, "length": 40, "seed": 0})
+    assert all(torch.equal(a, b) for a, b in zip(whole[3:], batches(later, 2), strict=True))
+
+
+def test_micro_batch_that_is_asked_for_twice_is_the_same() -> None:
+    """A backward pass that a lost rank has broken off is repeated."""
+    f = feed(data=Augmented(), batch=8, workers=2)
+    batch = f.batch()
+    assert torch.equal(batch.fetch(batch.parts[0]), batch.fetch(batch.parts[0]))
+    f.close()
+
+
+@pytest.mark.parametrize("kind", [{}, {"STREAM": 1}], ids=["map-style", "stream"])
+def test_world_of_changing_size_sees_each_sample_once(
+    finish: Finish, tmp_path: Path, kind: dict[str, int]
+) -> None:
+    """2 -> 3 -> 1 -> 4 ranks within one epoch of nine steps."""
+    epoch: list[int] = []
+    done = 0
+    for nproc, until in ((2, 2), (3, 4), (1, 6), (4, 9)):
+        out = tmp_path / f"out-{nproc}"
+        out.mkdir()
+        flags = ("--nproc", nproc, "--workers", 2, "--checkpoint", tmp_path / "saved")
+        ended = finish("run", *flags, SMALL, OUT=out, STEPS=until, PLAIN=1, **kind)
+        assert ended.code == 0, ended.err
+        assert len(list(out.glob("worker-*"))) == 2 * nproc
+        epoch += [i for step in range(done, until) for i in seen(out, step)]
+        done = until
+    assert sorted(epoch) == list(range(98))
+
+
+def test_rank_that_dies_takes_its_workers_along_and_is_healed(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
+) -> None:
+    flags = ("run", "--nproc", 2, "--workers", 2, "--max-restarts", 1, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:forward:SIGKILL", PLAIN=1, **SIZES)
+    assert ended.code == 0, ended.err
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+    workers = [int(file.name.split("-")[1]) for file in tmp_path.glob("worker-*")]
+    assert len(workers) == 6
+    wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
+
+
+def test_worker_that_is_stuck_does_not_outlive_a_killed_launcher(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    command = start("run", "--nproc", 2, "--workers", 1, SMALL, OUT=tmp_path, STUCK_AT=5)
+    wait_for(lambda: list(tmp_path.glob("stuck-*")), "a stuck worker")
+    command.signal(signal.SIGKILL)
+    workers = [int(file.name.split("-")[1]) for file in tmp_path.glob("worker-*")]
+    wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
+
+
+def test_stuck_worker_is_found_and_its_rank_replaced(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
+) -> None:
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", 1, SMALL)
+    ended = finish(*flags, OUT=tmp_path, STUCK_AT=40, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 0, ended.err
+    assert re.search(r"failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in", ended.err)
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+    (stuck,) = tmp_path.glob("stuck-*")
+    assert is_dead(int(stuck.name.split("-")[1]))
+
+
+def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_path: Path) -> None:
+    """As where the kernel ends it for want of memory."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os
+import signal
+import torch
+import dtj
+
+class Data:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(1, 1))
+run.data(Data(), global_batch=4)
+for batch in run.steps(2):
+    run.backward(lambda mb: model(mb).mean(), batch)
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--workers", 1, script)
+    assert ended.code == 1
+    assert re.search(r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)", ended.err)

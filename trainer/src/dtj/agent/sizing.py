@@ -1,0 +1,42 @@
+"""How many replicas does the next generation of an elastic job have? Pure.
+
+Replicas 0 to n-1 train, so that ranks keep their numbers; a replica behind a gap waits until it is closed.
+
+    the next replica joins                  -> larger
+    the last ones leave because asked to    -> smaller, at once
+    one is lost and does not come back      -> smaller after PATIENCE_S; in a gap those behind it wait too
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+# So long after a change the size is judged: pods that are made or deleted together count together.
+SETTLE_S = 1.5
+# So long a lost replica is waited for by those that could go on without it.
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Replicas that the job may have."""
+
+    least: int
+    most: int
+
+
+def size(now: int, *, here: Set[int], left: Set[int], limits: Limits, is_patient: bool) -> int:
+    """The size after `now`, or `now` where the job is to stay or to wait.
+
+    here        replicas that take part and were not asked to end
+    left        replicas that were asked to end, whether they are gone or not
+    is_patient  somebody lost may still come back
+    """
+    prefix = next(
+        replica for replica in range(limits.most + 1) if replica not in here or replica == limits.most
+    )
+    if prefix >= now:
+        return prefix
+    is_farewell = left >= set(range(prefix, now))
+    if prefix >= limits.least and (is_farewell or not is_patient):
+        return prefix
+    return now

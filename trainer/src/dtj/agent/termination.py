@@ -1,0 +1,26 @@
+"""The last words of a pod: its ranks' endings -> the file that Kubernetes shows."""
+
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dtj import contract
+from dtj.agent import report
+from dtj.agent.report import Ending
+from dtj.agent.status import Status
+
+
+def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int | None) -> None:
+    """Write the termination message; where it cannot be written the exit code still says what happened."""
+    fields = report.termination(
+        endings,
+        checkpoint=status.checkpoint,
+        generation=status.generation,
+        in_place=in_place,
+        now=datetime.now(UTC),
+    )
+    try:
+        path.write_bytes(report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)))
+    except OSError as error:
+        print(f"dtj: no termination message in {path}: {error.strerror}", file=sys.stderr, flush=True)

@@ -1,0 +1,188 @@
+"""A stream: samples that can only be read one after the other, again from the start in each epoch.
+
+Every rank reads all of it and keeps its share: each sample is used exactly once an epoch at any number of
+ranks, which may change, and all see the end at the same batch. This holds as far as the stream brings the
+same samples in the same order on every rank and whenever an epoch is read again. What is costly (decoding)
+belongs into `collate`, which only sees the rank's own samples.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from dtj import random_state
+from dtj.data.cut import Cut, Part, Share
+from dtj.data.load import Collate, dressed, run_ahead
+from dtj.errors import RecipeError
+
+# A position is epoch x this + samples of the epoch that are consumed: one integer, whatever the length.
+_EPOCH = 1 << 40
+
+
+class _Loaded(NamedTuple):
+    """This rank's part of a global batch, collated; or what is wrong with the stream."""
+
+    share: Share
+    data: list[Any]
+    error: RecipeError | None = None
+
+
+class Streamed:
+    """Batches in the order of the stream; its `set_epoch(n)` and `skip(n)` are used where it has them.
+
+    steps_per_epoch  as the stream's length says, None where it has none; what comes is what counts
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        cut: Cut,
+        seed: int,
+        workers: int,
+        device: torch.device,
+        collate: Collate,
+    ) -> None:
+        if hasattr(dataset, "__next__"):
+            raise RecipeError(
+                f"the data set is a {type(dataset).__name__}, which can be read only once",
+                fix="give an object whose __iter__ begins anew, e.g. a torch.utils.data.IterableDataset",
+            )
+        length = _length_if_known(dataset)
+        self.steps_per_epoch = None if length is None else -(-length // global_batch)
+        self._read = partial(
+            _Reading, dataset, global_batch=global_batch, cut=cut, seed=seed, collate=collate
+        )
+        self._workers = workers
+        self._device = device
+        self._items: Iterator[_Loaded] | None = None
+        self._present: _Loaded | None = None
+
+    def epoch(self, position: int) -> int:
+        """Epoch of the sample at a position, from 0."""
+        return position // _EPOCH
+
+    def at(self, position: int) -> Share:
+        """The batch that begins there; asking twice gives the same one. Waits until it is read."""
+        if self._present is None or self._present.share.position != position:
+            self._present = next(self._items, None) if self._items is not None else None
+        if self._present is None or self._present.share.position != position:
+            self._items = run_ahead(self._read(position), workers=self._workers, device=self._device)
+            self._present = next(self._items)
+        if self._present.error:
+            raise self._present.error
+        return self._present.share
+
+    def load(self, share: Share, part: Part) -> Any:
+        """One of the micro-batches of the batch that `at` gave last, in the memory of the host."""
+        assert self._present is not None and self._present.share.position == share.position  # noqa: PT018
+        return self._present.data[part.number]
+
+    def after(self, share: Share) -> int:
+        """The position behind a batch."""
+        return (share.epoch + 1) * _EPOCH if share.ends_epoch else share.position + share.samples
+
+    def close(self) -> None:
+        """Let the workers go."""
+        self._items = None
+
+    def state(self, position: int) -> dict[str, int]:
+        """A position, for people to read too."""
+        epoch, consumed = divmod(position, _EPOCH)
+        return {"epoch": epoch, "consumed": consumed}
+
+    def position(self, state: dict[str, int]) -> int:
+        """Raise RecipeError where the checkpoint is of a data set with an index."""
+        if set(state) != {"epoch", "consumed"}:
+            raise RecipeError(
+                "the checkpoint counts in a data set with an index, now it is a stream",
+                fix="use the same data, or start a new run without the checkpoint",
+            )
+        return state["epoch"] * _EPOCH + state["consumed"]
+
+
+class _Reading(IterableDataset[_Loaded]):
+    """Reads the stream from a position on; of N workers, each reads all and collates every Nth batch."""
+
+    def __init__(
+        self, stream: Any, position: int, *, global_batch: int, cut: Cut, seed: int, collate: Collate
+    ) -> None:
+        self._stream = stream
+        self._position = position
+        self._global_batch = global_batch
+        self._cut = cut
+        self._seed = seed
+        self._collate = collate
+
+    def __iter__(self) -> Iterator[_Loaded]:
+        worker = get_worker_info()
+        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number, (share, samples) in enumerate(self._batches()):
+            if number % workers == mine:
+                if worker and share.parts:
+                    random_state.seed_for(self._seed, share.position, int(share.parts[0].indices[0]))
+                yield self._collated(share, samples)
+
+    def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
+        if not share.parts:
+            return _Loaded(share, [], self._nothing_left(share.position))
+        start = share.position % _EPOCH
+        data = [
+            dressed(self._collate([samples[i - start] for i in part.indices.tolist()]))
+            for part in share.parts
+        ]
+        return _Loaded(share, data)
+
+    def _batches(self) -> Iterator[tuple[Share, list[Any]]]:
+        """Batch after batch, epoch after epoch; one without parts where there is nothing to read."""
+        epoch, start = divmod(self._position, _EPOCH)
+        while True:
+            samples = self._epoch(epoch, skip=start)
+            batch = list(islice(samples, self._global_batch))
+            if not batch:
+                yield Share(epoch * _EPOCH + start, 0, epoch, True, []), []
+                return
+            while batch:
+                following = list(islice(samples, self._global_batch))
+                mine = self._cut.mine(len(batch)) or range(1)  # the stand-in of a rank without a sample
+                indices = start + np.arange(mine.start, mine.stop)
+                parts = self._cut.split(indices, samples=len(batch))
+                yield Share(epoch * _EPOCH + start, len(batch), epoch, not following, parts), batch
+                start += len(batch)
+                batch = following
+            epoch, start = epoch + 1, 0
+
+    def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
+        if skip and hasattr(self._stream, "skip"):
+            return iter(self._stream.skip(skip))
+        return islice(iter(self._stream), skip, None)
+
+    def _nothing_left(self, position: int) -> RecipeError:
+        if position % _EPOCH:
+            return RecipeError(
+                f"the stream has fewer samples than the {position % _EPOCH} of this epoch that are consumed",
+                fix="use the same data, or start a new run without the checkpoint",
+            )
+        return RecipeError("the stream is empty", fix="check where its samples come from")
+
+
+def is_stream(dataset: Any) -> bool:
+    """It can be read, but not be asked for the sample of a number."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+
+
+def _length_if_known(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

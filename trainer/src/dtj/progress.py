@@ -1,0 +1,30 @@
+"""How far this rank is: the one thing that the parts of a run share."""
+
+from dataclasses import dataclass
+
+from dtj.data.feed import Feed
+from dtj.errors import RecipeError
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where this rank is in the program.
+
+    step       steps that are done
+    verb       verbs that all ranks did together since the last step
+    feed       where the data comes from; None until `run.data`
+    has_begun  `run.steps` was entered
+    unsettled  the next backward is the first with its process groups, see step/backward.py
+    """
+
+    step: int = 0
+    verb: int = 0
+    feed: Feed | None = None
+    has_begun: bool = False
+    unsettled: bool = False
+
+    def need_feed(self) -> Feed:
+        """Raise RecipeError where there is none."""
+        if self.feed is None:
+            raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
+        return self.feed

@@ -1,0 +1,48 @@
+"""The mean of a score over a data set, each sample counted once: nothing is padded or repeated."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dtj.data.feed import Feed
+from dtj.errors import RecipeError
+from dtj.parallel.strategy import Strategy
+from dtj.step.precision import Precision
+from dtj.watch import board
+
+
+def evaluate(
+    score: Callable[[Any], torch.Tensor],
+    feed: Feed,
+    *,
+    models: list[nn.Module],
+    strategy: Strategy,
+    precision: Precision,
+    group: "dist.ProcessGroup | None",
+) -> float:
+    """One epoch of the feed, whose batches are one micro-batch on every rank; the same number on all.
+
+    A rank without a sample in the last batch scores a stand-in, which is not counted: forward may need all.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=strategy.device)
+    count = 0
+    with strategy.evaluating(models), torch.no_grad(), precision.autocast():
+        for batch in feed.epoch_once():
+            board.mine.sign()
+            for part in batch.parts:
+                found = score(batch.fetch(part))
+                if found.numel() != len(part.indices):
+                    raise RecipeError(
+                        f"the score of {len(part.indices)} samples has shape {tuple(found.shape)}",
+                        fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
+                    )
+                if part.weight:
+                    total += found.sum()
+                    count += len(part.indices)
+    sums = torch.tensor([float(total), count], dtype=torch.float64)
+    if group is not None:  # ranks that split one model count the same samples: no harm
+        dist.all_reduce(sums, group=group)
+    return float(sums[0] / sums[1])
