@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from dtj.data.cut import Cut
-from dtj.data.feed import feed as make_feed
+from dtj.data.feed import feed
 from dtj.data.load import Loader
 from tests.bench import report
 
@@ -58,18 +58,18 @@ def row(length: int) -> list[object]:
 
 def ask_feed(length: int) -> None:
     """The indices of some batches in the middle of an epoch."""
-    feed = make_feed(
+    asked = feed(
         Numbers(length),
         global_batch=BATCH,
         cut=Cut(rank=3, size=RANKS),
         loader=Loader(device=torch.device("cpu")),
         shuffle=True,
     )
-    feed.position = length // 2
+    asked.position = length // 2
     for _ in range(BATCHES):
-        batch = feed.batch()
+        batch = asked.batch()
         assert sum(len(part.indices) for part in batch.parts) <= -(-BATCH // RANKS)
-        feed.advance()
+        asked.advance()
 
 
 def ask_sampler(length: int) -> None:
