@@ -248,6 +248,7 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         uid=env.get(contract.JOB_UID, ""),
         attempt=int(env.get(contract.ATTEMPT, 0)),
         budget=_budget(flags["max_restarts"], env),
+        grace_s=float(env[contract.GRACE_SECONDS]) if env.get(contract.GRACE_SECONDS) else None,
         hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
         ends_hung=_hang_action(env) == "Restart",
     )

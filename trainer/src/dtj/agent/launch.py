@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dtj import contract
+from dtj.agent import grace, report, termination
 from dtj.agent import rank as rank_process
-from dtj.agent import report, termination
 from dtj.agent.boards import Boards, Sign
 from dtj.agent.child import Child
 from dtj.agent.coordinator import Coordinator
@@ -68,6 +68,7 @@ class _Agent:
         self._coordinator: Coordinator | None = None
         self._asked_to_stop = 0
         self._has_dead = False
+        self._has_warned = False
         self._stop_signal = signal.SIGTERM
         self._said = ""
         self._is_over = False
@@ -201,7 +202,15 @@ class _Agent:
         elif "failure" in fields:
             self._uplink.tell({"failing": child.failing().to_json(), "generation": child.generation})
         else:
+            if "saveSeconds" in fields:
+                self._warn_of_grace(fields["saveSeconds"])
             self._status.hear(child.rank, fields)
+
+    def _warn_of_grace(self, save_s: float) -> None:
+        found = grace.warning(self._options.grace_s, save_s=save_s, step_s=self._boards.step_s)
+        if found and not self._has_warned:
+            self._has_warned = True
+            _say(found)
 
     def _on_end(self, child: Child) -> None:
         ending = child.ending
