@@ -22,6 +22,7 @@ NAMES = (
     "saving",
     "sampler",
     "memory",
+    "mistakes",
 )
 BY_NAME_ONLY = ("recovery", "recovery_local", "goodput", "control", "blame", "agents")  # they take hours
 

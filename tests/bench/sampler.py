@@ -10,8 +10,9 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import DistributedSampler
 
-from dtj.data.feed import Cut, Feed
-from dtj.world import World
+from dtj.data.cut import Cut
+from dtj.data.feed import feed
+from dtj.data.load import Loader
 from tests.bench import report
 
 RANKS, BATCH = 8, 512
@@ -57,21 +58,18 @@ def row(length: int) -> list[object]:
 
 def ask_feed(length: int) -> None:
     """The indices of some batches in the middle of an epoch."""
-    world = World(rank=3, size=RANKS)
-    feed = Feed(
+    asked = feed(
         Numbers(length),
         global_batch=BATCH,
-        world=world,
-        device=torch.device("cpu"),
-        cut=Cut(),
-        seed=0,
+        cut=Cut(rank=3, size=RANKS),
+        loader=Loader(device=torch.device("cpu")),
         shuffle=True,
     )
-    feed.position = length // 2
+    asked.position = length // 2
     for _ in range(BATCHES):
-        batch = feed.batch()
+        batch = asked.batch()
         assert sum(len(part.indices) for part in batch.parts) <= -(-BATCH // RANKS)
-        feed.advance(batch)
+        asked.advance()
 
 
 def ask_sampler(length: int) -> None:

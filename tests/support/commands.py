@@ -65,9 +65,9 @@ class Command:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self) -> Finished:
+    def wait(self, *, deadline_s: float = DEADLINE_S) -> Finished:
         """Its end; fails where it does not come."""
-        self._process.join(DEADLINE_S)
+        self._process.join(deadline_s)
         if self._process.exitcode is None:
             self.signal(signal.SIGUSR1)  # its stacks, see `_be_dtj`
             self._process.join(1.0)

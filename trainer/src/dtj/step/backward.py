@@ -35,9 +35,12 @@ def backward(
     def share(part: Part) -> torch.Tensor:
         with precision.autocast():
             loss = _checked(loss_of(batch.fetch(part)))
-        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * (part.weight * undo)
+        loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        factor = part.weight * undo
+        return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
 
-    return strategy.accumulate(share, batch.parts, models) / precision.scale
+    total = strategy.accumulate(share, batch.parts, models)
+    return total / precision.scale if precision.scales else total
 
 
 def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:

@@ -5,6 +5,8 @@ names the rank that began it. What the device found is copied to the host at one
 next, so the stop comes some tenths of a second late; before a checkpoint is written it is looked at at once.
 """
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -22,7 +24,11 @@ class FiniteWatch:
         self._seen = torch.full((), _NEVER, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def note(self, loss: torch.Tensor, step: int) -> None:
-        """Loss () of a step; three kernels on the device, no wait."""
+        """Loss () of a step; on an accelerator three kernels, no wait."""
+        if loss.device.type == "cpu":  # looking at it is cheaper than any kernel
+            if not math.isfinite(loss.item()):
+                self._first.clamp_(max=step)
+            return
         bad = torch.where(loss.isfinite(), self._never, step)
         self._first = torch.minimum(self._first, bad)
 
