@@ -339,7 +339,7 @@ class _Agent:
     def _finish(self) -> int:
         endings = self._ranks.endings()
         own = report.first_cause(endings)
-        if self._culprit and not own:  # another node's rank is to blame
+        if self._culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
             endings = [report.echo(self._culprit, now=datetime.now(UTC))]
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
