@@ -12,10 +12,10 @@ import dtj
 from dtj import contract, recipe, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
-from dtj.agent.membership import Budget
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank import Program
+from dtj.agent.terms import Budget
 from dtj.errors import DtjError, RecipeError
 
 _FLAGS = [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtj.agent.membership import Budget
+from dtj.agent.terms import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
