@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler
 
 from dtj.data.cut import Cut
 from dtj.data.feed import feed
+from dtj.data.load import Loader
 from tests.bench import report
 
 RANKS, BATCH = 8, 512
@@ -57,9 +58,12 @@ def row(length: int) -> list[object]:
 
 def ask_feed(length: int) -> None:
     """The indices of some batches in the middle of an epoch."""
-    cut = Cut(rank=3, size=RANKS)
     asked = feed(
-        Numbers(length), global_batch=BATCH, device=torch.device("cpu"), cut=cut, seed=0, shuffle=True
+        Numbers(length),
+        global_batch=BATCH,
+        cut=Cut(rank=3, size=RANKS),
+        loader=Loader(device=torch.device("cpu")),
+        shuffle=True,
     )
     asked.position = length // 2
     for _ in range(BATCHES):

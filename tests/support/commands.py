@@ -5,6 +5,7 @@ forked from it and is then what a shell would have started: own pid, own signals
 """
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -64,10 +65,13 @@ class Command:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def wait(self) -> Finished:
+    def wait(self, *, deadline_s: float = DEADLINE_S) -> Finished:
         """Its end; fails where it does not come."""
-        self._process.join(DEADLINE_S)
-        assert self._process.exitcode is not None, f"the command hangs: {self.out}"
+        self._process.join(deadline_s)
+        if self._process.exitcode is None:
+            self.signal(signal.SIGUSR1)  # its stacks, see `_be_dtj`
+            self._process.join(1.0)
+            raise AssertionError(f"the command hangs: {self.out}\n{self.err}")
         return Finished(code=self._process.exitcode, out=self.out, err=self.err)
 
     def kill(self) -> None:
@@ -145,6 +149,7 @@ def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, fd)
         os.close(file)
+    faulthandler.register(signal.SIGUSR1, chain=False)  # where does it hang?
     from dtj.cli import main
 
     main(words)

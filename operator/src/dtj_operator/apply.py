@@ -16,7 +16,7 @@ from dtj_operator.gather import Caches, as_made
 from dtj_operator.kube import views
 from dtj_operator.kube.api import Api, Json
 from dtj_operator.kube.children import ChildCache, ChildView
-from dtj_operator.kube.errors import Conflict, NotFound, Refused, Unavailable
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.wire import decode_named
 from dtj_operator.names import Key
 from dtj_operator.plan.actions import (
@@ -71,17 +71,37 @@ class Applier:
         return await self._create_pods(creates, uid)
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str) -> Outcome:
-        """In batches of 1, 2, 4, ...: a quota that is spent is met by one request, not by a thousand."""
-        done, size, blocked = 0, 1, False
-        while done < len(creates):
-            batch = creates[done : done + size]
-            results = await self._all(self._create_pod(action.body, uid) for action in batch)
-            refusals = [result for result in results if isinstance(result, Refusal)]
-            if refusals:
-                return Outcome(refusals=(refusals[0],), blocked=blocked)
-            blocked = blocked or False in results
-            done, size = done + size, size * 2
-        return Outcome(blocked=blocked)
+        """One, and with each that is taken one more at once: a spent quota is met by one request, not by all.
+
+        What is under way when one is refused or fails comes to its end.
+        """
+        left, crew = iter(creates), 1
+        refusals: list[Refusal] = []
+        failures: list[ApiError] = []
+        blocked = False
+
+        async def create() -> None:
+            nonlocal blocked, crew
+            while not (refusals or failures) and (action := next(left, None)) is not None:
+                try:
+                    async with self._in_flight:
+                        result = await self._create_pod(action.body, uid)
+                except ApiError as error:
+                    failures.append(error)
+                    return
+                if isinstance(result, Refusal):
+                    refusals.append(result)
+                    return
+                blocked = blocked or not result
+                if crew < AT_ONCE:
+                    crew += 1
+                    group.create_task(create())
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(create())
+        if failures:
+            raise failures[0]
+        return Outcome(refusals=tuple(refusals[:1]), blocked=blocked)
 
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
         """Return True where the pod exists now, False where an old one is in its place."""

@@ -113,9 +113,9 @@ async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
     await cluster.until(phase("Recovering"))
 
     await kubelet.finish("job-0", 75)
-    await kubelet.until(lambda pods: pods["job-0"]["metadata"]["uid"] != before["job-0"])
+    await kubelet.until(lambda pods: uids(pods).get("job-0", before["job-0"]) != before["job-0"])
     await kubelet.let_go("job-1", before["job-1"])
-    await kubelet.until(lambda pods: pods["job-1"]["metadata"]["uid"] != before["job-1"])
+    await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
     await kubelet.finish("job-2", 75)
 
     job = await cluster.until(recovered(0, 1))

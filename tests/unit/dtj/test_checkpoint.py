@@ -81,7 +81,7 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         before = claimed.value
         writer = warm.Process(target=_save_for_ever, args=(run, before + 1, floats, claimed))
         writer.start()
-        wait_for(lambda before=before: claimed.value > before, "the first commit")
+        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - asked at once
         time.sleep(chance.uniform(0, 0.01))  # not a wait for something: where the blow falls
         writer.kill()
         writer.join()
@@ -108,7 +108,7 @@ def test_run_that_shards_its_state_and_is_killed_while_it_saves_loses_one_step(
     flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", run, "--save-every", 1)
     for _ in range(5):
         job = start("run", *flags, GPT, OUT=tmp_path, STEPS=10**6)
-        wait_for(lambda last=last: newest(run) > last + 2, "some saves")
+        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - asked at once
         time.sleep(chance.uniform(0, 0.1))
         done = int((tmp_path / "step").read_text())
         job.kill()

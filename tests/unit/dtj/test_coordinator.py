@@ -70,6 +70,19 @@ def test_step_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod
     assert 1 not in pod.coordinator.steps
 
 
+def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
+    """All in one packet: the connection is dropped by the first message, the others are of nobody."""
+    stranger = Link(pod.coordinator.link(), now=0.0)
+    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "b", "healable": [], "memory": {}}
+    pod.tell()
+    for message in (hello | {"uid": "another job's"}, signs(1, 5, 0), killed(0, 1)):
+        stranger.send({"hello": message} if "uid" in message else message)
+    pod.tell(signs(1, 7, 0, 1, 2))
+    assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+    assert [list(message) for message in stranger.receive(0.0)] == [["refused", "forGood"]]
+    stranger.close()
+
+
 def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
     pod.tell({"ended": done.to_json(), "generation": 1}, signs(1, 6, 0, 1))

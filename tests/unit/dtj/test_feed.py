@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset, default_collate
 from dtj.data.cut import Cut
 from dtj.data.feed import Feed
 from dtj.data.feed import feed as make_feed
-from dtj.data.load import Pair
+from dtj.data.load import Loader, Pair
 from dtj.errors import RecipeError
 
 CPU = torch.device("cpu")
@@ -27,17 +27,17 @@ def feed(
     data: Any = None,
     in_lockstep: bool = False,
     shuffle: bool = True,
+    once: bool = False,
     workers: int = 0,
     collate: Any = default_collate,
 ) -> Feed:
     return make_feed(
         range(n) if data is None else data,
         global_batch=batch,
-        device=CPU,
         cut=Cut(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
         shuffle=shuffle,
-        workers=workers,
-        collate=collate,
+        once=once,
+        loader=Loader(collate=collate, device=CPU, workers=workers),
     )
 
 

@@ -134,6 +134,7 @@ def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, 
     assert ended.code == 3
     fields = json.loads(log.read_text())
     assert (fields["rank"], fields["reason"], fields["generation"]) == (1, "ExitCode", 3)
+    assert fields["inPlace"] == 2
 
 
 def test_restarts_that_bring_no_step_are_given_up(finish: Finish, tmp_path: Path) -> None:

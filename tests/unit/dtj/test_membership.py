@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dtj.agent.ledger import Ledger
 from dtj.agent.membership import (
     GRACE_S,
+    VERDICT_S,
     Action,
     Budget,
     End,
@@ -181,7 +182,8 @@ def test_all_done_is_the_end() -> None:
 def test_bad_recipe_is_the_end_at_once() -> None:
     found = formed()
     ending = end(1, 78)
-    assert found.ended(ending, 1, NOW) == [End(ending)]
+    assert found.ended(ending, 1, NOW) == []
+    assert found.tick(NOW + VERDICT_S) == [End(ending)]
 
 
 def test_spent_budget_is_the_end() -> None:
@@ -190,7 +192,30 @@ def test_spent_budget_is_the_end() -> None:
     for rank in range(3):
         found.ready(rank, 2)
     last = end(2, 1)
-    assert found.ended(last, 2, NOW) == [End(last)]
+    assert found.ended(last, 2, NOW) == []
+    assert found.tick(NOW + VERDICT_S) == [End(last)]
+
+
+def test_earlier_failure_that_is_told_later_is_the_cause() -> None:
+    found = formed(restarts=0)
+    assert found.ended(end(2, 139, after_s=0.2), 1, NOW) == []
+    assert found.ended(end(0, 5), 1, NOW + 0.1) == []
+    assert found.tick(NOW + VERDICT_S) == [End(end(0, 5))]
+
+
+def test_rank_that_failed_first_is_the_cause_though_it_dies_last() -> None:
+    """It raised, and still runs its exit functions."""
+    found = formed(restarts=0)
+    assert found.failing(end(1, 1), 1) == []
+    found.ended(end(2, 137, after_s=0.2), 1, NOW)
+    assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
+
+
+def test_failure_of_all_ranks_needs_no_time_to_hear_of_more() -> None:
+    found = formed(restarts=0)
+    for rank in (1, 2):
+        found.ended(end(rank, 1, after_s=rank), 1, NOW)
+    assert found.ended(end(0, 1), 1, NOW) == [End(end(0, 1))]
 
 
 def test_restarts_without_a_new_step_are_bounded_and_a_step_clears_the_row() -> None:
@@ -202,7 +227,7 @@ def test_restarts_without_a_new_step_are_bounded_and_a_step_clears_the_row() -> 
             found.ready(rank, generation)
         if generation == 3:
             found.stepped(11)
-        actions = found.ended(end(1, 1), generation, NOW)
+        actions = found.ended(end(1, 1), generation, NOW) or found.tick(NOW + VERDICT_S)
         if not isinstance(actions[0], Form):
             break
         forms += 1

@@ -110,3 +110,18 @@ def test_help_is_made_of_docstring_and_signature() -> None:
     )
     assert "  name     str         required\n  epochs   int         default 20\n" in text
     assert "  limit    int | None  default None\n" in text
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        pytest.param({}, "gives neither epochs nor steps", id="no end"),
+        pytest.param({"epochs": 1, "steps": 5}, "gives epochs and steps", id="two ends"),
+        pytest.param({"steps": 0}, "steps is 0, expected at least 1", id="nothing to do"),
+        pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="nothing to score by"),
+        pytest.param({"epochs": 1, "best": "max"}, "best is 'max'", id="neither highest nor lowest"),
+    ],
+)
+def test_parts_that_do_not_fit_are_told_at_once(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe(model=None, data=None, loss=None, optimizer=None, global_batch=1, **parts)  # type: ignore[arg-type]

@@ -101,6 +101,12 @@ def test_in_lockstep_every_rank_has_as_many_micro_batches(samples: int, size: in
     assert sum(p.weight for b in batches for p in b.parts) == pytest.approx(1)
 
 
+def test_evaluation_reads_one_epoch() -> None:
+    f = feed(data=(stream := Stream(10)), batch=4, once=True)
+    assert sum(len(mb) for batch in f.epoch_once() for mb in batch) == 10
+    assert stream.reads == 10
+
+
 def test_stream_that_can_skip_is_not_read_from_the_start() -> None:
     f, stream = feed(data=(skipping := Skipping(100)), batch=5), Stream(100)
     f.load_state_dict({"epoch": 0, "consumed": 90})

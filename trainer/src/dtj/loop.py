@@ -3,8 +3,6 @@
 from torch import nn
 
 import dtj
-from dtj.data.feed import Feed
-from dtj.errors import RecipeError
 from dtj.recipe import Recipe
 
 
@@ -14,14 +12,10 @@ def train(recipe: Recipe) -> None:
     model = run.parallel(recipe.model())
     optimizer = recipe.optimizer(model.parameters())
     data = run.data(recipe.data, global_batch=recipe.global_batch, tokens=recipe.tokens)
-    steps = count_steps(recipe, data)
-
-    if recipe.schedule:
-        schedule = recipe.schedule(optimizer, steps)
-        run.state(model=model, optimizer=optimizer, data=data, schedule=schedule)
-    else:
-        schedule = None
-        run.state(model=model, optimizer=optimizer, data=data)
+    steps = recipe.count_steps(data)
+    schedule = recipe.schedule(optimizer, steps) if recipe.schedule else None
+    parts = {"schedule": schedule} if schedule else {}
+    run.state(model=model, optimizer=optimizer, data=data, **parts)
 
     for batch in run.steps(steps):
         loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
@@ -46,25 +40,8 @@ def train(recipe: Recipe) -> None:
         run.say(f"a sample:\n{recipe.sample(model)}")
 
 
-def count_steps(recipe: Recipe, data: Feed) -> int:
-    """Global batches of the whole training."""
-    given = {"epochs": recipe.epochs, "steps": recipe.steps}
-    set_ones = {name: value for name, value in given.items() if value is not None}
-    if len(set_ones) != 1:
-        raise RecipeError(
-            f"the recipe gives {' and '.join(set_ones) or 'neither epochs nor steps'}", fix="give one of them"
-        )
-    ((name, count),) = set_ones.items()
-    if count < 1:
-        raise RecipeError(f"{name} is {count}, expected at least 1", fix="give at least one")
-    return count if name == "steps" else count * data.steps_per_epoch
-
-
 def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:
     """The recipe's score, averaged over all held-out samples of all ranks."""
-    if recipe.score is None:
-        raise RecipeError(
-            "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"
-        )
     score = recipe.score
+    assert score is not None  # a recipe with held-out data has one
     return run.evaluate(lambda mb: score(model, mb), recipe.held_out)

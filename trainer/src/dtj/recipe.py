@@ -64,6 +64,27 @@ class Recipe:
     sample: "Callable[[nn.Module], str] | None" = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        given = {name: n for name, n in (("epochs", self.epochs), ("steps", self.steps)) if n is not None}
+        if len(given) != 1:
+            raise RecipeError(
+                f"the recipe gives {' and '.join(given) or 'neither epochs nor steps'}",
+                fix="give one of them, e.g. Recipe(epochs=5, ...)",
+            )
+        for name, count in given.items():
+            if count < 1:
+                raise RecipeError(f"{name} is {count}, expected at least 1", fix=f"correct {name}")
+        if self.held_out is not None and self.score is None:
+            raise RecipeError(
+                "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"
+            )
+        if self.best not in {None, "highest", "lowest"}:
+            raise RecipeError(f"best is {self.best!r}", fix="make it 'highest' or 'lowest', or leave it out")
+
+    def count_steps(self, data: Any) -> int:
+        """Global batches of the whole training on the feed of `run.data`."""
+        return self.steps or (self.epochs or 0) * int(data.steps_per_epoch)
+
 
 Function = Callable[..., Recipe]
 

@@ -29,7 +29,7 @@ from dtj.choose import choose
 from dtj.data.cut import Cut
 from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
-from dtj.data.load import Collate
+from dtj.data.load import Collate, Loader
 from dtj.elastic import Elastic
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
@@ -325,7 +325,11 @@ class Run:
         Returns the same number on every rank.
         """
         feed = self._feed_of(
-            dataset, global_batch=batch * self._strategy.layout.data_size, cut=self._cut(), collate=collate
+            dataset,
+            global_batch=batch * self._strategy.layout.data_size,
+            cut=self._cut(),
+            once=True,
+            collate=collate,
         )
 
         def act() -> float:
@@ -392,8 +396,9 @@ class Run:
         layout = self._strategy.layout
         return Cut(rank=layout.data_rank, size=layout.data_size, **how)
 
-    def _feed_of(self, dataset: Any, **how: Any) -> Feed:
-        return make_feed(dataset, device=self.device, workers=self._settings.workers, **how)
+    def _feed_of(self, dataset: Any, *, collate: Collate, **how: Any) -> Feed:
+        loader = Loader(collate=collate, device=self.device, workers=self._settings.workers)
+        return make_feed(dataset, loader=loader, **how)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for model in self._models for p in model.parameters()]

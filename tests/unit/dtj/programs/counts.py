@@ -38,7 +38,7 @@ def main() -> None:
         if run.step == STEPS - 1:
             watch.stop()
     if run.rank == 0:
-        events = [event for event in watch.events() or [] if event.name.startswith("gloo:")]
+        events = [event for event in watch.events() or [] if event.name.startswith("gloo:")]  # type: ignore[no-untyped-call]
         sent = [[event.name, math.prod(event.input_shapes[0])] for event in events]
         (Path(os.environ["OUT"]) / "sent.json").write_text(json.dumps(sent))
 

@@ -180,6 +180,10 @@ class Child:
         self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
         self.sweep()
 
+    def failing(self) -> Ending:
+        """It said that it failed and will end, after whatever it still has to do."""
+        return self._ended(self._failure["exitCode"], signal_number=None)
+
     def _state(self) -> str:
         """Letter of the process's state, as in ps; empty where the system does not tell."""
         with contextlib.suppress(OSError):
@@ -198,6 +202,8 @@ class Child:
 
     def _ended(self, code: int, *, signal_number: int | None) -> Ending:
         step = self._failure.get("step")
+        if self.killed and "exitCode" in self._failure:  # it was on its way out
+            code, signal_number = self._failure["exitCode"], None
         return Ending(
             rank=self.rank,
             code=code,
@@ -206,7 +212,7 @@ class Child:
             step=step if step is not None else self.board.step,
             message=self._failure.get("message", ""),
             reason=self._failure.get("reason"),
-            by_agent=self.killed,
+            by_agent=self.killed and not self._failure,
         )
 
 

@@ -124,7 +124,8 @@ class Coordinator:
 
     def _on_message(self, link: Link) -> None:
         for message in link.receive(time.monotonic()):
-            self._act(self._hear(link, message))
+            if link in self._links:  # else it was refused, whatever else it has to say
+                self._act(self._hear(link, message))
         self._bury()
 
     def _hear(self, link: Link, message: Message) -> list[Action]:
@@ -147,6 +148,8 @@ class Coordinator:
                 actions = member.stop(self._links[link], now)
             case {"lost": fields, "generation": generation}:
                 actions = member.lost(Ending.from_json(fields), generation, now)
+            case {"failing": fields, "generation": generation}:
+                actions = member.failing(Ending.from_json(fields), generation)
             case {"unformed": generation}:
                 actions = member.unformed(generation, now)
             case {"ended": fields, "generation": generation}:
@@ -227,6 +230,7 @@ class Coordinator:
             f"{self.membership.memory.in_place} of {self.membership.budget.restarts} restarts in place used"
         )
         who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
+        who = who if started else "all ranks keep their state"
         job = self.membership.job
         size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}, " if job.limits else ""
         return f"generation {generation}: {size}{who}; {used}"

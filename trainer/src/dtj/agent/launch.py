@@ -67,6 +67,7 @@ class _Agent:
         self._screen: Screen = choose(as_json=options.as_json)
         self._coordinator: Coordinator | None = None
         self._asked_to_stop = 0
+        self._has_dead = False
         self._stop_signal = signal.SIGTERM
         self._said = ""
         self._is_over = False
@@ -128,6 +129,8 @@ class _Agent:
         for key, _ in self._selector.select(patience):
             if self._selector.get_map().get(key.fd) is key:  # an earlier one of this round may have ended it
                 key.data()
+        if self._has_dead:  # ranks among them have been buried in the order of their deaths
+            self._reap()
         if coordinator:
             coordinator.tick()
         self._uplink.tick()
@@ -152,8 +155,7 @@ class _Agent:
         for number in _FORWARDED:
             if number in numbers:
                 self._forward(number)
-        if signal.SIGCHLD in numbers:
-            self._reap()
+        self._has_dead = self._has_dead or signal.SIGCHLD in numbers
 
     def _forward(self, number: signal.Signals) -> None:
         """Once politely; a second Ctrl-C is from someone in a hurry."""
@@ -167,6 +169,7 @@ class _Agent:
 
     def _reap(self) -> None:
         """Bury whatever ended: ranks, helpers, and as pid 1 also orphans that nobody else can."""
+        self._has_dead = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -195,6 +198,8 @@ class _Agent:
         elif "lost" in fields:
             lost = child.lost(fields["lost"]).to_json()
             self._uplink.tell({"lost": lost, "generation": fields["generation"]})
+        elif "failure" in fields:
+            self._uplink.tell({"failing": child.failing().to_json(), "generation": child.generation})
         else:
             self._status.hear(child.rank, fields)
 
@@ -276,6 +281,7 @@ class _Agent:
                 self._ranks.wind_up()
         elif "refused" in message:
             _say(f"this pod is not part of the job any more: {message['refused']}")
+            self._uplink.hang_up()
             self._is_over = True
             self._culprit = Ending(
                 rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=message["refused"]

@@ -20,6 +20,8 @@ from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
 
 # After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
 GRACE_S = 5.0
+# Before a failure ends the job: time to hear of an earlier one, on another node or of a rank slow to die.
+VERDICT_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,9 @@ class Membership:
     _replaced: set[str] = field(default_factory=set)
     _incident: dict[int, Ending] = field(default_factory=dict)  # of the present generation, by rank
     _last_incident: dict[int, Ending] = field(default_factory=dict)  # of the one before, still being told of
+    _failing: dict[int, Ending] = field(default_factory=dict)  # those that said so and have not ended yet
     _decide_at: float | None = None
+    _is_settled: bool = False  # enough time has gone by for a final verdict
     _best_at_fault: int | None = None
     _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
     _resize_at: float | None = None
@@ -234,6 +238,12 @@ class Membership:
             self._decide_by(now + GRACE_S)
         return []
 
+    def failing(self, ending: Ending, generation: int) -> list[Action]:
+        """A rank says that it failed; it will end, perhaps later than those that it takes along."""
+        if generation == self.memory.generation and self.is_formed:
+            self._failing[ending.rank] = ending
+        return []
+
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank is gone: done, stopped, or failed."""
         self._healable.discard(ending.rank)
@@ -250,7 +260,8 @@ class Membership:
         if ending.failed:
             self._incident[ending.rank] = ending
             has_cause = ending.cause != "PeerLost"
-            self._decide_by(now if has_cause or everyone else now + GRACE_S)
+            if not self._is_settled or everyone:
+                self._decide_by(now if has_cause or everyone else now + GRACE_S)
             return self._decide(now)
         self._done.add(ending.rank)
         if ending.rank in self._kept and ending.rank not in self._ready:
@@ -270,11 +281,15 @@ class Membership:
         if self._decide_at is None or now < self._decide_at or self.is_over:
             return []
         self._decide_at = None
-        culprit = first_cause(self._incident.values())
+        culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
         self.failure, self.failed_in = culprit, self.memory.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
+            if not self._is_settled and len(self._gone) < len(self.job.ranks):
+                self._is_settled = True
+                self._decide_by(now + VERDICT_S)
+                return []
             return self._over(culprit)
         if self._counts(culprit):
             self.memory = self._counted()
@@ -352,6 +367,7 @@ class Membership:
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
+        self._failing, self._is_settled = {}, False
         self.memory = replace(self.memory, generation=self.memory.generation + 1, replicas=self.job.replicas)
         self._patient_until = None
         self.is_formed = True

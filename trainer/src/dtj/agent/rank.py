@@ -148,21 +148,28 @@ def _run(program: Program) -> int:
     try:
         program()
     except SystemExit as end:
-        return _code_of(end)
+        code = _code_of(end)
+        if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+            _report(
+                "", code=code, reason="ExitCode"
+            )  # what it does at its end may take longer than others live
+        return code
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
         reason = "BadRecipe" if error.exit_code == contract.EXIT_BAD_RECIPE else "Exception"
-        _report(str(error), reason=reason, is_for_people=True)  # printed by the agent, once for all ranks
+        _report(
+            str(error), code=error.exit_code, reason=reason, is_for_people=True
+        )  # printed by the agent, once for all ranks
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         if is_peer_loss(error):
             print(f"dtj: lost a peer: {error}", file=sys.stderr)  # where we were waiting tells nothing
-            _report(f"lost a peer: {error}", reason="PeerLost")
+            _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
             return contract.EXIT_PEER_LOST
         text = "".join(traceback.format_exception(_without_our_frames(error)))
         print(text, end="", file=sys.stderr)
-        _report(text, reason="Exception")
+        _report(text, code=1, reason="Exception")
         return 1
     return 0
 
@@ -186,10 +193,11 @@ def _is_ours(filename: str) -> bool:
     return Path(filename).parent == Path(__file__).parent or "runpy" in filename
 
 
-def _report(message: str, *, reason: str, is_for_people: bool = False) -> None:
+def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
     fields: dict[str, Any] = {
         "message": message.strip(),
         "reason": reason,
+        "exitCode": code,
         "isForPeople": is_for_people,
         "step": board.mine.step,
         "at": datetime.now(UTC).isoformat(),

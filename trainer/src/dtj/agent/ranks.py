@@ -61,6 +61,7 @@ class Ranks:
         self._waiting: dict[
             int, tuple[dict[str, str], int]
         ] = {}  # rank -> what to start once the old one is gone
+        self._death_fds: dict[int, int] = {}  # by pid
         self._kill_at: float | None = None
         self._is_over = False
 
@@ -100,6 +101,7 @@ class Ranks:
         for fd in child.streams:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(child, fd))
         self._selector.register(child.reports, selectors.EVENT_READ, lambda: self._on_reports(child))
+        self._watch_death(child)
 
     def show_stacks(self, child: Child, stacks: str) -> None:
         """Put them into the log, line by line under the rank's name."""
@@ -139,6 +141,19 @@ class Ranks:
             if child.pid == pid:
                 self._bury(child, code)
 
+    def _watch_death(self, child: Child) -> None:
+        """Deaths come in their order, also where several are heard of at once; signals do not tell it."""
+        if not hasattr(os, "pidfd_open"):
+            return
+        fd = os.pidfd_open(child.pid)
+        self._death_fds[child.pid] = fd
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_death(child))
+
+    def _on_death(self, child: Child) -> None:
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid:
+            self._bury(child, os.waitstatus_to_exitcode(status))
+
     def _end(self, child: Child, *, gently: bool) -> None:
         """Make place. Programs of dtj have nothing to lose (a checkpoint is whole or not there)."""
         if child.uses_dtj and not gently:
@@ -149,6 +164,8 @@ class Ranks:
             self._kill_at = self._kill_at or time.monotonic() + patience
 
     def _bury(self, child: Child, code: int) -> None:
+        if child.pid in self._death_fds:
+            self._forget(self._death_fds.pop(child.pid))
         child.sweep()
         for fd in child.streams:
             if fd in self._selector.get_map():

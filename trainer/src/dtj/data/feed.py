@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import default_collate
 
 from dtj.data.cut import Cut, Part, Share
 from dtj.data.indexed import Indexed
-from dtj.data.load import Collate, to_device
+from dtj.data.load import Loader, to_device
 from dtj.data.stream import Streamed, is_stream
 from dtj.errors import RecipeError
 
@@ -135,43 +134,23 @@ def feed(
     dataset: Any,
     *,
     global_batch: int,
-    device: torch.device,
     cut: Cut,
+    loader: Loader,
     seed: int = 0,
     shuffle: bool = False,
-    workers: int = 0,
-    collate: Collate = default_collate,
+    once: bool = False,
 ) -> Feed:
     """A feed of a map-style data set or a stream; RecipeError where it is neither.
 
     shuffle  anew in each epoch; a stream keeps its own order
-    workers  processes that load ahead; 0 loads when it is asked for
+    once     nothing is read beyond the end of an epoch
     """
     if global_batch < 1:
         raise RecipeError(
             f"global_batch is {global_batch}, expected at least 1",
             fix="give the samples of one step, over all ranks",
         )
-    source: Source
+    how: dict[str, Any] = {"global_batch": global_batch, "cut": cut, "seed": seed, "once": once}
     if is_stream(dataset):
-        source = Streamed(
-            dataset,
-            global_batch=global_batch,
-            cut=cut,
-            seed=seed,
-            workers=workers,
-            device=device,
-            collate=collate,
-        )
-    else:
-        source = Indexed(
-            dataset,
-            global_batch=global_batch,
-            cut=cut,
-            seed=seed,
-            shuffle=shuffle,
-            workers=workers,
-            device=device,
-            collate=collate,
-        )
-    return Feed(source, device=device)
+        return Feed(Streamed(dataset, loader=loader, **how), device=loader.device)
+    return Feed(Indexed(dataset, shuffle=shuffle, loader=loader, **how), device=loader.device)

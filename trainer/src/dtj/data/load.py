@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from dtj.data.cut import Indices
 
@@ -54,25 +55,38 @@ def to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def run_ahead(dataset: Any, *, sampler: Any = None, workers: int, device: torch.device) -> Iterator[Any]:
-    """What torch's DataLoader yields for items that are batches already; with 0 workers from this process.
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """How samples are loaded.
 
-    Its workers end when the iterator is forgotten, and when this process dies in whatever way.
+    collate  list of samples -> one structure
+    device   where they go
+    workers  processes that load ahead; 0 loads when it is asked for
     """
-    return iter(
-        DataLoader(
-            dataset,
-            sampler=sampler,
-            batch_size=None,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            pin_memory=workers > 0 and device.type == "cuda",
-            # Children of this process, whatever Python's default is: they are to end with it.
-            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-            worker_init_fn=partial(_die_with, os.getpid()),
-            generator=torch.Generator(),  # its own: the default one belongs to dropout and augmentation
+
+    collate: Collate = default_collate
+    device: torch.device
+    workers: int = 0
+
+    def ahead(self, dataset: Any, *, sampler: Any = None) -> Iterator[Any]:
+        """What torch's DataLoader yields for items that are batches already.
+
+        Its workers end when the iterator is forgotten, and when this process dies in whatever way.
+        """
+        return iter(
+            DataLoader(
+                dataset,
+                sampler=sampler,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                num_workers=self.workers,
+                pin_memory=self.workers > 0 and self.device.type == "cuda",
+                # Children of this process, whatever Python's default is: they are to end with it.
+                multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
+                worker_init_fn=partial(_die_with, os.getpid()),
+                generator=torch.Generator(),  # its own: the default one belongs to dropout and augmentation
+            )
         )
-    )
 
 
 def _as_it_is(item: Any) -> Any:

@@ -12,12 +12,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dtj import random_state
 from dtj.data.cut import Cut, Part, Share
-from dtj.data.load import Collate, dressed, run_ahead
+from dtj.data.load import Collate, Loader, dressed
 from dtj.errors import RecipeError
 
 # A position is epoch x this + samples of the epoch that are consumed: one integer, whatever the length.
@@ -45,9 +44,8 @@ class Streamed:
         global_batch: int,
         cut: Cut,
         seed: int,
-        workers: int,
-        device: torch.device,
-        collate: Collate,
+        once: bool,
+        loader: Loader,
     ) -> None:
         if hasattr(dataset, "__next__"):
             raise RecipeError(
@@ -57,10 +55,15 @@ class Streamed:
         length = _length_if_known(dataset)
         self.steps_per_epoch = None if length is None else -(-length // global_batch)
         self._read = partial(
-            _Reading, dataset, global_batch=global_batch, cut=cut, seed=seed, collate=collate
+            _Reading,
+            dataset,
+            global_batch=global_batch,
+            cut=cut,
+            seed=seed,
+            once=once,
+            collate=loader.collate,
         )
-        self._workers = workers
-        self._device = device
+        self._loader = loader
         self._items: Iterator[_Loaded] | None = None
         self._present: _Loaded | None = None
 
@@ -73,7 +76,7 @@ class Streamed:
         if self._present is None or self._present.share.position != position:
             self._present = next(self._items, None) if self._items is not None else None
         if self._present is None or self._present.share.position != position:
-            self._items = run_ahead(self._read(position), workers=self._workers, device=self._device)
+            self._items = self._loader.ahead(self._read(position))
             self._present = next(self._items)
         if self._present.error:
             raise self._present.error
@@ -111,13 +114,22 @@ class _Reading(IterableDataset[_Loaded]):
     """Reads the stream from a position on; of N workers, each reads all and collates every Nth batch."""
 
     def __init__(
-        self, stream: Any, position: int, *, global_batch: int, cut: Cut, seed: int, collate: Collate
+        self,
+        stream: Any,
+        position: int,
+        *,
+        global_batch: int,
+        cut: Cut,
+        seed: int,
+        once: bool,
+        collate: Collate,
     ) -> None:
         self._stream = stream
         self._position = position
         self._global_batch = global_batch
         self._cut = cut
         self._seed = seed
+        self._once = once
         self._collate = collate
 
     def __iter__(self) -> Iterator[_Loaded]:
@@ -156,6 +168,8 @@ class _Reading(IterableDataset[_Loaded]):
                 yield Share(epoch * _EPOCH + start, len(batch), epoch, not following, parts), batch
                 start += len(batch)
                 batch = following
+            if self._once:
+                return
             epoch, start = epoch + 1, 0
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:

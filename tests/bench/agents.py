@@ -1,0 +1,164 @@
+"""What an agent itself takes, and whether more pods heal as fast as few: agents of one job on this machine.
+
+A rank each, mostly asleep. An agent's memory is what is its own (pages that it shares with its ranks, such as
+torch's, are the ranks' in any launcher); its CPU is that of its process, without the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench import report
+from tests.bench.goodput_truth import Line, parse
+from tests.bench.recovery_jobs import PROGRAM
+from tests.bench.recovery_local import trains_again_at
+from tests.bench.recovery_times import percentile
+from tests.support.commands import free_port
+
+PODS = (1, 3, 8)
+KILLS = int(os.environ.get("DTJ_AGENTS_KILLS", "10"))
+_STEP_S = 0.5
+_WATCH_S = 20.0
+_WITHIN_S = 120.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(kw_only=True)
+class Taken:
+    """By a job of so many pods; the agent is replica 0's, which is also the coordinator."""
+
+    pods: int
+    own_mib: float = 0.0
+    percent: float = 0.0  # of one CPU
+    heals_s: list[float] = field(default_factory=list)
+
+
+class Job:
+    """Agents with the books of their ranks in a folder."""
+
+    def __init__(self, folder: Path, pods: int) -> None:
+        self._folder = folder
+        self._pods = pods
+        port = free_port()
+        env = os.environ | {"OMP_NUM_THREADS": "1", "DTJ_CHECKPOINT_DIR": str(folder)}
+        env |= {"NNODES": str(pods), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        words = [
+            sys.executable,
+            "-m",
+            "dtj",
+            "run",
+            "--max-restarts",
+            "1000",
+            str(PROGRAM),
+            f"--step-s={_STEP_S}",
+        ]
+        with (folder / "log").open("w") as log:
+            self.agents = [
+                subprocess.Popen(words, env=env | {"NODE_RANK": str(pod)}, stdout=log, stderr=log)
+                for pod in range(pods)
+            ]
+
+    def texts(self) -> list[str]:
+        """The books, by rank."""
+        paths = [self._folder / f"book-{rank}.txt" for rank in range(self._pods)]
+        return [path.read_text() if path.exists() else "" for path in paths]
+
+    def until_trained(self, rank: int, since: float) -> float:
+        """When all ranks had done a step after `rank` began anew; TimeoutError where that does not come."""
+        deadline = time.monotonic() + _WITHIN_S
+        while time.monotonic() < deadline:
+            books: list[list[Line]] = [parse(text) for text in self.texts()]
+            at = trains_again_at(books, rank, since)
+            if at is not None:
+                return at
+            time.sleep(0.05)
+        raise TimeoutError(f"no step in {_WITHIN_S:.0f} s: {(self._folder / 'log').read_text()[-2000:]}")
+
+    def kill(self, rank: int) -> float:
+        """Seconds from a rank's death until all train again."""
+        starts = [line for line in self.texts()[rank].splitlines() if " start " in line]
+        fault = time.time()
+        os.kill(int(starts[-1].split()[2]), signal.SIGKILL)
+        return self.until_trained(rank, fault) - fault
+
+    def end(self) -> None:
+        """Ask all to end."""
+        for agent in self.agents:
+            agent.terminate()
+        for agent in self.agents:
+            agent.wait(_WITHIN_S)
+
+
+def own_mib(pid: int) -> float:
+    """Memory that no other process has mapped."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used, without its children."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICKS
+
+
+@contextlib.contextmanager
+def running(pods: int) -> Iterator[Job]:
+    """A job that has begun to train, ended and cleared away afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dtj-agents-") as name:
+        job = Job(Path(name), pods)
+        try:
+            for rank in range(pods):
+                job.until_trained(rank, 0.0)
+            yield job
+        finally:
+            job.end()
+
+
+def measure(pods: int) -> Taken:
+    """One size of job."""
+    taken = Taken(pods=pods)
+    with running(pods) as job:
+        agent = job.agents[0].pid
+        before, began = cpu_s(agent), time.monotonic()
+        time.sleep(_WATCH_S)
+        taken.percent = 100 * (cpu_s(agent) - before) / (time.monotonic() - began)
+        taken.own_mib = own_mib(agent)
+        for number in range(KILLS if pods > 1 else 0):
+            taken.heals_s.append(job.kill(number % pods))
+            time.sleep(2 * _STEP_S)
+    return taken
+
+
+def text(found: list[Taken]) -> str:
+    """Return the section of the page."""
+    head = (
+        "pods", "agent's own memory, MiB", "its CPU, % of one", "ranks killed", "healed after p50, s",
+        "the fifth, s", "p99, s",
+    )  # fmt: skip
+    rows = [
+        (
+            taken.pods,
+            f"{taken.own_mib:.0f}",
+            f"{taken.percent:.1f}",
+            len(taken.heals_s),
+            f"{percentile(taken.heals_s, 0.5):.2f}" if taken.heals_s else "",
+            f"{taken.heals_s[4]:.2f}" if len(taken.heals_s) > 4 else "",
+            f"{percentile(taken.heals_s, 0.99):.2f}" if taken.heals_s else "",
+        )
+        for taken in found
+    ]
+    return report.table(head, rows)
+
+
+def main() -> None:
+    """Measure each size and write the section."""
+    report.write("agents", text([measure(pods) for pods in PODS]))

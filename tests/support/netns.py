@@ -1,0 +1,89 @@
+"""Pods with networks of their own on this machine: namespaces on one switch, which can be cut apart.
+
+Needs root and `ip` and `iptables`; `lacking` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+
+def lacking() -> str:
+    """Why there can be no networks here, empty where there can."""
+    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    tried = subprocess.run(
+        ["unshare", "--net", "iptables", "-L"], capture_output=True, text=True, check=False
+    )
+    return "" if tried.returncode == 0 else f"no right to make network namespaces: {tried.stderr.strip()}"
+
+
+class Networks:
+    """`count` namespaces; pod k has the address 10.77.0.<k+1> on its eth0."""
+
+    def __init__(self, count: int) -> None:
+        self._switch = f"dtj-{os.getpid()}-switch"
+        self._names = [f"dtj-{os.getpid()}-{pod}" for pod in range(count)]
+
+    def up(self) -> None:
+        """Make them."""
+        self._ip("netns", "add", self._switch)
+        self._ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        self._ip("-n", self._switch, "link", "set", "br0", "up")
+        for pod, name in enumerate(self._names):
+            self._ip("netns", "add", name)
+            ours = ("type", "veth", "peer", "name", f"port{pod}", "netns", self._switch)
+            self._ip("-n", name, "link", "add", "eth0", *ours)
+            self._ip("-n", name, "addr", "add", f"{self.address(pod)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                self._ip("-n", name, "link", "set", device, "up")
+            self._ip("-n", self._switch, "link", "set", f"port{pod}", "master", "br0", "up")
+
+    def down(self) -> None:
+        """Remove what there is of them."""
+        for name in (*self._names, self._switch):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+    @staticmethod
+    def address(pod: int) -> str:
+        """Of a pod."""
+        return f"10.77.0.{pod + 1}"
+
+    def inside(self, pod: int) -> list[str]:
+        """What to write before a command that is to run in a pod."""
+        return ["ip", "netns", "exec", self._names[pod]]
+
+    @contextlib.contextmanager
+    def cut(self, one: int, other: int) -> Iterator[None]:
+        """Packets between two pods vanish, without a word to either."""
+        rules = [(one, "INPUT", "-s", other), (one, "OUTPUT", "-d", other)]
+        for pod, chain, side, peer in rules:
+            self._iptables(pod, "-A", chain, side, self.address(peer), "-j", "DROP")
+        try:
+            yield
+        finally:
+            for pod, chain, side, peer in rules:
+                self._iptables(pod, "-D", chain, side, self.address(peer), "-j", "DROP")
+
+    def _iptables(self, pod: int, *words: str) -> None:
+        subprocess.run([*self.inside(pod), "iptables", *words], check=True)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+
+@contextlib.contextmanager
+def networks(count: int) -> Iterator[Networks]:
+    """Made, and removed in the end."""
+    found = Networks(count)
+    try:
+        found.up()
+        yield found
+    finally:
+        found.down()

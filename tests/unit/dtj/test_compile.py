@@ -1,0 +1,44 @@
+"""--compile: the same training, by code that a compiler made."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.dtj.conftest import PROGRAMS, Command, Finished
+
+PROGRAM = PROGRAMS / "compiled.py"
+Finish = Callable[..., Finished]
+
+
+def losses(file: Path) -> list[float]:
+    lines = map(json.loads, file.read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.timeout(300)  # a compiler runs, some 15 s of processor time a rank
+def test_compiled_model_learns_the_same(
+    start: Callable[..., Command], finish: Finish, tmp_path: Path
+) -> None:
+    plain, compiled = tmp_path / "plain.jsonl", tmp_path / "compiled.jsonl"
+    assert finish("run", "--nproc", 2, "--metrics", plain, PROGRAM).code == 0
+    command = start(
+        "run", "--nproc", 2, "--compile", "--metrics", compiled, PROGRAM, TORCHINDUCTOR_CACHE_DIR=tmp_path
+    )
+    ended = command.wait(deadline_s=240)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("graphs: 0") == 0
+    assert ended.out.count("graphs: ") == 2
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-5)
+    assert len(losses(plain)) == 4
+
+
+def test_missing_compiler_is_told_before_training(finish: Finish, tmp_path: Path) -> None:
+    """As in an image that has none."""
+    assert shutil.which("g++"), "the set-up brings a compiler"
+    ended = finish("run", "--compile", PROGRAM, PATH=tmp_path)
+    assert ended.code == 78
+    assert "--compile on a CPU needs a C++ compiler, and there is no 'g++' in the path" in ended.err
+    assert "Traceback" not in ended.err

@@ -1,0 +1,109 @@
+"""Packets between pods vanish: found without any setting, and healed when they flow again.
+
+Real network namespaces; it takes as long as the limits that hold without a setting, some 20 and 30 seconds.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.netns import Networks, lacking, networks
+from tests.unit.dtj.conftest import SMALL
+
+_DEADLINE_S = 240.0
+_WHY_NOT = lacking()
+pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600)]
+
+
+class Job:
+    """`pods` agents, each in a network of its own, whose ranks train slowly."""
+
+    def __init__(self, nets: Networks, out: Path, *, pods: int) -> None:
+        self._out = out
+        self.agents = [self._start(nets, pod, pods) for pod in range(pods)]
+
+    def _start(self, nets: Networks, pod: int, pods: int) -> "subprocess.Popen[bytes]":
+        env = {
+            **{"NNODES": pods, "NODE_RANK": pod, "MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
+            **{"DTJ_MAX_RESTARTS": 5, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0", "OUT": self._out},
+            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": 39},
+        }
+        words = [*nets.inside(pod), sys.executable, "-m", "dtj", "run"]
+        with (self._out / f"err-{pod}").open("wb") as err:
+            return subprocess.Popen(
+                [*words, "--checkpoint", str(self._out / "saved"), "--save-every", "4", str(SMALL)],
+                env=os.environ | {name: str(value) for name, value in env.items()},
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+            )
+
+    def err(self, pod: int) -> str:
+        """What a pod has said."""
+        return (self._out / f"err-{pod}").read_text()
+
+    def steps(self) -> int:
+        """How many rank 0 has done, those done twice included."""
+        seen = self._out / "seen-0.txt"
+        return len(seen.read_text().splitlines()) if seen.exists() else 0
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Poll; fail after a deadline far beyond the limits of the agent."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited too long for {what}: {self.err(0)}"
+            time.sleep(0.05)
+
+    def finish(self) -> list[int]:
+        """Let it come to its end: exit codes."""
+        (self._out / "go-39").touch()
+        return [agent.wait(_DEADLINE_S) for agent in self.agents]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[[int], tuple[Job, Networks]]]:
+    """started(pods): a job of so many pods that has done some steps."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(pods: int) -> tuple[Job, Networks]:
+            nets = stack.enter_context(networks(pods))
+            job = Job(nets, tmp_path, pods=pods)
+            for agent in job.agents:
+                stack.callback(agent.wait)
+                stack.callback(agent.kill)
+            job.until(lambda: job.steps() >= 8, "the first steps")
+            return job, nets
+
+        yield begin
+
+
+def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(
+    started: Callable[[int], tuple[Job, Networks]],
+) -> None:
+    job, nets = started(2)
+    with nets.cut(0, 1):
+        job.until(lambda: "replica 1 is silent: taken as lost" in job.err(0), "the loss")
+        job.until(lambda: "replica 0 is silent" in job.err(1), "the other side's word")
+        done = job.steps()
+    job.until(lambda: job.steps() > done, "a step after it")
+    assert job.finish() == [0, 0]
+    assert "dtj: generation 2: all ranks keep their state; 0 of 5 restarts in place used" in job.err(0)
+
+
+def test_pods_that_reach_the_coordinator_but_not_each_other(
+    started: Callable[[int], tuple[Job, Networks]],
+) -> None:
+    """Nobody is lost and nothing moves: that is a hang, and the ranks go back to the checkpoint."""
+    job, nets = started(3)
+    with nets.cut(1, 2):
+        job.until(lambda: "the stacks of all ranks follow" in job.err(0), "the hang to be noticed")
+        job.until(lambda: "dtj: generation 2: " in job.err(0), "the restart")
+        done = job.steps()
+    job.until(lambda: job.steps() > done, "a step after it")
+    assert job.finish() == [0, 0, 0]
+    assert "waits for its peers, as all of them do" in "".join(job.err(pod) for pod in range(3))

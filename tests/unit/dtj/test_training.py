@@ -1,0 +1,94 @@
+"""What a new user runs first: the recipes that come along, and one of their own."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.unit.dtj.conftest import Finished
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+DIGITS = "dtj.recipes.digits:recipe"
+
+
+def accuracies(ended: Finished) -> list[float]:
+    """After each epoch, and at the end."""
+    assert ended.code == 0, ended.err
+    return [float(a) for a in re.findall(r"accuracy ([\d.]+)", ended.out + ended.err)]
+
+
+def test_two_ranks_learn_to_read_digits(finish: Callable[..., Finished]) -> None:
+    assert accuracies(finish("train", "--nproc", 2, DIGITS))[-1] >= 0.97
+
+
+def test_one_two_and_four_ranks_learn_the_same(finish: Callable[..., Finished]) -> None:
+    """Rounding differs, so one of the 360 held-out samples may."""
+    alone, two, four = (accuracies(finish("train", "--nproc", n, DIGITS, "epochs=2")) for n in (1, 2, 4))
+    assert len(alone) == 3
+    for together in (two, four):
+        assert all(abs(a - b) < 1.5 / 360 for a, b in zip(alone, together, strict=True))
+
+
+def test_a_recipe_of_ones_own_is_trained_by_its_path(finish: Callable[..., Finished]) -> None:
+    """As the example's first line says it, and no longer than a page."""
+    file = EXAMPLES / "my_recipe.py"
+    assert len(file.read_text().splitlines()) <= 30
+    ended = finish("train", "--nproc", 2, f"{file}:recipe", "epochs=3", "lr=0.02")
+    assert accuracies(ended)[-1] >= 0.9
+
+
+def test_text_is_learned_evaluated_and_written(finish: Callable[..., Finished]) -> None:
+    """A minute fraction of the real thing: from 8 bits a byte downwards."""
+    small = ("kilobytes=60", "epochs=3", "layers=1", "width=32", "context=64", "global_batch=16")
+    ended = finish("train", "--nproc", 2, "dtj.recipes.text:recipe", *small)
+    assert ended.code == 0, ended.err
+    bits = [float(x) for x in re.findall(r"bits_per_byte ([\d.]+)", ended.out + ended.err)]
+    assert 1 < bits[-1] < bits[0] < 8
+    assert re.search(r"\d tokens/s", ended.out)
+    assert "a sample:\n[rank 0] def forward(self, " in ended.err
+
+
+STREAM = """
+import torch
+from torch import nn
+from dtj import Recipe
+
+
+class Endless:
+    def __iter__(self):
+        chance = torch.Generator().manual_seed(0)
+        while True:
+            yield torch.rand(3, generator=chance)
+
+
+def recipe(steps: int | None = None, epochs: int | None = None) -> Recipe:
+    return Recipe(
+        model=lambda: nn.Linear(3, 1),
+        data=Endless(),
+        loss=lambda model, mb: model(mb).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        global_batch=8,
+        steps=steps,
+        epochs=epochs,
+    )
+"""
+
+
+def test_stream_without_end_is_trained_for_some_steps(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(STREAM)
+    target = f"{tmp_path / 'mine.py'}:recipe"
+    ended = finish("train", "--nproc", 2, "--workers", 1, target, "steps=6")
+    assert ended.code == 0, ended.err
+    assert "step 6/6  epoch 0" in ended.out
+    ended = finish("train", "--nproc", 2, target, "epochs=1")
+    assert ended.code == 78
+    assert ended.err.count("the data set is a stream without length") == 1
+    assert "Recipe(steps=1000)" in ended.err
+
+
+def test_help_of_a_recipe_is_its_signature(finish: Callable[..., Finished]) -> None:
+    ended = finish("train", DIGITS, "--help")
+    assert ended.code == 0
+    assert ended.out.startswith(f"Usage: dtj train {DIGITS} [key=value ...]")
+    assert "  epochs        int    default 20\n" in ended.out
