@@ -17,7 +17,7 @@ def test_group_whose_collective_never_ends_holds_nobody_up():
     store = dist.HashStore()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
         group, peer = pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2))
-    work = group.allreduce([torch.ones(1)])
+    work = group.allreduce([torch.ones(1)])  # type: ignore[attr-defined]
     left = Left()
     left.add([group])
     del group
@@ -26,6 +26,6 @@ def test_group_whose_collective_never_ends_holds_nobody_up():
 
     (burial,) = (each for each in threading.enumerate() if each.name == "dtj-left")
     assert not work.is_completed()
-    peer.allreduce([torch.ones(1)]).wait()  # so that the test leaves nothing behind
+    peer.allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]  # so that the test leaves nothing behind
     burial.join(60)
     assert not burial.is_alive()
