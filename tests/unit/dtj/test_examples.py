@@ -24,7 +24,7 @@ def jobs() -> Iterator[Any]:
                     yield pytest.param(found["spec"], args, id=file.stem)
 
 
-@pytest.mark.parametrize(("spec", "args"), jobs())
+@pytest.mark.parametrize(("spec", "args"), list(jobs()))
 def test_example_trains(
     finish: Callable[..., Finished], tmp_path: Path, spec: dict[str, Any], args: list[str]
 ) -> None:

@@ -226,7 +226,12 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
 
 def _absolute(target: str) -> str:
     """A target of --metrics, wherever the program goes."""
-    kind, colon, rest = target.rpartition("tensorboard:")
+    kind, colon, rest = target.rpartition(":")
+    if kind not in {"", "tensorboard"}:
+        raise RecipeError(
+            f"--metrics {target}: there is no kind {kind!r}",
+            fix="write FILE.jsonl, FILE.csv or tensorboard:FOLDER",
+        )
     return f"{kind}{colon}{Path(rest).resolve()}"
 
 
