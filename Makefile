@@ -30,7 +30,7 @@ format: ## rewrite the code the way lint wants it
 unit: ## tests that need nothing but Python (about 3 minutes)
 	$(RUN) pytest -q -n 2 tests/unit tests/contract
 
-integration: ## tests against a real kube-apiserver and etcd
+integration: ## tests against a real kube-apiserver and etcd, and between real networks
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
 e2e: ## tests on a three-node cluster with our images and our chart

@@ -1,7 +1,7 @@
 """Ranks of a job die in every way and at every point: is the right one named, with the right cause?
 
 Each crash is a job of its own, of two agents with two ranks each on this machine. The truth is what the dying
-rank itself noted; the verdict is what both pods leave as their termination messages.
+rank itself noted; the verdict is what the operator reads from the termination messages of both pods.
 """
 
 from __future__ import annotations

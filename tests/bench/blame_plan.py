@@ -97,12 +97,11 @@ def _crash(place: str, random: Random) -> Crash:
 
 
 def is_right(truth: Mapping[str, Any], messages: Mapping[int, Mapping[str, Any]]) -> tuple[bool, bool]:
-    """Whether the rank is right, on every pod, and the class and exit code, on the pod that it was in.
+    """Whether the job's verdict has the right rank, and the right class and exit code.
 
     truth     the note of the rank that died first: rank, how
-    messages  replica -> its termination message
+    messages  replica -> its termination message; of several the operator takes the earliest that is no echo
     """
-    rank, (reason, code) = truth["rank"], HOWS[truth["how"]]
-    own = messages[rank // PROCESSES]
-    has_rank = all(message["rank"] == rank for message in messages.values())
-    return has_rank, (own["reason"], own["exitCode"]) == (reason, code)
+    verdict = min(messages.values(), key=lambda message: (message["reason"] == "PeerLost", message["at"]))
+    named = verdict["rank"] == truth["rank"]
+    return named, (verdict["reason"], verdict["exitCode"]) == HOWS[truth["how"]]

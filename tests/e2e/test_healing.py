@@ -7,7 +7,7 @@ import pytest
 from tests.cluster import faults, kind
 from tests.e2e.conftest import workload_job
 from tests.e2e.test_recovery import steps_done
-from tests.support.kubectl import Kubectl
+from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition
 
 STEPS = 150
@@ -34,6 +34,42 @@ def test_killed_rank_is_replaced_within_the_pods(kubectl: Kubectl, rank: int):
     assert uids(kubectl, "heal") == before
     assert steps_done(kubectl, f"heal-{1 - rank}") == list(range(1, STEPS + 1))
     assert f"dtj: rank {rank} was killed by SIGKILL" in kubectl("logs", f"heal-{rank}")
+
+
+def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: Kubectl):
+    """A real limit, kept by the kernel of the node; the kubelet lets it end the whole container."""
+    manifest = workload_job(
+        "greedy", f"--steps={STEPS}", "--step-s=0.1", "--crash=memory", "--crash-at=20", "--crash-rank=1"
+    )
+    manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = {"memory": "1Gi"}
+    kubectl.apply(manifest)
+
+    job = kubectl.until("dtj", "greedy", condition("Complete"), within_s=240)
+
+    assert job["status"]["attempt"] == 0
+    assert job["status"]["restarts"]["counted"] == 1
+    failure = job["status"]["failure"]
+    assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
+
+
+def test_drained_pod_saves_with_all_others_and_costs_no_restart(kubectl: Kubectl, runs: Json):
+    kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
+    kubectl.follow("drained-1", "did step 12 ")
+    node = kubectl.get("pod", "drained-1")["spec"]["nodeName"]  # type: ignore[index]
+
+    try:
+        flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
+        kubectl("drain", node, "--pod-selector=dtj.dev/job-name=drained", *flags)
+        kubectl.follow("drained-1", "resuming from ", within_s=180)
+    finally:
+        kubectl("uncordon", node)
+
+    job = kubectl.until("dtj", "drained", condition("Complete"), within_s=180)
+    assert job["status"]["restarts"]["counted"] == 0
+    assert job["status"]["restarts"]["disruptions"] >= 1
+    done = steps_done(kubectl, "drained-1")
+    assert done == list(range(done[0], STEPS + 1)), "it took up where the others had saved, not at the start"
+    assert done[0] > 12
 
 
 @pytest.mark.parametrize("lost", [0, 1])

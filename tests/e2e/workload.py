@@ -17,7 +17,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds of pretended work in a step")
 parser.add_argument("--save-every", type=int, default=5)
-parser.add_argument("--crash", choices=["raise", "exit"])
+parser.add_argument("--crash", choices=["raise", "exit", "memory"])
 parser.add_argument("--crash-rank", type=int, default=1, help="-1: all of them")
 parser.add_argument("--crash-at", type=int, default=17)
 parser.add_argument("--crash-lives", type=int, default=1, help="crash in this many lives, then behave")
@@ -38,6 +38,9 @@ def crash() -> None:
     """End this rank the way that was asked for."""
     if given.crash == "raise":
         raise RuntimeError(f"ordered failure of rank {run.rank}")
+    hoard = []
+    while given.crash == "memory":  # until the kernel ends it
+        hoard.append(b"x" * 2**26)
     sys.exit(given.code)
 
 

@@ -18,6 +18,7 @@ REPLICA_INDEX = f"{GROUP}/replica-index"
 ATTEMPT = f"{GROUP}/attempt"
 
 AGENT_PORT = 29400
+DEFAULT_GRACE_S = 30  # of a pod that says nothing about it
 TRAINER_CONTAINER = "trainer"
 SHM_VOLUME = "dtj-shm"
 CHECKPOINT_VOLUME = "dtj-checkpoints"

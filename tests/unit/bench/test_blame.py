@@ -11,9 +11,10 @@ from tests.support.commands import commands, warm
 
 TRUTH = {"rank": 2, "how": "SIGSEGV", "life": 1}
 RIGHT = {
-    0: {"rank": 2, "reason": "PeerLost", "exitCode": 76},
-    1: {"rank": 2, "reason": "Signal", "exitCode": 139},
+    0: {"rank": 2, "reason": "PeerLost", "exitCode": 76, "at": "2026-01-01T00:00:00.100Z"},
+    1: {"rank": 2, "reason": "Signal", "exitCode": 139, "at": "2026-01-01T00:00:00.200Z"},
 }
+EARLIER = {"rank": 0, "reason": "Signal", "exitCode": 137}
 
 
 def test_plan_is_the_seeds_and_covers_all_places_ways_and_ranks() -> None:
@@ -30,11 +31,12 @@ def test_plan_is_the_seeds_and_covers_all_places_ways_and_ranks() -> None:
     ("wrong", "expected"),
     [
         pytest.param({}, (True, True), id="right"),
-        pytest.param({0: {"rank": 0}}, (False, True), id="another rank by the other pod"),
-        pytest.param({1: {"rank": 3}}, (False, True), id="another rank by its own pod"),
-        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="another class"),
+        pytest.param({1: {"rank": 3}}, (False, True), id="another rank"),
+        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="nothing but echoes"),
+        pytest.param({1: {"reason": "Exception"}}, (True, False), id="another class"),
         pytest.param({1: {"exitCode": 1}}, (True, False), id="another exit code"),
-        pytest.param({0: {"reason": "Exception"}}, (True, True), id="only its own pod tells the class"),
+        pytest.param({0: EARLIER}, (False, False), id="an earlier failure of the other pod"),
+        pytest.param({0: EARLIER | {"at": "2026-01-01T00:00:00.300Z"}}, (True, True), id="a later one"),
     ],
 )
 def test_verdict(wrong: dict[int, dict[str, Any]], expected: tuple[bool, bool]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.hang import Silence
 from dtj.agent.link import Link, Message
-from dtj.agent.membership import Budget, Job, Membership
+from dtj.agent.membership import Membership
 from dtj.agent.report import Ending
+from dtj.agent.terms import Budget, Job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,7 @@ def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: 
         "message": "2 ranks done at step 20",
         "checkpoint": str(saved / "step-20"),
         "generation": 1,
+        "inPlace": 0,
         "at": "",
     }
 
@@ -176,6 +177,11 @@ def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path
     ("argv", "env", "message"),
     [
         pytest.param(["run", "nowhere.py"], {}, "there is no script nowhere.py", id="no such script"),
+        pytest.param(["run", "--nprocs", "2", SMALL], {}, "'--nproc'", id="a mistyped flag"),
+        pytest.param(["trian", DIGITS], {}, "Did you mean 'train'?", id="a mistyped command"),
+        pytest.param(
+            ["run", "--metrics", "tensorbord:runs", SMALL], {}, "no kind 'tensorbord'", id="a mistyped kind"
+        ),
         pytest.param(["run"], {}, "Missing argument 'SCRIPT'", id="no script at all"),
         pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="no process"),
         pytest.param(["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected numbers", id="no rank"),

@@ -9,22 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dtj.agent.ledger import Ledger
-from dtj.agent.membership import (
-    GRACE_S,
-    VERDICT_S,
-    Action,
-    Budget,
-    End,
-    Form,
-    Go,
-    Hello,
-    Job,
-    Membership,
-    Memory,
-    Refuse,
-)
+from dtj.agent.membership import GRACE_S, VERDICT_S, Membership
 from dtj.agent.report import Ending
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
+from dtj.agent.terms import Action, Budget, End, Form, Go, Hello, Job, Memory, Refuse
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 100.0

@@ -12,10 +12,10 @@ import dtj
 from dtj import contract, recipe, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
-from dtj.agent.membership import Budget
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank import Program
+from dtj.agent.terms import Budget
 from dtj.errors import DtjError, RecipeError
 
 _FLAGS = [
@@ -226,7 +226,12 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
 
 def _absolute(target: str) -> str:
     """A target of --metrics, wherever the program goes."""
-    kind, colon, rest = target.rpartition("tensorboard:")
+    kind, colon, rest = target.rpartition(":")
+    if kind not in {"", "tensorboard"}:
+        raise RecipeError(
+            f"--metrics {target}: there is no kind {kind!r}",
+            fix="write FILE.jsonl, FILE.csv or tensorboard:FOLDER",
+        )
     return f"{kind}{colon}{Path(rest).resolve()}"
 
 
@@ -248,6 +253,7 @@ def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         uid=env.get(contract.JOB_UID, ""),
         attempt=int(env.get(contract.ATTEMPT, 0)),
         budget=_budget(flags["max_restarts"], env),
+        grace_s=float(env[contract.GRACE_SECONDS]) if env.get(contract.GRACE_SECONDS) else None,
         hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
         ends_hung=_hang_action(env) == "Restart",
     )

@@ -238,7 +238,7 @@ class Run:
         diary = Diary(settings=self._settings, rank=self.rank, meters=self._meters_of(feed, total))
         self._boundary.begin(diary)
         self._strategy.begin(self.step, total)
-        progress.has_begun = True
+        progress.has_begun, started = True, self.step
         channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._elastic.hold()
         try:
@@ -261,6 +261,8 @@ class Run:
         finally:
             feed.close()
         self._elastic.do(self._boundary.conclude, undo=None, stand_in=None)
+        if self.step > started:
+            self.say(diary.meters.summary(step=self.step, waited_s=feed.waited_s))
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.

@@ -9,6 +9,7 @@ Without an agent (a plain `python` or torchrun) the groups are those of `env://`
 import contextlib
 import os
 import socket
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Team:
         self._generation = 0
         self._timeout = _CONNECT_TIMEOUT
         self._sockets: frozenset[str] = frozenset()
+        self._left = Left()
 
     @property
     def can_heal(self) -> bool:
@@ -82,6 +84,8 @@ class Team:
         self._break()
         self.control = None
         if dist.is_available() and dist.is_initialized():
+            if self._orders is not None:
+                self._left.add(list(dist.distributed_c10d._world.pg_map))
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
@@ -134,6 +138,23 @@ class Team:
         """Called now and then while the others are waited for."""
         if self._stop:
             raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
+
+
+class Left:
+    """Groups of the generation before, kept until nobody uses them, and then ended aside.
+
+    gloo ends a group only after its last collective, and one whose connection went at the wrong moment lasts
+    for its whole timeout: whoever held the last reference, the training itself, would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[object] = []
+
+    def add(self, groups: list[object]) -> None:
+        """These are left now; those that were added before are used by nobody any more."""
+        unused, self._groups = self._groups, groups
+        if unused:
+            threading.Thread(target=unused.clear, name="dtj-left", daemon=True).start()
 
 
 def _open_sockets() -> dict[int, str]:

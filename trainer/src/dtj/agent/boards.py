@@ -30,7 +30,9 @@ class Boards:
 
     def __init__(self, *, of_rank_0: bool) -> None:
         self._every_s = _READ_S[of_rank_0]
+        self._stepped_at: dict[int, float] = {}
         self._said: dict[int, tuple[int, int, bool]] = {}  # by pid
+        self.step_s = 0.0  # how long a step took lately
         self.deadline = time.monotonic() + self._every_s
 
     def tick(self, children: Iterable[Child]) -> dict[int, Sign]:
@@ -47,6 +49,12 @@ class Boards:
         now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
         if self._said.get(child.pid, (-1, 0, False)) == now:
             return None
+        before = self._said.get(child.pid, now)
+        if before[0] >= 0 and now[0] > before[0]:
+            self.step_s = (board.stepped_at - self._stepped_at.get(child.pid, board.stepped_at)) / (
+                now[0] - before[0]
+            )
+        self._stepped_at[child.pid] = board.stepped_at
         self._said[child.pid] = now
         return Sign(child.generation, board.step, board.is_paused, board.effort, board.stepped_at)
 

@@ -15,10 +15,11 @@ from dtj.agent.hang import Silence
 from dtj.agent.ledger import Ledger
 from dtj.agent.link import BEAT_S, Link, Message
 from dtj.agent.lookout import Lookout
-from dtj.agent.membership import Action, End, Form, Go, Hello, Membership, Memory, Refuse
+from dtj.agent.membership import Membership
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
+from dtj.agent.terms import Action, End, Form, Go, Hello, Memory, Refuse
 
 _LINGER_S = 5.0
 

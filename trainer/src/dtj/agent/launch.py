@@ -1,7 +1,7 @@
 """The agent of a node: keeps its ranks running as the coordinator says, to the end.
 
     cli.py -> launch -> coordinator.py, on replica 0 only: who belongs to which generation
-                     -> ranks.py forks rank.become(program) for each rank of it
+                     -> ranks.py forks rank.become(program) for each rank of it; news.py hears what they say
                      -> one loop over: pipes of the ranks, the link, signals, deaths, time
                      -> report.py names the cause -> termination message, exit code
 
@@ -16,25 +16,25 @@ import sys
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 from dtj import contract
 from dtj.agent import rank as rank_process
 from dtj.agent import report, termination
-from dtj.agent.boards import Boards, Sign
-from dtj.agent.child import Child
+from dtj.agent.boards import Boards
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.hang import Silence
 from dtj.agent.link import Message
-from dtj.agent.membership import Job, Membership
+from dtj.agent.membership import Membership
+from dtj.agent.news import News
 from dtj.agent.options import Options
 from dtj.agent.page import Page
 from dtj.agent.placement import Placement, threads
-from dtj.agent.ranks import Events, Ranks, soonest
+from dtj.agent.ranks import Ranks, soonest
 from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
 from dtj.agent.stacks import Found, Stacks, as_text
 from dtj.agent.status import Status
+from dtj.agent.terms import Job
 from dtj.agent.uplink import Uplink
 from dtj.agent.wakeup import Wakeup
 from dtj.agent.warm import warm
@@ -69,7 +69,6 @@ class _Agent:
         self._asked_to_stop = 0
         self._has_dead = False
         self._stop_signal = signal.SIGTERM
-        self._said = ""
         self._is_over = False
         self._culprit: Ending | None = None  # of the whole job
         self._boards = Boards(of_rank_0=placement.node_rank == 0)
@@ -80,6 +79,9 @@ class _Agent:
             hello=self._hello,
             on_order=self._obey,
             say=self._say_if_it_matters,
+        )
+        self._news = News(
+            self._status, self._boards, tell=self._uplink.tell, say=_say, grace_s=options.grace_s
         )
 
     def run(self) -> int:
@@ -98,7 +100,7 @@ class _Agent:
             shown=self._options.shown,
             selector=self._selector,
             screen=self._screen,
-            events=Events(started=self._on_start, reported=self._on_report, ended=self._on_end),
+            events=self._news,
         )
         try:
             self._connect()
@@ -137,7 +139,7 @@ class _Agent:
         self._ranks.tick()
         if self._page.is_due:
             self._publish()
-        self._read_boards()
+        self._news.tick(self._ranks.living())
         self._stacks.tick(self._ranks.living())
 
     def _is_finished(self) -> bool:
@@ -179,52 +181,6 @@ class _Agent:
                 return
             if not (self._coordinator and self._coordinator.reaped(pid)):
                 self._ranks.reaped(pid, os.waitstatus_to_exitcode(status))
-
-    # Its ranks speak.
-
-    def _on_start(self, child: Child) -> None:
-        self._status.started(child.rank, child.pid)
-
-    def _on_report(self, child: Child, fields: dict[str, Any]) -> None:
-        if "ready" in fields:
-            child.uses_dtj = True
-            self._uplink.tell({"ready": [child.rank, fields["ready"]]})
-        elif "hold" in fields:
-            child.holds = fields["hold"]
-            self._uplink.tell({"hold": child.rank, "holds": child.holds})
-        elif "unformed" in fields:
-            _say(f"rank {child.rank} could not open its groups: {fields['message']}")
-            self._uplink.tell({"unformed": fields["unformed"]})
-        elif "lost" in fields:
-            lost = child.lost(fields["lost"]).to_json()
-            self._uplink.tell({"lost": lost, "generation": fields["generation"]})
-        elif "failure" in fields:
-            self._uplink.tell({"failing": child.failing().to_json(), "generation": child.generation})
-        else:
-            self._status.hear(child.rank, fields)
-
-    def _on_end(self, child: Child) -> None:
-        ending = child.ending
-        assert ending is not None
-        self._hear_board(child.rank, self._boards.read(child))
-        self._status.ended(child.rank, failed=ending.failed)
-        if ending.by_agent:
-            return
-        self._uplink.tell({"ended": ending.to_json(), "generation": child.generation})
-        if ending.failed and ending.cause != "PeerLost":
-            self._say_once(_headline(child, ending))
-
-    def _read_boards(self) -> None:
-        """Which ranks have done something since the last time."""
-        signs = self._boards.tick(self._ranks.living())
-        for rank, sign in signs.items():
-            self._hear_board(rank, sign)
-        if signs:
-            self._uplink.tell({"signs": signs})
-
-    def _hear_board(self, rank: int, sign: Sign | None) -> None:
-        if sign and sign.step is not None:
-            self._status.hear(rank, {"step": sign.step})
 
     def _on_stacks_wanted(self) -> None:
         self._stacks.ask(self._ranks.living(), lambda found: self._page.show_stacks(as_text(found)))
@@ -313,12 +269,6 @@ class _Agent:
 
     # What the node says.
 
-    def _say_once(self, message: str) -> None:
-        """Ranks with the same mistake say the same."""
-        if message != self._said:
-            self._said = message
-            _say(message)
-
     def _say_if_it_matters(self, message: str) -> None:
         if not self._is_finished():
             _say(message)
@@ -330,7 +280,7 @@ class _Agent:
     def _finish(self) -> int:
         endings = self._ranks.endings()
         own = report.first_cause(endings)
-        if self._culprit and not own:  # another node's rank is to blame
+        if self._culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
             endings = [report.echo(self._culprit, now=datetime.now(UTC))]
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
@@ -344,15 +294,6 @@ class _Agent:
         if not endings and self._asked_to_stop:  # before anything was started
             return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
-
-
-def _headline(child: Child, ending: Ending) -> str:
-    """The cause in one line of the log; a message for people is printed once for all ranks."""
-    if child.is_for_people():
-        return ending.message
-    if ending.message:
-        return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
-    return report.sentence(ending, ending.step)
 
 
 def _say(message: str) -> None:

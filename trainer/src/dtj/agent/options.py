@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtj.agent.membership import Budget
+from dtj.agent.terms import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class Options:
     termination_log  where the termination message goes; None writes none
     job, uid, attempt  which job, as the operator says
     budget           how many restarts in place
+    grace_s          seconds that the pod has to end once it is asked to; None where nobody says
     hang_s           seconds without a step that are a hang; None derives them from the steps
     ends_hung        a rank that is to blame for a hang is ended; if not, it is only named
     """
@@ -30,5 +31,6 @@ class Options:
     job: str = ""
     uid: str = ""
     attempt: int = 0
+    grace_s: float | None = None
     hang_s: float | None = None
     ends_hung: bool = True

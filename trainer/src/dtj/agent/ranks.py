@@ -7,12 +7,11 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 from dtj.agent import rank as rank_process
 from dtj.agent.child import Child
+from dtj.agent.news import News
 from dtj.agent.report import Ending
 from dtj.agent.screen import Screen
 
@@ -20,20 +19,6 @@ from dtj.agent.screen import Screen
 _PATIENCE_S = 5.0
 # One that is to save before may take longer.
 _SAVE_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Events:
-    """What the ranks' owner wants to hear of.
-
-    started   (child) it was forked
-    reported  (child, fields) whatever it says of itself
-    ended     (child) it is buried, its last lines are shown
-    """
-
-    started: Callable[[Child], None]
-    reported: Callable[[Child, dict[str, Any]], None]
-    ended: Callable[[Child], None]
 
 
 class Ranks:
@@ -48,7 +33,7 @@ class Ranks:
         shown: frozenset[int] | None,
         selector: selectors.BaseSelector,
         screen: Screen,
-        events: Events,
+        events: News,
     ) -> None:
         self._program = program
         self._threads = threads

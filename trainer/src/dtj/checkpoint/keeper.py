@@ -87,6 +87,7 @@ class Keeper:
         self._say = say
         self.saved_step: int | None = None
         self._saved_at = clock()
+        self._began = clock()  # the save under way, or the last one
         self._writer: threading.Thread | None = None
         self._writer_group: dist.ProcessGroup | None = None
         self._failure: CheckpointError | None = None
@@ -123,6 +124,7 @@ class Keeper:
         if self.saved_step != step:
             if self._offered > -math.inf:
                 self.best, self._offered = Best(step=step, score=self._offered), -math.inf
+            self._began = self._clock()
             snapshot = self._snapshot(step)
             self._saved_at = self._clock()
             if self._in_background and not last:
@@ -226,7 +228,9 @@ class Keeper:
             return
         self._failure, self.saved_step = None, snapshot.step
         if folder:
-            channel.send({"step": snapshot.step, "checkpoint": {"step": snapshot.step, "path": str(folder)}})
+            done = {"step": snapshot.step, "path": str(folder)}
+            took_s = round(self._clock() - self._began, 3)
+            channel.send({"step": snapshot.step, "checkpoint": done, "saveSeconds": took_s})
 
     def _commit(self, snapshot: Snapshot, *, prepared: bool = False) -> Path:
         assert self.run_dir

@@ -42,7 +42,8 @@ class Meters:
     _stepped_at: float | None = None
 
     def __post_init__(self) -> None:
-        self._since = self.clock()
+        self._began, self._first_step = self.clock(), self.step
+        self._since = self._began
 
     def seconds_since_line(self) -> float:
         """Since the last reading, or since the start."""
@@ -87,7 +88,7 @@ class Meters:
             "tokensPerSecond": per_second * self.tokens if per_second and self.tokens else None,
             "mfu": self._mfu(per_second),
             "dataWait": data_wait,
-            "stepSecondsP50": statistics.median(self._lengths) if self._lengths else None,
+            "stepSecondsP50": self._p50(),
             "stepSecondsP99": self._p99(),
             "memoryBytes": self.memory() if self.memory else None,
             "etaSeconds": eta,
@@ -98,6 +99,21 @@ class Meters:
         if not per_second or self.flops_per_sample is None or self.peak_flops is None:
             return None
         return self.flops_per_sample * per_second / self.peak_flops
+
+    def summary(self, *, step: int, waited_s: float) -> str:
+        """One line for a person at the end: `step` is the last one, waited_s what data took of the time."""
+        seconds = self.clock() - self._began
+        parts = [f"{step - self._first_step} steps in {timedelta(seconds=round(seconds))}"]
+        p50, p99 = self._p50(), self._p99()
+        if p50 is not None and p99 is not None:
+            parts.append(f"a step {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
+        parts.append(f"data wait {100 * waited_s / seconds if seconds else 0:.0f}%")
+        if self.memory:
+            parts.append(f"at most {self.memory() / 2**20:.0f} MiB")
+        return ", ".join(parts)
+
+    def _p50(self) -> float | None:
+        return statistics.median(self._lengths) if self._lengths else None
 
     def _p99(self) -> float | None:
         ordered = sorted(self._lengths)

@@ -9,6 +9,7 @@ With scope Replica only the pods that are broken are replaced, as long as a surv
 
 import hashlib
 
+from dtj_operator import names
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
@@ -17,7 +18,6 @@ from dtj_operator.spec import Rule
 LONGEST_BACKOFF_S = 300.0
 JITTER = 0.2  # of the delay, either way: a thousand jobs hit by one outage must not come back in step
 MOST_REPLACED = 100  # pods at once; beyond that the whole job begins anew, and the status stays small
-DEFAULT_GRACE_S = 30  # of a pod that says nothing about it
 SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of two nodes report seconds apart
 
 
@@ -113,7 +113,7 @@ def _goes_on(s: Snapshot, fault: Fault) -> bool:
     began = times.parse(first.get("at"))
     if s.memory.phase != RECOVERING or began is None or fault.disruption or fault.exit_code != blame.STOPPED:
         return False
-    grace_s = s.job.template["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+    grace_s = s.job.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S)
     asked = first.get("reason") in blame.DISRUPTIONS or first.get("exitCode") == blame.STOPPED
     return asked and abs(s.now - began) <= grace_s + SETTLE_S
 

@@ -1,0 +1,43 @@
+"""A pod that is killed before it can save: said before it happens, with the time that it would need."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.agent.grace import warning
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "save_s", "step_s", "advised"),
+    [
+        pytest.param(30, 10, 1, None, id="enough"),
+        pytest.param(30, 41, 0, "to 87 or more", id="the save is too long"),
+        pytest.param(30, 10, 20, "to 65 or more", id="the step is"),
+        pytest.param(None, 1000, 1, None, id="no pod, no limit"),
+        pytest.param(0, 0.1, 0.1, "to 5 or more", id="none at all"),
+    ],
+)
+def test_warning(grace_s: float | None, save_s: float, step_s: float, advised: str | None) -> None:
+    found = warning(grace_s, save_s=save_s, step_s=step_s)
+    assert (advised in found) if advised and found else found == advised
+
+
+@pytest.mark.parametrize(("grace_s", "times"), [(1, 1), (600, 0)])
+def test_pod_whose_grace_period_is_too_short_says_so_once(
+    finish: Callable[..., Finished], tmp_path: Path, grace_s: int, times: int
+) -> None:
+    flags = (
+        "run",
+        "--nproc",
+        2,
+        "--checkpoint",
+        tmp_path / "saved",
+        "--save-every",
+        4,
+        PROGRAMS / "small.py",
+    )
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=16, DTJ_GRACE_SECONDS=grace_s)
+    assert ended.code == 0, ended.err
+    assert ended.err.count(f"but this pod is killed {grace_s} s after it is asked to end") == times
