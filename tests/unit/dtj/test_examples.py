@@ -11,7 +11,7 @@ from tests.unit.dtj.conftest import Finished
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SHORT = {
-    "dtj.recipes.text:recipe": ["kilobytes=20", "layers=2", "width=32"],
+    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=32"],
     "dtj.recipes.digits:recipe": ["epochs=1"],
 }
 
