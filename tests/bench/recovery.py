@@ -43,10 +43,10 @@ class Trial:
 class Job:
     """A running job and what can be done to it."""
 
-    def __init__(self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str, *nodes: str) -> None:
+    def __init__(self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str) -> None:
         self._cluster, self._kubectl, self._watch, self.name = cluster, kubectl, watch, name
         self.pods = [f"{name}-{index}" for index in range(REPLICAS)]
-        kubectl.apply(job(name, nodes=nodes or cluster.workers, nodeLostSeconds=NODE_LOST_S))
+        kubectl.apply(job(name, nodes=cluster.workers, nodeLostSeconds=NODE_LOST_S))
 
     def settle(self) -> None:
         """Wait until every pod trains and the operator trusts the agents to heal; then some seconds."""
@@ -190,7 +190,7 @@ def main() -> None:
         }
         for which in KINDS:
             if which == "node":
-                found = lost_nodes(cluster, lambda name: make(name, cluster.nodes[0], cluster.workers[1]))
+                found = lost_nodes(cluster, make)
             else:
                 act = acts[which]
                 with ThreadPoolExecutor(AT_ONCE.get(which, 1)) as pool:

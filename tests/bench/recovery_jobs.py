@@ -35,7 +35,6 @@ def job(
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
             "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]},
         },
-        "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
         "containers": [
             {
                 "name": "trainer",
