@@ -60,6 +60,7 @@ def test_rank_variables_are_absent_where_a_replica_has_several_processes():
 def test_trainer_reads_only_variables_that_the_page_names():
     names_read = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES"
     names_read += " NPROC_PER_NODE JOB JOB_UID ATTEMPT REPLICA_INDEX AGENT_PORT CHECKPOINT_DIR RESUME_DIR"
+    names_read += " HANG_SECONDS HANG_ACTION"
     read = {getattr(trainer, name) for name in names_read.split()}
     assert read <= set(flat("Environment of the training container"))
     optional = {trainer.MAX_RESTARTS, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}

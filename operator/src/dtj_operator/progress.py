@@ -7,7 +7,7 @@ says whom to ask.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import aiohttp
@@ -151,6 +151,8 @@ class Poller:
         while True:
             progress = await self._poll(address)
             silent = 0 if progress is not None else silent + 1
+            if silent == RARELY:
+                self._absolve(key)
             if progress is not None and progress.attempt == attempt:
                 fresh = self.last(key, uid, attempt)
                 self._last[key] = uid, progress
@@ -160,6 +162,13 @@ class Poller:
                     told = loop.time()
                     self._on_news(key)
             await asyncio.sleep(self._every_s * (RARELY if silent > RARELY else 1))
+
+    def _absolve(self, key: Key) -> None:
+        """Who was slow or hung when the agent last spoke may not be so any more."""
+        uid, last = self._last.get(key, ("", None))
+        if last is not None and (last.slowest or last.hang):
+            self._last[key] = uid, replace(last, slowest=None, hang=None)
+            self._on_news(key)
 
     async def _poll(self, address: str) -> Progress | None:
         try:

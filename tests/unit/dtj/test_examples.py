@@ -10,7 +10,10 @@ import yaml
 from tests.unit.dtj.conftest import Finished
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-SHORT = {"dtj.recipes.text:recipe": "kilobytes=40", "dtj.recipes.digits:recipe": "epochs=1"}
+SHORT = {
+    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=32"],
+    "dtj.recipes.digits:recipe": ["epochs=1"],
+}
 
 
 def jobs() -> Iterator[Any]:
@@ -29,11 +32,11 @@ def test_example_trains(
     finish: Callable[..., Finished], tmp_path: Path, spec: dict[str, Any], args: list[str]
 ) -> None:
     _, *words = args
-    short = next(word for recipe, word in SHORT.items() if recipe in words)
+    short = next(changes for recipe, changes in SHORT.items() if recipe in words)
     flags = ["--nproc", spec.get("replicas", 1)]
     if "checkpoint" in spec:
         flags += ["--checkpoint", tmp_path / "run"]
-    ended = finish("train", *flags, *words, short)
+    ended = finish("train", *flags, *words, *short)
     assert ended.code == 0, ended.err
     assert "dtj: done: " in ended.err
     assert ("checkpoint" in spec) == any(tmp_path.glob("run/step-*"))

@@ -126,6 +126,16 @@ def test_structure_of_a_micro_batch(data: Any, expected: type) -> None:
     assert type(next(iter(feed(data=data).batch()))) is expected
 
 
+class Doubled(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(2 * column[index] for column in self.tensors)
+
+
+def test_subclass_that_indexes_otherwise_is_asked() -> None:
+    f = feed(data=Doubled(torch.arange(4)), batch=4)
+    assert sorted(next(iter(f.batch()))[0].tolist()) == [0, 2, 4, 6]
+
+
 def test_pair_holds_the_samples_asked_for() -> None:
     f = feed(data=[(torch.tensor(i), 2 * i) for i in range(3)], batch=2)
     pair, wanted = next(iter(f.batch())), real(f)

@@ -124,6 +124,7 @@ def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: 
         "message": "2 ranks done at step 20",
         "checkpoint": str(saved / "step-20"),
         "generation": 1,
+        "inPlace": 0,
         "at": "",
     }
 

@@ -107,3 +107,12 @@ def test_loss_that_is_not_finite_is_noticed_without_any_checkpoint(finish: Finis
     assert "the loss of step 7 is not finite on rank 0; nothing was saved" in ended.err
     first, second = ((tmp_path / f"ended-{rank}").read_text() for rank in range(2))
     assert 7 <= int(first) == int(second) < 100_000
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), "highest"), (("--tf32",), "high")], ids=["no", "yes"])
+def test_products_round_their_inputs_only_where_the_flag_allows_it(
+    finish: Finish, tmp_path: Path, flags: tuple[str, ...], expected: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import dtj, torch; dtj.init(); print(torch.get_float32_matmul_precision())")
+    assert finish("run", *flags, script).out == f"[rank 0] {expected}\n"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from dtj_operator.apply import Applier, Outcome
+from dtj_operator.apply import AT_ONCE, Applier, Outcome
 from dtj_operator.gather import Caches
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -93,7 +93,38 @@ async def test_a_spent_quota_is_met_by_one_request() -> None:
     assert [(refusal.reason, len(do.server.asked)) for refusal in outcome.refusals] == [("QuotaExceeded", 1)]
 
 
-async def test_creation_grows_in_batches_and_ends_at_a_refusal() -> None:
+async def test_creation_grows_and_one_that_is_slow_holds_nobody_up() -> None:
+    others, in_flight, seen = asyncio.Event(), 0, [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal in_flight
+        in_flight += 1
+        number = len(do.server.asked)
+        seen.append(in_flight)
+        if number == 2:
+            await others.wait()
+        in_flight -= 1
+        if number == 100:
+            others.set()
+        return await says(stored(wanted(number), f"u{number}"))(request)
+
+    async with doing(*[answer] * 100) as do:
+        async with asyncio.timeout(30):
+            assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Outcome()
+
+    assert seen[1] == 1, "nobody beside the first"
+    assert max(seen) <= AT_ONCE
+
+
+async def test_a_pod_that_may_have_been_made_is_in_doubt() -> None:
+    async with doing(refuses(503, Retry_After="60")) as do:
+        with pytest.raises(ApiError):
+            await do(CreatePod(wanted(0)))
+
+        assert do.pods.doubts.of(KEY) == ("digits-0",)
+
+
+async def test_creation_ends_at_a_refusal() -> None:
     async with doing(*[says(stored(wanted(), f"u{i}")) for i in range(2)], QUOTA) as do:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(3)])
 

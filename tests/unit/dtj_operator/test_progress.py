@@ -137,6 +137,20 @@ async def test_who_holds_the_others_up_is_news_at_once_and_how_much_is_none(agen
     assert [round(at) for at in agents.told] == [0, 10, 30, 40]
 
 
+async def test_an_agent_that_falls_silent_accuses_nobody_for_ever(agents: Agents) -> None:
+    slow = {"rank": 1, "replica": 1, "ratio": 2.0}
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 4, "slowest": slow}).encode()
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(5)
+    agents.answers.clear()
+    await asyncio.sleep(200)
+
+    progress = agents.poller.last(KEY, "u", 0)
+    assert progress is not None
+    assert (progress.step, progress.slowest) == (4, None)
+    assert [round(at) for at in agents.told] == [0, 60]
+
+
 async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")

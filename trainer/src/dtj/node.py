@@ -22,4 +22,7 @@ def first_on_node() -> Iterator[None]:
     path = Path(tempfile.gettempdir()) / f"dtj-{os.getuid()}.lock"
     with path.open("w") as lock, board.mine.paused():
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough where a forked child has the file too

@@ -113,6 +113,7 @@ class Run:
         self._strategy = strategy
         self._precision = precision
         self._models: list[nn.Module] = []
+        self._tensors = step_backward.Tensors([])
         self._tokens: int | None = None
         self._finite = FiniteWatch(self.device)
         self._progress = Progress()
@@ -166,6 +167,7 @@ class Run:
             memory.compile_in_place(layers or [model], self.device)
         wrapped = self._strategy.wrap(model, is_healing=self._team.is_healing)
         self._models.append(wrapped)
+        self._tensors = step_backward.Tensors(self._models)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
 
     def data(
@@ -280,10 +282,10 @@ class Run:
                 batch,
             )
             if self._precision.scales:
-                self._precision.unscale(self._parameters(), all_finite=self._all_finite)
+                self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
             return loss
 
-        before = step_backward.Before(self._models, self._strategy) if self._team.can_heal else None
+        before = step_backward.Before(self._tensors, self.device) if self._team.can_heal else None
         loss = self._elastic.do(
             act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
         )
@@ -297,7 +299,7 @@ class Run:
         first would give another result for every number of ranks.
         Returns () the norm before, on the device: log it.
         """
-        return self._strategy.clip(self._parameters(), max_norm)
+        return self._strategy.clip(self._tensors.parameters, max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
@@ -401,9 +403,6 @@ class Run:
     def _feed_of(self, dataset: Any, *, collate: Collate, **how: Any) -> Feed:
         loader = Loader(collate=collate, device=self.device, workers=self._settings.workers)
         return make_feed(dataset, loader=loader, **how)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for model in self._models for p in model.parameters()]
 
     def _all_finite(self, mine: torch.Tensor) -> bool:
         if self.size == 1:

@@ -28,8 +28,8 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
     ranks = [_who(s, rank) for rank in told.ranks[:NAMED]]
     more = [f"{len(told.ranks) - NAMED} more"] if len(told.ranks) > NAMED else []
     why = f": {told.message}" if told.message else ""
-    many = "s" if len(told.ranks) == 1 else ""
-    return HANG, ", ".join([*ranks, *more]) or "the job", f"hang{many}{why}; spec.hang.action is Report"
+    verb = "hangs" if len(told.ranks) <= 1 else "hang"
+    return HANG, ", ".join([*ranks, *more]) or "the job", f"{verb}{why}; spec.hang.action is Report"
 
 
 def _straggler(s: Snapshot) -> tuple[str, str, str] | None:

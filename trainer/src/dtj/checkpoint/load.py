@@ -49,10 +49,15 @@ def newest_run(folder: Path) -> Path:
     A job made again under the same name has a new folder beside the old one; time decides between them, since
     the steps of different runs do not compare.
     """
-    if layout.newest_first(_names(folder)):
+    if committed(folder):
         return folder
-    runs = [child for name in _names(folder) if layout.newest_first(_names(child := folder / name))]
-    return max(runs, key=_committed_at, default=folder)
+    runs = [child for child in _children(folder) if committed(child)]
+    return max(runs, key=lambda run: committed(run)[0].stat().st_mtime, default=folder)
+
+
+def committed(run_dir: Path) -> list[Path]:
+    """A run's checkpoints, the newest first; none where there is no such folder."""
+    return [run_dir / name for name in layout.newest_first(child.name for child in _children(run_dir))]
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -84,8 +89,7 @@ def whole(folder: Path) -> dict[str, Any]:
 
 
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
-    for name in layout.newest_first(_names(run_dir)):
-        folder = run_dir / name
+    for folder in committed(run_dir):
         try:
             data = (folder / layout.STATE_FILE).read_bytes()
             parse(data)
@@ -97,13 +101,8 @@ def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None
     return None
 
 
-def _committed_at(run: Path) -> float:
-    newest = layout.newest_first(_names(run))[0]
-    return (run / newest).stat().st_mtime
-
-
-def _names(folder: Path) -> list[str]:
+def _children(folder: Path) -> list[Path]:
     try:
-        return [child.name for child in folder.iterdir()]
+        return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -79,12 +79,12 @@ def assign(model: nn.Module, path: Path) -> None:
 def _newest(source: Path) -> Path:
     if layout.step_of(source.name) is not None:
         return source
-    names = layout.newest_first(child.name for child in source.iterdir()) if source.is_dir() else []
-    if not names:
+    found = load.committed(load.newest_run(source))
+    if not found:
         raise RecipeError(
             f"there is no checkpoint in {source}", fix="name a run's folder or one of its step-N"
         )
-    return source / names[0]
+    return found[0]
 
 
 def _safetensors() -> Any:

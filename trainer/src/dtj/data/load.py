@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 
 def look_up(dataset: Any, indices: Indices, collate: Collate) -> Any:
     """The samples at `indices` of a map-style data set, in the memory of the host."""
-    if isinstance(dataset, TensorDataset):  # one indexing, not one per sample
+    if type(dataset) is TensorDataset:  # one indexing, not one per sample; a subclass may index otherwise
         rows = torch.from_numpy(indices)
         return dressed([column[rows] for column in dataset.tensors])
     if hasattr(dataset, "__getitems__"):

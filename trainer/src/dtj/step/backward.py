@@ -5,7 +5,7 @@ does not divide) the mean of means is not the mean. Each loss is weighted by its
 ranks, one rank, and any micro-batch size give the same gradients to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,22 +50,29 @@ def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: 
     first layout where the unbroken one was in the second, and with three ranks or more their sums round
     differently.
     """
-    before = Before(models, strategy)
+    before = Before(Tensors(models), strategy.device)
     with strategy.settling():
         strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
     before.restore()
 
 
+class Tensors:
+    """Parameters and buffers of some models, listed once: a walk through modules takes long."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.parameters = [p for model in models for p in model.parameters()]
+        self.buffers = [b for model in models for b in model.buffers()]
+
+
 class Before:
     """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
 
-    def __init__(self, models: list[nn.Module], strategy: Strategy) -> None:
-        self._device = strategy.device
-        self._plain = [strategy.unwrap(m) for m in models]
-        self._buffers = [(b, b.clone()) for m in self._plain for b in m.buffers()]
-        self._generators = random_state.capture(self._device)
-        parameters = [p for m in self._plain for p in m.parameters()]
-        self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in parameters]
+    def __init__(self, tensors: Tensors, device: torch.device) -> None:
+        self._device = device
+        self._buffers = [(b, b.clone()) for b in tensors.buffers]
+        self._generators = random_state.capture(device)
+        gradients = [(p, p.grad) for p in tensors.parameters]
+        self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
 
     def restore(self) -> None:
         """Undo a pass, whole or broken off."""
