@@ -67,6 +67,7 @@ def test_commands_and_flags() -> None:
             "--metrics",
             "--micro-batch",
             "--parallel",
+            "--peak-tflops",
             "--precision",
             "--recompute",
             "--sync",

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from dtj.checkpoint.keeper import Keeper
 from dtj.contract import EXIT_PEER_LOST
+from dtj.errors import Stopped
 from dtj.heal import NOWHERE, Place, Reunion
 from dtj.progress import Progress
 from dtj.team import Team
@@ -26,12 +27,19 @@ class Elastic:
     """
 
     def __init__(
-        self, *, team: Team, keeper: Keeper, progress: Progress, on_new_groups: Callable[[], None]
+        self,
+        *,
+        team: Team,
+        keeper: Keeper,
+        progress: Progress,
+        on_new_groups: Callable[[], None],
+        say: Callable[[str], None],
     ) -> None:
         self._team = team
         self._keeper = keeper
         self._progress = progress
         self._on_new_groups = on_new_groups
+        self._say = say
         self._reunion = Reunion()
         self._is_whole = False  # this rank's state is that of its place in the program
 
@@ -85,7 +93,13 @@ class Elastic:
     def heal(self, error: RuntimeError) -> None:
         """Join the next generation and find out who is where; raise the error where it is no lost peer's."""
         while True:
-            self._team.reform(error)
+            try:
+                self._team.reform(error)
+            except Stopped:
+                saved = self._keeper.saved_step
+                rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
+                self._say(f"stopped at step {self._progress.step}; {rest}")
+                raise
             try:
                 self._on_new_groups()
                 self._progress.unsettled = self._progress.step > 0

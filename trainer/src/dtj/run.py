@@ -138,7 +138,11 @@ class Run:
             say=self.say,
         )
         self._elastic = Elastic(
-            team=team, keeper=self._keeper, progress=self._progress, on_new_groups=self._take_new_groups
+            team=team,
+            keeper=self._keeper,
+            progress=self._progress,
+            on_new_groups=self._take_new_groups,
+            say=self.say,
         )
 
     @property

@@ -140,8 +140,7 @@ def main() -> None:
             mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
             seen.clear()
             loss = run.backward(loss_of, batch)
-            # A newcomer that is still behind computes nothing.
-            assert not seen or set(mine) <= set(seen), (mine, seen)
+            assert not seen or set(mine) <= set(seen), (mine, seen)  # none: the others have done it
             optimizer.step()
             optimizer.zero_grad()
             run.log(loss=loss)
