@@ -74,4 +74,3 @@ def _untold(s: Snapshot, told_s: int) -> int:
     if s.memory.started_at is None or s.answer is None:
         return 0
     return max(0, int(s.answer.observed_at - s.memory.started_at) - told_s)
-
