@@ -31,9 +31,8 @@ def installed() -> Kubectl:
 @pytest.fixture
 def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """Return kubectl for a fresh namespace; the namespace goes with the test."""
-    name = (
-        "e2e-" + re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:50]
-    )
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))
+    name = f"e2e-{words[:50].strip('-')}"
     installed("delete", "namespace", name, "--ignore-not-found", "--wait=true")
     installed.apply(
         {
