@@ -21,7 +21,7 @@ def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path:
         texts = [(tmp_path / f"book-{rank}").read_text() for rank in range(3)]
         return [parse(text) for text in texts]
 
-    wait_for((tmp_path / "book-0").exists, "rank 0 to begin")
+    wait_for(lambda: all((tmp_path / f"book-{rank}").exists() for rank in range(3)), "all ranks to begin")
     wait_for(lambda: any(line.step == STEPS for line in books()[0]), "the last step")
     last = next(line.at for line in books()[0] if line.step == STEPS)
     truth = productive(books(), until=last)

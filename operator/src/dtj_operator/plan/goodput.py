@@ -1,7 +1,8 @@
 """Where the seconds of a job went: its agents' account of each attempt, and what only the operator sees.
 
 The agents count from their own start. What comes before it (nodes, images) is queued, and between two
-attempts (old pods go, back-off, new pods come) it is recovering. Times are whole seconds.
+attempts (old pods go, back-off, new pods come) it is recovering. So is what an agent did between its last
+word and its end: nobody knows how much of that was kept. Times are whole seconds.
 """
 
 from typing import Any
@@ -29,14 +30,17 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
     earlier = {kind: (old.get("earlier") or {}).get(kind, 0) for kind in KINDS}
     known = {kind: old.get(kind, 0) - earlier[kind] for kind in KINDS}  # of this attempt
     # An agent that lost its memory must not make time that has passed undone.
-    attempt = _of(told) if told is not None and sum(_of(told).values()) >= sum(known.values()) else known
-    queued = old[QUEUED] if QUEUED in old else _before(s, sum(attempt.values()))
+    is_news = told is not None and sum(_of(told).values()) >= sum(known.values())
+    attempt = _of(told) if told is not None and is_news else known
+    queued = old[QUEUED] if QUEUED in old else _untold(s, sum(attempt.values()))
     if moved and old:
         spent = max(0, int(s.now - (s.memory.changed_at or s.now)))
         if s.memory.phase in (PENDING, STARTING):
             queued += spent
         elif s.memory.phase == RECOVERING and not any(attempt.values()):  # else the agents count it
             earlier[RECOVERED] += spent
+    if is_news and any(earlier.values()):
+        earlier[RECOVERED] += _untold(s, sum(earlier.values()) + sum(attempt.values()) + queued)
     account = {kind: earlier[kind] + attempt[kind] for kind in KINDS}
     total = sum(account.values()) + queued
     over = begins_anew(verdict) or isinstance(verdict, Suspend) or _loses_account(verdict)
@@ -65,8 +69,8 @@ def _of(told: Ledger) -> dict[str, int]:
     return {kind: round(value) for kind, value in zip(KINDS, seconds, strict=True)}
 
 
-def _before(s: Snapshot, counted_s: int) -> int:
-    """Until the agents began to count."""
+def _untold(s: Snapshot, told_s: int) -> int:
+    """Seconds until this answer that are in no account; none after a resume, which sets startTime anew."""
     if s.memory.started_at is None or s.answer is None:
         return 0
-    return max(0, int(s.answer.observed_at - s.memory.started_at) - counted_s)
+    return max(0, int(s.answer.observed_at - s.memory.started_at) - told_s)

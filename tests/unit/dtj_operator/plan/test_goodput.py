@@ -82,6 +82,11 @@ def test_the_account_goes_on_where_replica_0_is_replaced_in_place() -> None:
     assert risen["goodput"]["productiveSeconds"] == 50, "the old agent's last word is not added again"
     assert risen["goodput"]["recoveringSeconds"] == 9
     assert told(later)["goodput"]["productiveSeconds"] == 80
+    # 120 s since startTime: what the old agent did after its last word is not known to have been kept.
+    assert told(later)["goodput"]["recoveringSeconds"] == 120 - 50 - 10 - 30
+    assert told(later)["goodput"]["percent"] == "66.7"
+    again = told(up.stored(told(later)).seeing(progress=late, now=NOW + 60))
+    assert again["goodput"] == told(later)["goodput"], "booked once"
 
 
 def test_an_agent_that_lost_its_account_makes_no_time_undone() -> None:
