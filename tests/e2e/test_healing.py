@@ -60,7 +60,6 @@ def test_drained_pod_saves_with_all_others_and_costs_no_restart(kubectl: Kubectl
     try:
         flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force")
         kubectl("drain", node, "--pod-selector=dtj.dev/job-name=drained", *flags)
-        kubectl.follow("drained-1", "resuming from ", within_s=180)
     finally:
         kubectl("uncordon", node)
 
