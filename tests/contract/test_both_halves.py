@@ -63,7 +63,7 @@ def test_trainer_reads_only_variables_that_the_page_names():
     names_read += " HANG_SECONDS HANG_ACTION"
     read = {getattr(trainer, name) for name in names_read.split()}
     assert read <= set(flat("Environment of the training container"))
-    optional = {trainer.MAX_RESTARTS, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
+    optional = {trainer.MAX_RESTARTS, trainer.RESTARTS_IN_PLACE, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
     assert all(f"`{name}`" in PAGE for name in optional)
 
 

@@ -100,6 +100,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
         job = kubectl.until("dtj", "elastic", trains_with(replicas, beyond=step), within_s=120)
 
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
+    kubectl("wait", "--for=delete", "pod/elastic-1", "pod/elastic-2", "--timeout=60s")
     assert pods_of(kubectl, "elastic") == {"elastic-0": first["elastic-0"]}, "who stays is not touched"
 
 

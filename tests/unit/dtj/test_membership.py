@@ -184,6 +184,24 @@ def test_spent_budget_is_the_end() -> None:
     assert found.tick(NOW + VERDICT_S) == [End(last)]
 
 
+@pytest.mark.parametrize("theirs", [0, 2])
+def test_heals_are_counted_on_whoever_remembers_them(theirs: int) -> None:
+    """The operator, where the pods that saw them are gone; or a survivor, which may know of one more."""
+    budget = Budget(restarts=3, spent=1)
+    job = Job(uid="u", attempt=2, replicas=2, processes=1)
+    found = Membership(job=job, budget=budget, memory=Memory(in_place=budget.spent))
+    found.join(hello(0), NOW)
+    found.join(hello(1, memory=Memory(generation=4, in_place=theirs)), NOW)
+    assert found.memory.in_place == max(1, theirs)
+    for left in reversed(range(3 - found.memory.in_place)):
+        found.ended(end(1, 1), found.memory.generation, NOW)
+        for rank in range(2):
+            found.ready(rank, found.memory.generation)
+        assert (found.memory.in_place, found.is_over) == (3 - left, False)
+    found.ended(end(1, 1), found.memory.generation, NOW)
+    assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
+
+
 def test_earlier_failure_that_is_told_later_is_the_cause() -> None:
     found = formed(restarts=0)
     assert found.ended(end(2, 139, after_s=0.2), 1, NOW) == []

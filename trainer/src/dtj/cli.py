@@ -270,9 +270,10 @@ def _hang_action(env: Mapping[str, str]) -> str:
 
 
 def _budget(flag: int | None, env: Mapping[str, str]) -> Budget:
-    stated = env.get(contract.MAX_RESTARTS, 0) if flag is None else flag
+    left = int(env.get(contract.MAX_RESTARTS, 0) if flag is None else flag)
+    spent = int(env.get(contract.RESTARTS_IN_PLACE, 0))
     without = env.get(contract.MAX_RESTARTS_WITHOUT_PROGRESS, Budget.without_progress)
-    return Budget(restarts=int(stated), without_progress=int(without))
+    return Budget(restarts=left + spent, spent=spent, without_progress=int(without))
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

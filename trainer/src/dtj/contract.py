@@ -30,6 +30,7 @@ HANG_ACTION: Final = "DTJ_HANG_ACTION"
 MIN_REPLICAS: Final = "DTJ_MIN_REPLICAS"
 MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
+RESTARTS_IN_PLACE: Final = "DTJ_RESTARTS_IN_PLACE"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
 # What the agent tells its ranks, beside the names above; the first three as torchrun does.

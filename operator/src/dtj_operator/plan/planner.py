@@ -128,8 +128,15 @@ def _converge(s: Snapshot) -> Decision:
 
 
 def _place(s: Snapshot, index: int) -> Place:
-    left = max(0, s.job.recovery.max_restarts - s.memory.restarts.counted)
-    return Place(index=index, attempt=s.memory.attempt, size=s.size, restarts_left=left)
+    restarts = s.memory.restarts
+    left = max(0, s.job.recovery.max_restarts - restarts.counted)
+    return Place(
+        index=index,
+        attempt=s.memory.attempt,
+        size=s.size,
+        restarts_left=left,
+        healed=restarts.in_place_now,
+    )
 
 
 def _of_another_attempt(s: Snapshot, old: PodView) -> bool:

@@ -154,9 +154,8 @@ def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
     assert [entry["replica"] for entry in after["replacing"]] == [0, 1]
 
 
-REPLACING = THREE.was(
-    "Recovering", lastTransitionTime=at(-9), replacing=[{"replica": 1, "uid": pod(1).pod.uid}]
-)
+REPLACED = [{"replica": 1, "uid": pod(1).pod.uid}]
+REPLACING = THREE.was("Recovering", lastTransitionTime=at(-9), replacing=REPLACED)
 YOUNG = pod(1).with_uid("young")
 
 
@@ -270,6 +269,17 @@ def test_heals_in_place_are_counted_once() -> None:
 
 def test_an_agent_that_forgot_its_heals_takes_none_back() -> None:
     assert heals(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
+
+
+def test_a_new_pod_is_told_how_often_its_attempt_has_healed() -> None:
+    known = {"counted": 3, "disruptions": 1, "withoutProgress": 0, "inPlace": 3, "inPlaceOfAttempt": 2}
+    given = THREE.recovery(scope="Replica", maxRestarts=7).was(
+        "Recovering", lastTransitionTime=at(-99), replacing=REPLACED, restarts=known
+    )
+    (made,) = (a.body for a in plan(given.without(1).snapshot()).actions if isinstance(a, CreatePod))
+    env = {each["name"]: each.get("value") for each in made["spec"]["containers"][0]["env"]}
+
+    assert (env["DTJ_MAX_RESTARTS"], env["DTJ_RESTARTS_IN_PLACE"]) == ("4", "2")
 
 
 def test_heals_of_the_next_attempt_come_on_top() -> None:

@@ -34,7 +34,7 @@ from dtj.agent.report import Ending
 from dtj.agent.screen import Screen, choose
 from dtj.agent.stacks import Found, Stacks, as_text
 from dtj.agent.status import Status
-from dtj.agent.terms import Job
+from dtj.agent.terms import Job, Memory
 from dtj.agent.uplink import Uplink
 from dtj.agent.wakeup import Wakeup
 from dtj.agent.warm import warm
@@ -196,7 +196,8 @@ class _Agent:
         if self._placement.node_rank > 0:
             self._uplink.dial()
             return
-        membership = Membership(job=self._job, budget=self._options.budget)
+        budget = self._options.budget
+        membership = Membership(job=self._job, budget=budget, memory=Memory(in_place=budget.spent))
         silence = Silence(budget_s=self._options.hang_s)
         self._coordinator = Coordinator(
             membership, silence, self._selector, ends_hung=self._options.ends_hung, say=_say

@@ -78,7 +78,9 @@ class Membership:
         self._left.discard(hello.replica)
         self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
         if hello.memory.generation > self.memory.generation:
-            self.memory = hello.memory
+            # We know of heals from the operator, where all who saw them are gone; they saw them.
+            healed = max(self.memory.in_place, hello.memory.in_place)
+            self.memory = replace(hello.memory, in_place=healed)
             if self.job.limits and hello.memory.replicas:
                 self.job = replace(self.job, replicas=min(self.job.replicas, hello.memory.replicas))
         self._look_at_size(now)

@@ -41,9 +41,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Restarts in place before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API."""
+    """Restarts in place before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API.
+
+    restarts  of this attempt, those spent included
+    spent     before this agent began
+    """
 
     restarts: int = 0
+    spent: int = 0
     without_progress: int = 3
 
 

@@ -23,6 +23,7 @@ class Place:
     attempt: int
     size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
     restarts_left: int
+    healed: int = 0  # restarts in place of this attempt: its agents count on from there
 
 
 def environment(job: Job, container: Json, place: Place) -> list[Json]:
@@ -72,6 +73,7 @@ def _identity(job: Job, place: Place) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_REPLICAS", place.size), ("DTJ_MIN_REPLICAS", job.lowest))
     yield from (("DTJ_MAX_REPLICAS", job.highest), ("DTJ_PROCESSES", job.processes))
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", place.restarts_left))
+    yield "DTJ_RESTARTS_IN_PLACE", place.healed
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield (
         "DTJ_GRACE_SECONDS",
