@@ -38,8 +38,10 @@ def test_killed_rank_is_replaced_within_the_pods(kubectl: Kubectl, rank: int):
 
 def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: Kubectl):
     """A real limit, kept by the kernel of the node; the kubelet lets it end the whole container."""
+    crash = ("--crash=memory", "--crash-at=20", "--crash-rank=1")
+    # By itself the job would first have to learn that its agents can rejoin, which may take ten seconds.
     manifest = workload_job(
-        "greedy", f"--steps={STEPS}", "--step-s=0.1", "--crash=memory", "--crash-at=20", "--crash-rank=1"
+        "greedy", f"--steps={STEPS}", "--step-s=0.1", *crash, recovery={"scope": "Replica"}
     )
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = {"memory": "1Gi"}
     kubectl.apply(manifest)

@@ -59,6 +59,7 @@ def test_cause_and_exit_code(endings: list[Ending], rank: int | None, code: int)
         pytest.param(end(0, 1, reason="Exception"), "Exception", id="an exception, by its own word"),
         pytest.param(end(0, 1), "ExitCode", id="a bare exit code"),
         pytest.param(end(0, 128 + signal.SIGKILL), "Signal", id="a signal"),
+        pytest.param(end(0, 137, reason="OOMKilled"), "OOMKilled", id="the kernel's, for want of memory"),
         pytest.param(end(0, 76), "PeerLost", id="76"),
         pytest.param(end(0, 78), "BadRecipe", id="78, whoever exits with it"),
         pytest.param(end(0, 75), "Stopped", id="75"),
@@ -72,6 +73,7 @@ def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
 
 def test_kernel_s_memory_killer_is_suspected() -> None:
     assert "out of memory" in report.sentence(end(3, 137), 5)
+    assert "no memory was left" in report.sentence(end(3, 137, reason="OOMKilled"), 5)
     assert report.sentence(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
 
 

@@ -61,7 +61,9 @@ TERMINATION_FIELDS: Final = (
     "inPlace",
     "at",
 )
-REASONS: Final = ("Done", "Stopped", "Exception", "ExitCode", "Signal", "Hang", "PeerLost", "BadRecipe")
+REASONS: Final = (
+    *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "BadRecipe"),
+)
 
 # What /status answers.
 STATUS_FIELDS: Final = (

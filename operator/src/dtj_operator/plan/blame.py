@@ -19,7 +19,7 @@ STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MOST_HEALS = 1_000_000  # what says more is no agent
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
 
-_REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang"}
+_REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
 DISRUPTIONS = ("Evicted", "NodeLost")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(

@@ -43,6 +43,12 @@ def test_nobody_is_blamed_while(given) -> None:
         param(FOUR.but(pod(2).crashed(139)), 2, "Signal", id="a segmentation fault"),
         param(FOUR.but(pod(2).crashed(137, reason="OOMKilled")), 2, "OOMKilled", id="out of memory"),
         param(
+            FOUR.but(pod(2).reported(137, reason="OOMKilled", message="no memory was left")),
+            2,
+            "OOMKilled",
+            id="a rank out of memory, its container alive",
+        ),
+        param(
             FOUR.but(pod(2).reported(137, reason="Hang", message="no step for 33 s")), 2, "Hang", id="a hang"
         ),
         param(

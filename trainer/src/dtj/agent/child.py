@@ -180,6 +180,10 @@ class Child:
         self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
         self.sweep()
 
+    def lacked_memory(self) -> None:
+        """The kernel ended it: whatever it said before, this is why."""
+        self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
+
     def failing(self) -> Ending:
         """It said that it failed and will end, after whatever it still has to do."""
         return self._ended(self._failure["exitCode"], signal_number=None)

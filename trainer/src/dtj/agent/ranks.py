@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dtj.agent import rank as rank_process
 from dtj.agent.child import Child
 from dtj.agent.news import News
+from dtj.agent.oom import OomKills
 from dtj.agent.report import Ending
 from dtj.agent.screen import Screen
 
@@ -47,6 +48,7 @@ class Ranks:
             int, tuple[dict[str, str], int]
         ] = {}  # rank -> what to start once the old one is gone
         self._death_fds: dict[int, int] = {}  # by pid
+        self._oom_kills = OomKills()
         self._kill_at: float | None = None
         self._is_over = False
 
@@ -160,6 +162,9 @@ class Ranks:
             self._on_reports(child)
         if child.reports in self._selector.get_map():
             self._forget(child.reports)
+        # One for each death: a worker of the rank may have been ended, of which the rank then dies in its way.
+        if self._oom_kills.take() and code == -signal.SIGKILL and not child.killed:
+            child.lacked_memory()
         child.bury(code)
         self._events.ended(child)
         if child.rank in self._waiting:

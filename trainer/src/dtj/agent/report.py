@@ -46,8 +46,8 @@ class Ending:
     @property
     def cause(self) -> str:
         """One of contract.REASONS."""
-        if self.reason == "Hang":
-            return "Hang"
+        if self.reason in {"Hang", "OOMKilled"}:
+            return self.reason
         if self.signal is not None:
             return "Signal"
         if self.code == contract.EXIT_BAD_RECIPE:
@@ -154,6 +154,10 @@ def sentence(culprit: Ending, step: int | None) -> str:
     when = f"after step {step}" if step is not None else "before its first step"
     if culprit.signal is None:
         return f"rank {culprit.rank} exited with code {culprit.code} {when}"
+    if culprit.cause == "OOMKilled":
+        return (
+            f"rank {culprit.rank} was killed by the kernel {when}: no memory was left within the pod's limit"
+        )
     hint = " (often it is the kernel, out of memory)" if culprit.signal == signal.SIGKILL else ""
     return f"rank {culprit.rank} was killed by {signal.Signals(culprit.signal).name} {when}{hint}"
 

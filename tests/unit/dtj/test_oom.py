@@ -1,0 +1,22 @@
+"""The kernel's count of processes that it ended for want of memory; the kernel itself is in tests/e2e."""
+
+from pathlib import Path
+
+from dtj.agent.oom import OomKills
+
+EVENTS = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+
+
+def test_each_kill_is_taken_once(tmp_path: Path) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text(EVENTS.format(1))
+    kills = OomKills(events)
+    assert not kills.take(), "that was before"
+
+    events.write_text(EVENTS.format(3))
+
+    assert [kills.take() for _ in range(3)] == [True, True, False]
+
+
+def test_a_machine_that_does_not_count_has_none(tmp_path: Path) -> None:
+    assert not OomKills(tmp_path / "memory.events").take()
