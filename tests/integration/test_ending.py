@@ -27,8 +27,10 @@ asyncio.run(main())
 """
 
 
-def test_sigterm_ends_what_was_started(tmp_path: Path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+@pytest.mark.parametrize("shell", ["", "trap '' INT"], ids=["in front", "in the background of a shell"])
+def test_sigterm_ends_what_was_started(tmp_path: Path, shell: str):
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    command = ["sh", "-c", f'{shell}\nexec "$@"', "sh", *program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         urls = process.stdout.readline().split()

@@ -162,7 +162,7 @@ class Ranks:
             self._on_reports(child)
         if child.reports in self._selector.get_map():
             self._forget(child.reports)
-        # One for each death: a worker of the rank may have been ended, of which the rank then dies in its way.
+        # One for each death: where it was a worker of the rank, the rank dies of that in its own way.
         if self._oom_kills.take() and code == -signal.SIGKILL and not child.killed:
             child.lacked_memory()
         child.bury(code)
