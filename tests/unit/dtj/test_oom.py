@@ -2,18 +2,22 @@
 
 from pathlib import Path
 
+import pytest
+
 from dtj.agent.oom import OomKills
 
-EVENTS = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+V2 = "low 0\nhigh 0\nmax 31\noom 2\noom_kill {}\noom_group_kill 0\n"
+V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 
-def test_each_kill_is_taken_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [V1, V2], ids=["cgroup v1", "cgroup v2"])
+def test_each_kill_is_taken_once(tmp_path: Path, text: str) -> None:
     events = tmp_path / "memory.events"
-    events.write_text(EVENTS.format(1))
+    events.write_text(text.format(1))
     kills = OomKills(events)
     assert not kills.take(), "that was before"
 
-    events.write_text(EVENTS.format(3))
+    events.write_text(text.format(3))
 
     assert [kills.take() for _ in range(3)] == [True, True, False]
 

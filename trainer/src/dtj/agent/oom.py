@@ -1,19 +1,21 @@
 """Whether the kernel has ended a process of this container for want of memory.
 
-Where the container's runtime does not have the whole container ended at once, the rank dies by a SIGKILL like
-any other; the container's control group counts it.
+Where the kernel does not end the whole container at once, the rank dies by a SIGKILL like any other; the
+container's control group counts it.
 """
 
 from pathlib import Path
 
-EVENTS = Path("/sys/fs/cgroup/memory.events")  # of cgroup v2; a machine's own root group has none
+_GROUP = Path("/sys/fs/cgroup")
+EVENTS = _GROUP / "memory.events"  # of cgroup v2
+EVENTS_V1 = _GROUP / "memory/memory.oom_control"
 
 
 class OomKills:
     """Those that have not been taken yet."""
 
-    def __init__(self, events: Path = EVENTS) -> None:
-        self._events = events
+    def __init__(self, *events: Path) -> None:
+        self._events = next((path for path in events or (EVENTS, EVENTS_V1) if path.exists()), None)
         self._taken = self._count()
 
     def take(self) -> bool:
@@ -23,8 +25,5 @@ class OomKills:
         return found
 
     def _count(self) -> int:
-        try:
-            lines = self._events.read_text().splitlines()
-        except OSError:
-            return 0
+        lines = self._events.read_text().splitlines() if self._events else []
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
