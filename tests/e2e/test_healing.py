@@ -37,7 +37,7 @@ def test_killed_rank_is_replaced_within_the_pods(kubectl: Kubectl, rank: int):
 
 
 def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: Kubectl):
-    """A real limit, kept by the kernel of the node: it ends the whole container, or under cgroup v1 the rank."""
+    """A real limit, kept by the kernel of the node: it ends the container, under cgroup v1 the rank alone."""
     crash = ("--crash=memory", "--crash-at=20", "--crash-rank=1")
     # By itself the job would first have to learn that its agents can rejoin, which may take ten seconds.
     manifest = workload_job(
