@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import random
 import tempfile
@@ -73,7 +72,6 @@ async def measure() -> list[object]:
                 at_rest = cluster.written - written
                 dull_ms = await _cpu_ms(cluster, operator, lambda old: old)
                 news_ms = await _cpu_ms(cluster, operator, _flip)
-                gc.freeze()  # what the pretended server keeps: its own collector must not stall what is timed
                 took = await _react(cluster)
     return [
         f"{MANY} x {REPLICAS}",
