@@ -108,6 +108,12 @@ class Job:
     def highest(self) -> int:
         return self.elastic.highest if self.elastic else self.replicas
 
+    @property
+    def grace_s(self) -> int:
+        """Seconds that its pods have to end once they are asked to."""
+        grace_s: int = self.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S)
+        return grace_s
+
     @cached_property
     def trainer(self) -> str:
         """Name of the container that runs the ranks."""

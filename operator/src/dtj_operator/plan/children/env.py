@@ -75,10 +75,7 @@ def _identity(job: Job, place: Place) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", place.restarts_left))
     yield "DTJ_RESTARTS_IN_PLACE", place.healed
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
-    yield (
-        "DTJ_GRACE_SECONDS",
-        job.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S),
-    )
+    yield "DTJ_GRACE_SECONDS", job.grace_s
     yield from (("DTJ_HANG_SECONDS", job.hang.timeout_s), ("DTJ_HANG_ACTION", job.hang.action))
 
 

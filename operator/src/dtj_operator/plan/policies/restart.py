@@ -9,7 +9,6 @@ With scope Replica only the pods that are broken are replaced, as long as a surv
 
 import hashlib
 
-from dtj_operator import names
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
@@ -113,9 +112,8 @@ def _goes_on(s: Snapshot, fault: Fault) -> bool:
     began = times.parse(first.get("at"))
     if s.memory.phase != RECOVERING or began is None or fault.disruption or fault.exit_code != blame.STOPPED:
         return False
-    grace_s = s.job.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S)
     asked = first.get("reason") in blame.DISRUPTIONS or first.get("exitCode") == blame.STOPPED
-    return asked and abs(s.now - began) <= grace_s + SETTLE_S
+    return asked and abs(s.now - began) <= s.job.grace_s + SETTLE_S
 
 
 def _matches(rule: Rule, fault: Fault) -> bool:
