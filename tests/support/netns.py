@@ -11,11 +11,17 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
+from tests.cluster import debian
+
+_PACKAGES = {"ip": "iproute2", "iptables": "iptables"}
+
 
 def lacking() -> str:
     """Why there can be no networks here, empty where there can."""
-    missing = [tool for tool in ("ip", "iptables") if not shutil.which(tool)]
-    if missing:
+    missing = [tool for tool in _PACKAGES if not shutil.which(tool)]
+    if missing and debian.can_install():
+        debian.install(*(_PACKAGES[tool] for tool in missing), why="the tests that cut networks apart")
+    elif missing:
         return f"{' and '.join(missing)} not installed"
     tried = subprocess.run(
         ["unshare", "--net", "iptables", "-L"], capture_output=True, text=True, check=False

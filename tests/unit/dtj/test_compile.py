@@ -2,15 +2,27 @@
 
 import json
 import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import debian
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished
 
 PROGRAM = PROGRAMS / "compiled.py"
 Finish = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """What torch.compile calls for a CPU: g++, with the headers of Python."""
+    missing = [] if shutil.which("g++") else ["g++"]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("python3-dev")
+    if missing:
+        debian.install(*missing, why="the tests of --compile")
 
 
 def losses(file: Path) -> list[float]:
