@@ -84,6 +84,17 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
+def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_together(pod: Pod) -> None:
+    pod.watchdog.timeout_s = 0.01
+    for step in (5, 6, 7, 8):
+        pod.tell(heartbeats(1, step, 0, 1, 2))
+    due = pod.watchdog.due
+    assert due
+    assert pod.coordinator.deadline == due[0]
+    pod.coordinator.membership.is_formed = False
+    assert pod.coordinator.deadline > due[1]
+
+
 def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
     pod.tell({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))

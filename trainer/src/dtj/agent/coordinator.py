@@ -68,7 +68,7 @@ class Coordinator:
         known = [
             self._keepalive_at,
             self.membership.deadline,
-            self._monitor.deadline,
+            self._monitor.deadline if self._is_whole else None,
         ]
         return min(at for at in known if at is not None)
 
@@ -76,20 +76,24 @@ class Coordinator:
         """Time has passed."""
         now = time.monotonic()
         self._act(self.membership.tick(now))
-        if not self.membership.is_formed:
+        if self._is_whole:
+            self._monitor.tick(now)
+        else:
             self._monitor.give_up()
-        self._monitor.tick(now)
         if now < self._keepalive_at:
             return
         self._keepalive_at = now + KEEPALIVE_S
-        if self.membership.is_formed and not self.membership.is_over:
-            self._monitor.check(now)
         for link in list(self._links):
             link.send({"keepalive": vars(self.membership.state)})
             if link.is_silent(now):
                 self._say(f"replica {self._replica(link)} is silent: taken as lost")
                 link.close()
         self._drop_closed()
+
+    @property
+    def _is_whole(self) -> bool:
+        """All ranks of the generation are expected to bring steps."""
+        return self.membership.is_formed and not self.membership.is_over
 
     def reaped(self, pid: int) -> bool:
         """A process of ours ended; True where it was the store."""
@@ -144,7 +148,7 @@ class Coordinator:
             case {"heartbeats": heartbeats}:
                 found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
                 actions = self._on_heartbeats(found, now)
-            case {"probes": probes} if member.is_formed:
+            case {"probes": probes} if self._is_whole:
                 self._monitor.probed(probes)
             case {"stopping": _}:
                 actions = member.stop(self._links[link], now)

@@ -73,6 +73,7 @@ class _Agent:
         self._culprit: Ending | None = None  # of the whole job
         self._heartbeats = HeartbeatReader(of_rank_0=placement.node_rank == 0)
         self._stacks = Stacks()
+        self._probed: list[RankStacks] = []  # shown once they belong to a hang
         self._client = CoordinatorClient(
             self._selector,
             (placement.master_addr, placement.master_port),
@@ -186,8 +187,7 @@ class _Agent:
         self._stacks.ask(self._supervisor.alive(), lambda found: self._page.show_stacks(as_text(found)))
 
     def _send_probes(self, found: list[RankStacks]) -> None:
-        for one in found:
-            self._supervisor.show_stacks(one.process, one.text)
+        self._probed = found
         self._client.tell(
             {"probes": {one.process.rank: [one.probe.frame, one.probe.is_stopped] for one in found}}
         )
@@ -228,6 +228,9 @@ class _Agent:
         elif "probe" in message:
             self._stacks.ask(self._supervisor.alive(), self._send_probes)
         elif "hang" in message:
+            for one in self._probed:
+                self._supervisor.show_stacks(one.process, one.text)
+            self._probed = []
             for process in self._supervisor.alive():
                 if str(process.rank) in message["hang"] and process.generation == message["generation"]:
                     process.kill_as_hung(message["hang"][str(process.rank)])
