@@ -26,7 +26,7 @@ PROBE_S = 2.0
 # The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
 WAITS = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
-    *("dtj/watch/pulse.py", "dtj/watch/orders.py", "dtj/team.py", "dtj/heal.py"),
+    *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
 )
 # Where Python waits for somebody: who called it tells more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
@@ -37,7 +37,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 class Watchdog:
     """How long the ranks have brought no step, against what is usual.
 
-    budget_s  what the user allows between two steps; None derives it from the steps
+    timeout_s  what the user allows between two steps; None derives it from the steps
     """
 
     timeout_s: float | None = None

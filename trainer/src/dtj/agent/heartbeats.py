@@ -13,15 +13,15 @@ _READ_S = {True: 0.05, False: 0.25}
 class Heartbeat(NamedTuple):
     """That a rank is at work.
 
-    paused  with something that it declared to take long
-    effort  steps whose work was measured, and seconds of work in them
-    at      when the step was completed, by time.monotonic() of the rank's machine
+    paused     with something that it declared to take long
+    busy_time  steps whose work was measured, and seconds of work in them
+    at         when the step was completed, by time.monotonic() of the rank's machine
     """
 
     generation: int
     step: int | None
     paused: bool
-    effort: tuple[int, float] = (0, 0.0)
+    busy_time: tuple[int, float] = (0, 0.0)
     at: float = 0.0
 
 
@@ -45,18 +45,19 @@ class HeartbeatReader:
 
     def read(self, process: RankProcess) -> Heartbeat | None:
         """The rank's heartbeat, None where nothing is new."""
-        board = process.board
-        now = (board.step if board.step is not None else -1, board.signs, board.is_paused)
+        heartbeat = process.heartbeat
+        now = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
         if self._said.get(process.pid, (-1, 0, False)) == now:
             return None
         before = self._said.get(process.pid, now)
         if before[0] >= 0 and now[0] > before[0]:
-            self.step_s = (board.stepped_at - self._stepped_at.get(process.pid, board.stepped_at)) / (
-                now[0] - before[0]
-            )
-        self._stepped_at[process.pid] = board.stepped_at
+            stepped_at = self._stepped_at.get(process.pid, heartbeat.stepped_at)
+            self.step_s = (heartbeat.stepped_at - stepped_at) / (now[0] - before[0])
+        self._stepped_at[process.pid] = heartbeat.stepped_at
         self._said[process.pid] = now
-        return Heartbeat(process.generation, board.step, board.is_paused, board.effort, board.stepped_at)
+        return Heartbeat(
+            process.generation, heartbeat.step, heartbeat.is_paused, heartbeat.busy_time, heartbeat.stepped_at
+        )
 
     def forget(self, process: RankProcess) -> None:
         """What is known of it, a pause for instance, is to be told anew."""

@@ -81,7 +81,7 @@ class Monitor:
             self.hang = None
             self._say("the ranks are at work again")
         before = self._stragglers.named
-        self._stragglers.observe(rank, heartbeat.effort, now)
+        self._stragglers.observe(rank, heartbeat.busy_time, now)
         found = self._stragglers.named
         if found and (before is None or before.rank != found.rank):
             where = f"rank {found.rank} on replica {found.rank // self._processes}"

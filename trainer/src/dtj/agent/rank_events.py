@@ -41,7 +41,7 @@ class RankEvents:
         self._status.started(process.rank, process.pid)
 
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
-        """It says something of itself, see watch/channel.py."""
+        """It says something of itself, see telemetry/report_pipe.py."""
         match fields:
             case {"ready": generation}:
                 process.uses_dtj = True

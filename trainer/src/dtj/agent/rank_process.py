@@ -14,7 +14,7 @@ from dtj.agent import rank_main
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.report import Ending
-from dtj.watch.board import Board
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -24,10 +24,10 @@ class RankProcess:
     """A rank from its fork to its end.
 
     streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
-    reports  read end of the pipe of watch/channel.py
-    orders   write end of the pipe of watch/orders.py
+    reports  read end of the pipe of telemetry/report_pipe.py
+    orders   write end of the pipe of control_pipe.py
     killed   the agent itself ended it
-    board    how far it is, in memory shared with it
+    heartbeat    how far it is, in memory shared with it
     stacks   read end of the pipe for its Python stacks
     holds    it has the run in memory and can join the next generation without being restarted
     """
@@ -38,7 +38,7 @@ class RankProcess:
     reports: int
     orders: int
     stacks: int
-    board: Board
+    heartbeat: SharedHeartbeat
     generation: int
     as_json: bool
     killed: bool = False
@@ -66,7 +66,7 @@ class RankProcess:
         rank = int(env[contract.RANK])
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
-        board = Board()
+        heartbeat = SharedHeartbeat()
         with rank_main.signals_blocked():
             pid = os.fork()
             if pid == 0:
@@ -76,7 +76,7 @@ class RankProcess:
                     reports=reports_w,
                     orders=orders,
                     stacks=stacks_w,
-                    board=board,
+                    heartbeat=heartbeat,
                     foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
                 rank_main.become(program, env, threads=threads, wiring=wiring)
@@ -92,7 +92,7 @@ class RankProcess:
             reports=reports,
             orders=orders_w,
             stacks=stacks,
-            board=board,
+            heartbeat=heartbeat,
             generation=generation,
             as_json=as_json,
         )
@@ -200,7 +200,7 @@ class RankProcess:
             rank=self.rank,
             code=contract.EXIT_PEER_LOST,
             at=datetime.now(UTC),
-            step=self.board.step,
+            step=self.heartbeat.step,
             message=message,
         )
 
@@ -213,7 +213,7 @@ class RankProcess:
             code=code,
             signal=signal_number,
             at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
-            step=step if step is not None else self.board.step,
+            step=step if step is not None else self.heartbeat.step,
             message=self._failure.get("message", ""),
             reason=self._failure.get("reason"),
             by_agent=self.killed and not self._failure,

@@ -26,7 +26,7 @@ class RankStacks:
 def as_text(found: Iterable[RankStacks]) -> str:
     """For people; ranks that are gone are missing."""
     parts = [
-        f"rank {one.process.rank}, pid {one.process.pid}, step {one.process.board.step}\n{one.text}"
+        f"rank {one.process.rank}, pid {one.process.pid}, step {one.process.heartbeat.step}\n{one.text}"
         for one in found
     ]
     return "\n".join(parts) or "no rank is running\n"

@@ -39,7 +39,7 @@ def slowest(work_s: Mapping[int, float]) -> Straggler | None:
 
 @dataclass(kw_only=True)
 class StragglerDetector:
-    """The present generation's ranks; efforts are those of a Heartbeat, `now` any clock's seconds."""
+    """The present generation's ranks; busy times are those of a Heartbeat, `now` any clock's seconds."""
 
     named: Straggler | None = None
     _ranks: frozenset[int] = frozenset()
@@ -54,12 +54,12 @@ class StragglerDetector:
         self._ranks, self._since = frozenset(ranks), now
         self._base, self._newest = {}, {}
 
-    def observe(self, rank: int, effort: tuple[int, float], now: float) -> None:
+    def observe(self, rank: int, busy_time: tuple[int, float], now: float) -> None:
         """How much a rank has worked so far."""
         if rank not in self._ranks:
             return
-        self._base.setdefault(rank, effort)
-        self._newest[rank] = effort
+        self._base.setdefault(rank, busy_time)
+        self._newest[rank] = busy_time
         if len(self._base) < len(self._ranks) or now - self._since < LEAST_S:
             return
         steps = {r: self._newest[r][0] - self._base[r][0] for r in self._ranks}
