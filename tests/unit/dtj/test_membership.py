@@ -8,9 +8,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from dtj.agent.hang import LEAST_S, STARTUP_TIMES
 from dtj.agent.ledger import Ledger
-from dtj.agent.membership import GRACE_S, VERDICT_S, Membership
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Job, Refuse, RestartBudget
+from dtj.agent.membership import GRACE_S, LONGEST_CONNECT_S, VERDICT_S, Membership
+from dtj.agent.protocol import (
+    CONNECT_S,
+    Action,
+    CoordinatorState,
+    End,
+    Form,
+    Go,
+    Hello,
+    Job,
+    Refuse,
+    RestartBudget,
+)
 from dtj.agent.report import Ending
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
 
@@ -126,6 +138,52 @@ def test_lost_peer_without_a_cause_is_decided_after_a_grace() -> None:
     assert found.lost(end(0, 76), 1, NOW) == []
     assert found.tick(NOW + GRACE_S - 0.1) == []
     assert found.tick(NOW + GRACE_S) == [Form(2, frozenset({0, 1, 2}), 3)]
+
+
+def not_reached(found: Membership, now: float) -> list[Action]:
+    """All ranks are there, and two of them do not reach each other."""
+    generation = found.state.generation
+    for rank in range(3):
+        found.ready(rank, generation)
+    assert [found.unformed(end(rank, 76), generation, now) for rank in (1, 2)] == [[], []]
+    return found.tick(now + GRACE_S)
+
+
+def test_ranks_that_do_not_reach_each_other_get_more_time_and_only_the_first_time_is_free() -> None:
+    found = formed()
+    kept = frozenset({0, 1, 2})
+    assert not_reached(found, NOW) == [Form(2, kept, 3, connect_s=2 * CONNECT_S)]
+    assert found.state.in_place == 0
+    assert not_reached(found, NOW) == [Form(3, kept, 3, connect_s=4 * CONNECT_S)]
+    assert found.state.in_place == 1
+    found.stepped(1)
+    assert not_reached(found, NOW) == [Form(4, kept, 3, connect_s=2 * CONNECT_S)]
+    assert found.state.in_place == 1
+
+
+def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
+    found = formed(restarts=100)
+    found.stepped(10)
+    said = [not_reached(found, NOW) for _ in range(5)]
+    assert [type(actions[0]) for actions in said[:4]] == [Form] * 4
+    assert said[4] == []
+    assert found.tick(NOW + GRACE_S + VERDICT_S) == [End(end(1, 76))]
+
+
+def test_time_to_connect_has_an_end() -> None:
+    found = formed(restarts=100)
+    forms = [not_reached(found, NOW)[0] for _ in range(20)]
+    assert max(form.connect_s for form in forms if isinstance(form, Form)) == LONGEST_CONNECT_S
+    assert LONGEST_CONNECT_S + GRACE_S < STARTUP_TIMES * LEAST_S, "it would be taken for a hang"
+
+
+def test_death_while_the_ranks_connect_is_a_death() -> None:
+    found = formed()
+    found.unformed(end(0, 76), 1, NOW)
+    assert found.ended(end(1, 137), 1, NOW) == [Form(2, frozenset({0, 2}), 3)]
+    assert (found.state.in_place, found.state.unformed) == (1, 0)
+    assert found.unformed(end(2, 76), 1, NOW) == []
+    assert found.tick(NOW + GRACE_S) == []
 
 
 def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:
@@ -305,6 +363,10 @@ class Machine(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 2))
     def lost(self, rank: int) -> None:
         self.act(self.found.lost(end(rank, 76), self.generation, self.now))
+
+    @rule(rank=st.integers(0, 2), lag=st.sampled_from([0, 0, 1]))
+    def unformed(self, rank: int, lag: int) -> None:
+        self.act(self.found.unformed(end(rank, 76), self.generation - lag, self.now))
 
     @rule(step=st.integers(0, 50))
     def stepped(self, step: int) -> None:

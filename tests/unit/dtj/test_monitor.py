@@ -21,6 +21,7 @@ class Watched:
     ends: bool = True
     said: list[str] = field(default_factory=list)
     told: list[Message] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.monitor = Monitor(Watchdog(), ends=self.ends, say=self.said.append, tell=self.told.append)
@@ -41,7 +42,7 @@ class Watched:
             if deadline is None or deadline > end:
                 return now
             now = max(now, deadline)
-            self.monitor.tick(now)
+            self.ended += self.monitor.tick(now)
         raise AssertionError(f"busy at {now}")
 
 
@@ -55,6 +56,7 @@ def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
     said = "no step for 30 s: rank 1 is stopped (SIGSTOP, or a debugger)"
     assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
     assert watched.said == ["no step for 30 s: the stacks of all ranks follow"]
+    assert watched.ended == [1]
 
 
 def test_silence_that_ends_after_the_stacks_were_asked_for_is_not_spoken_of() -> None:
@@ -104,6 +106,7 @@ def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
     watched.run_until(END + 10)
     assert watched.told[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, nobody is ended"
     assert (watched.monitor.hang or {})["ranks"] == [1]
+    assert watched.ended == []
     watched.step(11, 2000.0)
     assert watched.monitor.hang is None
     assert [line.partition(":")[0] for line in watched.said] == ["no step for 30 s"] * 2 + [

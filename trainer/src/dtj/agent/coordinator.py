@@ -8,6 +8,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from dtj.agent import report
 from dtj.agent.hang import Watchdog
@@ -77,7 +78,8 @@ class Coordinator:
         now = time.monotonic()
         self._act(self.membership.tick(now))
         if self._is_whole:
-            self._monitor.tick(now)
+            for rank in self._monitor.tick(now):
+                self.membership.hold(rank, holds=False)  # all of them are about to die, whoever is first
         else:
             self._monitor.give_up()
         if now < self._keepalive_at:
@@ -156,8 +158,8 @@ class Coordinator:
                 actions = member.lost(Ending.from_json(fields), generation, now)
             case {"failing": fields, "generation": generation}:
                 actions = member.failing(Ending.from_json(fields), generation)
-            case {"unformed": generation}:
-                actions = member.unformed(generation, now)
+            case {"unformed": fields, "generation": generation}:
+                actions = member.unformed(Ending.from_json(fields), generation, now)
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
                 if generation == member.state.generation:  # else the rank has begun anew
@@ -225,8 +227,7 @@ class Coordinator:
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
-        order = {"generation": generation, "port": self._store.port, "kept": sorted(kept)}
-        self._tell({"form": order | {"replicas": form.replicas, "gracefully": form.gracefully}})
+        self._tell({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
         if old:
             old.stop()  # wakes whoever still waits in it
 

@@ -250,7 +250,16 @@ class _Agent:
             )
             self._supervisor.kill()
 
-    def _form(self, *, generation: int, port: int, kept: list[int], replicas: int, gracefully: bool) -> None:
+    def _form(
+        self,
+        *,
+        generation: int,
+        port: int,
+        kept: list[int],
+        replicas: int,
+        gracefully: bool,
+        connect_s: float,
+    ) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
         if self._asked_to_stop:
             self._client.tell({"stopping": True})
@@ -268,9 +277,11 @@ class _Agent:
             if process and process.ending is None and process.holds and rank in kept:
                 process.generation = generation
                 self._heartbeats.forget(process)
-                process.order({"number": generation, "addr": addr, "port": port})
+                process.order({"number": generation, "addr": addr, "port": port, "connect_s": connect_s})
                 continue
-            env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
+            env = self._placement.env_of(
+                rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
+            )
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
 
     # What the node says.

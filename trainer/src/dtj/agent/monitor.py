@@ -96,8 +96,8 @@ class Monitor:
         for rank, (frame, is_stopped) in probes.items():
             self._probes[int(rank)] = Probe(frame=frame, is_stopped=is_stopped)
 
-    def tick(self, now: float) -> None:
-        """Time has passed, and the generation is whole."""
+    def tick(self, now: float) -> list[int]:
+        """Time has passed, and the generation is whole: the ranks that are ended now."""
         due = None if self.hang else self._watchdog.due
         if due is None or now < due[0]:  # a sign of life came after all
             self._probes = None
@@ -105,7 +105,8 @@ class Monitor:
             self._probes, self._probed_at = {}, now
             self._tell({"probe": True})
         elif now >= due[1] and (self._has_answers or now >= self._probed_at + _ANSWER_S):
-            self._judge({rank: self._probes.get(rank, Probe()) for rank in self._watchdog.ranks}, now)
+            return self._judge({rank: self._probes.get(rank, Probe()) for rank in self._watchdog.ranks}, now)
+        return []
 
     def give_up(self) -> None:
         """The generation broke while it was looked into: whoever died was what the others waited for."""
@@ -115,7 +116,7 @@ class Monitor:
     def _has_answers(self) -> bool:
         return self._probes is not None and self._watchdog.ranks <= self._probes.keys()
 
-    def _judge(self, probes: Mapping[int, Probe], now: float) -> None:
+    def _judge(self, probes: Mapping[int, Probe], now: float) -> list[int]:
         self._probes = None
         silent_s = self._watchdog.silent_for(now)
         assert silent_s is not None  # it is due
@@ -127,8 +128,9 @@ class Monitor:
             # What is known of the steps begins anew with the next generation.
             self._watchdog.begin(self._ranks, now)
             self._tell({"hang": said, "generation": self._generation})
-            return
+            return named
         self._tell({"hang": {}, "generation": self._generation})
         message = "; ".join(said.values())
         self._say(f"{message}; nobody is ended, as DTJ_HANG_ACTION says")
         self.hang = {"ranks": named, "message": message}
+        return []
