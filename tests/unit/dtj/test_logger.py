@@ -1,0 +1,191 @@
+"""What people and machines read: log lines of a rank, lines of the launcher."""
+
+import json
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtj import agreement
+from dtj.agent.log_lines import LogLines
+from dtj.errors import RecipeError
+from dtj.settings import Settings
+from dtj.telemetry import metrics
+from dtj.telemetry.logger import Logger
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def logger(clock: Clock, **settings: Any) -> Logger:
+    return Logger(
+        settings=Settings(**settings), rank=0, meter=metrics.Meter(total_steps=100, clock=clock, tokens=3)
+    )
+
+
+def train(d: Logger, clock: Clock, steps: range, *, step_s: float) -> None:
+    """What Run does with a logger; the message of one step is heard at the end of the next."""
+    sent: tuple[float, ...] = ()
+    asked = False
+    for step in steps:
+        d.begin(step)
+        d.note({"loss": torch.tensor(1 / step)}, now=False)
+        clock.now += step_s
+        d.receive(sent, log=asked)
+        sent = d.end(step, samples=8 * step, epoch=step // 50, waited_s=0)
+        asked = d.wants_line()
+    d.receive(sent, log=asked)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
+    return [int(line.split()[1].split("/")[0]) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    train(logger(clock), clock, range(1, 101), step_s=0.1)
+    found = lines(capsys)
+    assert (found[0], found[-1]) == (1, 100)
+    assert all(10 <= b - a <= 14 for a, b in pairwise(found[:-1]))
+
+
+def test_flag_log_every_counts_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    train(logger(clock, log_every=25), clock, range(1, 101), step_s=9)
+    assert lines(capsys) == [1, 25, 50, 75, 100]
+
+
+def test_line_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    d = logger(clock)
+    d.begin(1)
+    d.note({"loss": torch.tensor(0.25), "accuracy": 0.5, "lr": 1e-5}, now=False)
+    clock.now = 2.0
+    d.receive(d.end(1, samples=16, epoch=0, waited_s=0.5), log=False)
+    assert capsys.readouterr().out == (
+        "step 1/100  epoch 0  loss 0.2500  accuracy 0.5000  lr 1.000e-05  8 samples/s  24 tokens/s  "
+        "data wait 25%  eta 0:03:18\n"
+    )
+
+
+def test_number_noted_between_lines_waits_for_the_next_one() -> None:
+    d = logger(Clock(), log_every=10)
+    d.begin(1)
+    d.end(1, samples=1, epoch=0, waited_s=0)
+    d.begin(2)
+    d.note({"accuracy": 0.5, "loss": torch.tensor(1.0)}, now=False)
+    assert d.end(2, samples=2, epoch=0, waited_s=0) == ()
+    d.begin(10)
+    d.note({"loss": torch.tensor(2.0)}, now=False)
+    assert d.end(10, samples=10, epoch=0, waited_s=0) == (0, 0.5, 2.0)
+
+
+def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    d = logger(clock, log_json=True)
+    d.begin(1)
+    d.note({"loss": torch.tensor(math.nan)}, now=False)
+    clock.now = 1.0
+    d.receive(d.end(1, samples=4, epoch=0, waited_s=1.0), log=False)
+    assert json.loads(capsys.readouterr().out) == {
+        "step": 1,
+        "totalSteps": 100,
+        "epoch": 0,
+        "loss": None,
+        "metrics": {},
+        "samplesPerSecond": 4.0,
+        "tokensPerSecond": 12.0,
+        "mfu": None,
+        "dataWait": 1.0,
+        "stepSecondsP50": None,
+        "stepSecondsP99": None,
+        "memoryBytes": None,
+        "etaSeconds": 99.0,
+    }
+
+
+def test_value_of_many_elements_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"run.log got logits of shape \(2, 3\)"):
+        logger(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)
+
+
+def test_lengths_of_steps_and_utilisation() -> None:
+    clock = Clock()
+    m = metrics.Meter(
+        total_steps=200, clock=clock, flops_per_sample=5e9, peak_flops=2e12, memory=lambda: 4096
+    )
+    for step in range(101):
+        m.begin_step()
+        clock.now += 0.5 if step else 9.0
+    found = m.reading(step=100, samples=5900, epoch=0, metrics={})
+    assert found["samplesPerSecond"] == pytest.approx(100)
+    assert found["mfu"] == pytest.approx(0.25)
+    assert (found["stepSecondsP50"], found["stepSecondsP99"], found["memoryBytes"]) == (0.5, 0.5, 4096)
+    assert m.summary(step=100, waited_s=5.9) == (
+        "100 steps in 0:00:59, a step 500.0 ms (p50), 500.0 ms (p99), data wait 10%, at most 0 MiB"
+    )
+    m.begin_step()
+    assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101
+    assert "mfu 25.0%" in metrics.as_text(found)
+
+
+def test_rate_is_unknown_until_time_has_passed() -> None:
+    clock = Clock()
+    m = metrics.Meter(total_steps=10, clock=clock)
+    assert m.reading(step=1, samples=1, epoch=0, metrics={})["samplesPerSecond"] is None
+
+
+@given(text=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300)))
+def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[int]) -> None:
+    text = text.replace(b"\r", b"")
+    whole, pieces = LogLines(rank=1, as_json=False), LogLines(rank=1, as_json=False)
+    expected = whole.feed(text) + whole.end()
+    places = sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    found = b"".join(pieces.feed(text[a:b]) for a, b in pairwise(places)) + pieces.end()
+    assert found == expected
+    assert (
+        expected.count(b"\n") == len(text.splitlines() if not text else text.rstrip(b"\n").split(b"\n"))
+        or not text
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        pytest.param(b"a\nb\n", "[rank 3] a\n[rank 3] b\n", id="two lines"),
+        pytest.param(b"a\r\nb\n", "[rank 3] a\n[rank 3] b\n", id="line ends of another system"),
+        pytest.param(b"10%\r20%\r\n", "[rank 3] 10%\n[rank 3] 20%\n", id="each state of a progress bar"),
+        pytest.param(b"\n", "[rank 3] \n", id="an empty line"),
+        pytest.param(b"no end", "[rank 3] no end\n", id="a line that was cut off"),
+    ],
+)
+def test_prefix(data: bytes, shown: str) -> None:
+    found = LogLines(rank=3, as_json=False)
+    assert (found.feed(data) + found.end()).decode() == shown
+
+
+def test_line_without_an_end_does_not_fill_the_memory() -> None:
+    found = LogLines(rank=0, as_json=False)
+    assert sum(len(found.feed(b"x" * 50_000)) for _ in range(4)) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "pause"),
+    [
+        pytest.param(10, 0.01, 100, id="short steps: ten messages a second"),
+        pytest.param(1, 3.0, 1, id="long steps: every one"),
+        pytest.param(0, 0.0, 1, id="nothing measured yet"),
+    ],
+)
+def test_pause_between_messages(steps: int, seconds: float, pause: int) -> None:
+    assert agreement.interval(steps, seconds) == pause

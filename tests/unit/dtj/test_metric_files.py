@@ -1,0 +1,129 @@
+"""The file of logged lines, and its picture."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.errors import RecipeError
+from dtj.models.gpt import GPT, Shape
+from dtj.telemetry import metric_files
+from tests.unit.dtj.conftest import PROGRAMS, Finished
+
+Finish = Callable[..., Finished]
+
+
+def test_every_logged_line_and_every_start_is_written_and_drawn(finish: Finish, tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    for steps in (4, 7):
+        ended = finish(
+            *("run", "--nproc", 2, "--log-every", 1, "--metrics", file),
+            *("--checkpoint", tmp_path / "run", PROGRAMS / "gpt.py"),
+            OUT=tmp_path,
+            STEPS=steps,
+        )
+        assert ended.code == 0, ended.err
+    lines = metric_files.read(file)
+    assert [(line.get("event"), line["step"]) for line in lines] == [
+        ("start", 0),
+        *((None, step) for step in (1, 2, 3, 4)),
+        ("start", 4),
+        *((None, step) for step in (5, 6, 7)),
+    ]
+    losses = [float(x) for x in (tmp_path / "losses.txt").read_text().split()[:-1]]
+    assert [line["loss"] for line in lines[-3:]] == pytest.approx(losses, rel=1e-6)
+
+    ended = finish("plot", file)
+    picture = tmp_path / "run.png"
+    assert (ended.code, ended.out) == (0, f"{picture}: 7 logged steps\n"), ended.err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+READING = {
+    **{"step": 4, "totalSteps": 9, "epoch": 0, "loss": 0.5, "samplesPerSecond": 8.0, "mfu": None},
+    "metrics": {"accuracy": 0.25},
+}
+
+
+def test_table_gets_a_column_for_a_value_that_comes_later_also_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "run.csv"
+    metric_files.open_for(str(file), step=0).write(READING | {"metrics": {}})
+    again = metric_files.open_for(str(file), step=4)
+    again.write(READING | {"step": 5})
+    again.write(READING | {"step": 6, "metrics": {}})
+    assert file.read_text().splitlines() == [
+        "step,epoch,loss,samplesPerSecond,accuracy",
+        "4,0,0.5,8.0,",
+        "5,0,0.5,8.0,0.25",
+        "6,0,0.5,8.0,",
+    ]
+
+
+def test_event_files_hold_the_curves_and_hide_what_a_restart_redoes(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    target = f"tensorboard:{tmp_path}"
+    first = metric_files.open_for(target, step=0)
+    for step in (1, 2, 3):
+        first.write(READING | {"step": step, "loss": float(step)})
+    again = metric_files.open_for(target, step=2)  # step 3 was not committed
+    again.write(READING | {"step": 3, "loss": 7.0})
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert sorted(found.Tags()["scalars"]) == ["accuracy", "loss", "samplesPerSecond"]
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 7.0)]
+
+
+def test_missing_tensorboard_is_told_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # what the import system finds where it is absent
+    for name in [n for n in sys.modules if n.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(RecipeError, match=r"needs the package tensorboard.*\n.*'dtj\[tensorboard\]'"):
+        metric_files.open_for(f"tensorboard:{tmp_path}", step=0)
+
+
+def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Path) -> None:
+    """Rank 0's half of the operations, which are counted once and do not change the result."""
+    targets = (tmp_path / "run.jsonl", tmp_path / "run.csv", f"tensorboard:{tmp_path / 'events'}")
+    ended = finish(
+        *("run", "--nproc", 2, "--log-every", 1, "--peak-tflops", 0.001),
+        *(word for target in targets for word in ("--metrics", target)),
+        PROGRAMS / "gpt.py",
+        OUT=tmp_path,
+        STEPS=4,
+    )
+    assert ended.code == 0, ended.err
+    lines = metric_files.read(tmp_path / "run.jsonl")[1:]
+    rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [float(row["loss"]) for row in rows] == [line["loss"] for line in lines]
+    assert list((tmp_path / "events").glob("events.out.tfevents.*"))
+    last = lines[-1]
+    assert 0 <= last["dataWait"] <= 1
+    assert 0 < last["stepSecondsP50"] <= last["stepSecondsP99"]
+    assert last["memoryBytes"] > 1e6
+    shape = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)  # as the program has it
+    expected = GPT(shape).flops_per_token() * shape.context / 2
+    found = last["mfu"] * 1e9 / last["samplesPerSecond"]
+    assert found == pytest.approx(expected, rel=0.1), "operations of one rank for one sample"
+
+
+def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    written = metric_files.JsonLines(file, step=3)
+    written.write({"step": 4})
+    with file.open("a") as torn:
+        torn.write(json.dumps({"step": 5})[:-3])
+    assert [line["step"] for line in metric_files.read(file)] == [3, 4]
+
+
+def test_file_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RecipeError, match=r"cannot be written: .*\n.*writable folder"):
+        metric_files.open_for(str(tmp_path / "file" / "run.jsonl"), step=0)
+    with pytest.raises(RecipeError, match="has no logged steps"):
+        metric_files.read(tmp_path / "nothing")

@@ -1,0 +1,174 @@
+"""Several agents as several pods: one is lost and comes back, and the job goes on where the others are."""
+
+import json
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import contract
+from tests.unit.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
+from tests.unit.dtj.test_resume import assert_identical, weights
+from tests.unit.dtj.test_status_server import status
+
+
+class Pods:
+    """A job of `replicas` pods with one rank each, on one machine."""
+
+    def __init__(self, start: Start, out: Path, *, replicas: int, **env: object) -> None:
+        self.port = free_port()  # of /status
+        self._start = start
+        self._out = out
+        out.mkdir(exist_ok=True)
+        self._env = {
+            "NNODES": replicas,
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": free_port(),
+            "DTJ_JOB": "digits",
+            "DTJ_JOB_UID": "0b5c",
+            "DTJ_MAX_RESTARTS": 5,
+            "OUT": out,
+            "PLAIN": 1,
+            **SIZES,
+            **env,
+        }
+
+    def run(self, index: int, *flags: object, program: Path = SMALL, **env: object) -> Command:
+        """Start the pod of an index, the first or a new one."""
+        where = {"NODE_RANK": index, "DTJ_REPLICA_INDEX": index}
+        if index == 0:
+            where["DTJ_AGENT_PORT"] = self.port
+        log = ("--termination-log", self._out / f"log-{index}")
+        return self._start("run", *log, *flags, program, **self._env | where | env)
+
+    def status(self) -> dict[str, Any]:
+        return status(self.port)
+
+
+def lose(pod: Command) -> None:
+    """The pod is gone at once, with all its processes, as when its node loses power."""
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+    pod.signal(signal.SIGKILL)
+    wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to end")
+
+
+@pytest.mark.parametrize("lost", [pytest.param(1, id="replica 1"), pytest.param(0, id="the coordinator's")])
+def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int
+) -> None:
+    job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
+    pods = [job.run(index) for index in range(3)]
+    wait_for((tmp_path / "out" / "at-7").exists, "step 7")
+    lose(pods[lost])
+    pods[lost] = job.run(lost)
+    (tmp_path / "out" / "go-7").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+    steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))  # a survivor has done no step twice
+
+
+def test_all_pods_lost_one_after_the_other(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The state wanders from pod to pod; no process of the beginning sees the end."""
+    out = tmp_path / "out"
+    job = Pods(start, out, replicas=3, HOLD_AT="5 8 11")
+    pods = [job.run(index) for index in range(3)]
+    for index, step in ((2, 5), (0, 8), (1, 11)):
+        wait_for((out / f"at-{step}").exists, f"step {step}")
+        lose(pods[index])
+        pods[index] = job.run(index)
+        (out / f"go-{step}").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+
+
+def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=3, HOLD_AT=9, FAULTS="2@5:end:SIGSEGV", DTJ_RESTARTS_IN_PLACE=3)
+    pods = [job.run(index) for index in range(3)]
+    wait_for(lambda: job.status().get("step") == 9, "step 9")
+    found = job.status()
+    assert tuple(found) == contract.STATUS_FIELDS
+    assert found["restarts"] == {"inPlace": 4}, "three were before these pods"
+    assert found["rejoin"] is True
+    assert (found["generation"], found["state"]) == (2, "Running")
+    failure = found["failure"]
+    assert (failure["rank"], failure["replica"], failure["reason"]) == (2, 2, "Signal")
+    assert (failure["signal"], failure["exitCode"], failure["generation"]) == ("SIGSEGV", 139, 1)
+    assert found["ledger"].keys() == {"productive", "startup", "lost", "recovering"}
+    assert all(seconds > 0 for seconds in found["ledger"].values())
+    (tmp_path / "go-9").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0, 0]
+
+
+def test_spent_budget_ends_all_pods_and_blames_the_right_one(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=3, DTJ_MAX_RESTARTS=1, FAULTS="2@3:end:raise 1@6:end:exit")
+    pods = [job.run(index) for index in range(3)]
+    assert [pod.wait().code for pod in pods] == [76, 3, 76]
+    logs = [json.loads((tmp_path / f"log-{index}").read_text()) for index in range(3)]
+    assert [log["reason"] for log in logs] == ["PeerLost", "ExitCode", "PeerLost"]
+    assert "rank 1 exited with code 3" in logs[2]["message"]
+
+
+def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, DTJ_ATTEMPT=4)
+    first = job.run(0)
+    stale = job.run(1, DTJ_ATTEMPT=3).wait()
+    assert stale.code == contract.EXIT_PEER_LOST
+    assert "attempt 4 has begun" in stale.err
+    second = job.run(1)
+    assert [first.wait().code, second.wait().code] == [0, 0]
+
+
+def test_newer_pod_of_a_replica_takes_the_place_of_the_older(start: Start, tmp_path: Path) -> None:
+    """The older one may still run on a node that nobody reaches: it must not come back into the job."""
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    newer = job.run(1)
+    older = pods[1].wait()
+    assert older.code == contract.EXIT_PEER_LOST
+    assert "a newer pod has taken its place" in older.err
+    (tmp_path / "go-5").touch()
+    assert [pods[0].wait().code, newer.wait().code] == [0, 0]
+
+
+def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, READY_AT=5, STEPS=100_000)
+    flags = ("--checkpoint", tmp_path / "saved")
+    pods = [job.run(index, *flags) for index in range(2)]
+    wait_for((tmp_path / "ready").exists, "step 5")
+    pods[1].signal(signal.SIGTERM)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [75, 75], [e.err for e in ended]
+    assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
+
+
+def test_evicted_pod_without_a_checkpoint_leaves_the_others_their_memory(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
+    pods = [job.run(index) for index in range(3)]
+    wait_for((tmp_path / "out" / "at-7").exists, "step 7")
+    pods[1].signal(signal.SIGTERM)
+    (tmp_path / "out" / "go-7").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    pods[1] = job.run(1)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+    steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))
+
+
+def test_pod_that_waits_for_the_others_ends_when_asked(start: Start, tmp_path: Path) -> None:
+    waiting = Pods(start, tmp_path, replicas=2).run(1)
+    wait_for(partial(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text), "the pod to wait")
+    waiting.signal(signal.SIGTERM)
+    assert waiting.wait().code == 128 + signal.SIGTERM

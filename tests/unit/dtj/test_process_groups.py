@@ -1,0 +1,31 @@
+"""Leaving the process groups of a generation."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dtj.process_groups import RetiredGroups
+
+TIMEOUT = timedelta(seconds=100)
+
+
+def test_group_whose_collective_never_ends_holds_nobody_up():
+    """The peer does not take part; without a thread the second `add` would last until the timeout."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        group, peer = pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2))
+    work = group.allreduce([torch.ones(1)])  # type: ignore[attr-defined]
+    retired = RetiredGroups()
+    retired.add([group])
+    del group
+
+    retired.add([])
+
+    (burial,) = (each for each in threading.enumerate() if each.name == "dtj-retired-groups")
+    assert not work.is_completed()
+    peer.allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]  # so that the test leaves nothing behind
+    burial.join(60)
+    assert not burial.is_alive()

@@ -1,0 +1,60 @@
+"""Connects to the coordinator, as long as it takes, in a process of its own.
+
+Resolving a name and connecting both block, for many seconds where a pod is being replaced; the agent must go
+on reading its ranks' output meanwhile, and stays free of threads because it forks. The connected socket is
+handed over through a socket pair.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+from dtj.agent.rank_main import detach, signals_blocked
+
+_PAUSE_S = 0.1
+_TIMEOUT_S = 5.0
+
+
+class Connector:
+    """One attempt to reach `host:port`, which lasts until it succeeds or is given up."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._ours, theirs = socket.socketpair()
+        with signals_blocked():
+            self._pid = os.fork()
+            if self._pid == 0:
+                _connect(host, port, theirs)
+        theirs.close()
+
+    def fileno(self) -> int:
+        """Readable once there is a result."""
+        return self._ours.fileno()
+
+    def take(self) -> socket.socket | None:
+        """The connected socket; None where the process was killed."""
+        _, fds, _, _ = socket.recv_fds(self._ours, 1, 1)
+        self.close()
+        return socket.socket(fileno=fds[0]) if fds else None
+
+    def close(self) -> None:
+        """Give up, or clean up."""
+        self._ours.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _connect(host: str, port: int, results: socket.socket) -> None:
+    try:
+        detach()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            with contextlib.suppress(OSError):  # no such name yet, nobody listening yet, old address
+                found = socket.create_connection((host, port), timeout=_TIMEOUT_S)
+                socket.send_fds(results, [b"."], [found.fileno()])
+                return
+            time.sleep(_PAUSE_S)
+    finally:
+        os._exit(0)

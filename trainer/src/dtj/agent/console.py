@@ -1,0 +1,76 @@
+"""Where the lines of the ranks go: plain bytes, and on a terminal a progress bar below them."""
+
+import os
+import sys
+from typing import Any, Protocol
+
+
+class Console(Protocol):
+    """What the agent writes to; a live one wants to be told of progress now and then."""
+
+    is_live: bool
+
+    def write(self, fd: int, data: bytes) -> None: ...
+    def progress(self, document: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class PlainConsole:
+    """Bytes to the agent's own stdout and stderr."""
+
+    is_live = False
+
+    def write(self, fd: int, data: bytes) -> None:
+        while data:
+            data = data[os.write(fd, data) :]
+
+    def progress(self, document: dict[str, Any]) -> None:
+        """A log has no bar."""
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+class TerminalConsole:
+    """Lines above, one bar below; drawn only when something changed, without a thread."""
+
+    is_live = True
+
+    def __init__(self) -> None:
+        import rich.console  # noqa: PLC0415 - only a terminal pays for it
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+            console=rich.console.Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task: Any = None
+
+    def write(self, fd: int, data: bytes) -> None:
+        text = data.decode(errors="replace").removesuffix("\n")
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, document: dict[str, Any]) -> None:
+        if not document["totalSteps"]:
+            return
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=document["totalSteps"], note="")
+        note = f"loss {document['loss']:.4f}" if document["loss"] is not None else ""
+        self._bar.update(self._task, completed=document["step"] or 0, note=note, refresh=True)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def choose_console(*, as_json: bool) -> Console:
+    """A bar only where a person looks at both streams."""
+    return (
+        TerminalConsole() if sys.stdout.isatty() and sys.stderr.isatty() and not as_json else PlainConsole()
+    )

@@ -1,0 +1,116 @@
+"""A node's connection to the coordinator: made, kept alive, and made again when its pod was replaced.
+
+On replica 0 the coordinator is in this very process; the others find it under a name whose address changes.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from dtj.agent.connector import Connector
+from dtj.agent.link import KEEPALIVE_S, Link, Message
+
+_RECONNECT_S = 1.0
+
+
+class CoordinatorClient:
+    """At most one connection; without one, messages are lost, and the next hello says what still matters.
+
+    address   where the coordinator listens, by name
+    hello     what an agent says of itself on a new connection
+    on_order  called with every message of the coordinator
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        address: tuple[str, int],
+        *,
+        hello: Callable[[], Message],
+        on_order: Callable[[Message], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._selector = selector
+        self._address = address
+        self._hello = hello
+        self._on_order = on_order
+        self._say = say
+        self._link: Link | None = None
+        self._connector: Connector | None = None
+        self._reconnect_at: float | None = None
+        self._keepalive_at = time.monotonic() + KEEPALIVE_S
+
+    @property
+    def peer(self) -> str:
+        """Address of the coordinator as this node reaches it."""
+        assert self._link is not None  # whoever asks has just heard of it
+        return self._link.peer
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` has something to do."""
+        known = [self._keepalive_at, self._reconnect_at]
+        return min(at for at in known if at is not None)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now = time.monotonic()
+        if self._reconnect_at is not None and now >= self._reconnect_at:
+            self.connect()
+        if now < self._keepalive_at:
+            return
+        self._keepalive_at = now + KEEPALIVE_S
+        self.tell({"keepalive": True})
+        if self._link and (self._link.is_silent(now) or not self._link.is_open):
+            self._lost("replica 0 is silent; trying to reach it anew")
+
+    def connect(self) -> None:
+        """Begin to connect, for as long as it takes."""
+        self._reconnect_at = None
+        self._connector = Connector(*self._address)
+        self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
+
+    def attach(self, sock: socket.socket) -> None:
+        """Take over a connected socket and introduce this agent."""
+        self._link = Link(sock, now=time.monotonic())
+        self._selector.register(self._link, selectors.EVENT_READ, self._on_message)
+        self.tell({"hello": self._hello()})
+
+    def tell(self, message: Message) -> None:
+        """Say something to the coordinator."""
+        if self._link:
+            self._link.send(message)
+
+    def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
+        """End the connection, or the attempt to get one."""
+        for end in (self._link, self._connector):
+            if end:
+                self._selector.unregister(end)
+                end.close()
+        self._link = self._connector = None
+        self._reconnect_at = None if reconnect_in_s is None else time.monotonic() + reconnect_in_s
+
+    def _on_connected(self) -> None:
+        assert self._connector is not None
+        self._selector.unregister(self._connector)
+        sock, self._connector = self._connector.take(), None
+        if sock:
+            self.attach(sock)
+        else:
+            self._reconnect_at = time.monotonic() + _RECONNECT_S
+
+    def _on_message(self) -> None:
+        link = self._link
+        assert link is not None
+        for message in link.receive(time.monotonic()):
+            if "refused" in message and not message["forGood"]:
+                self.disconnect(reconnect_in_s=_RECONNECT_S)
+            else:
+                self._on_order(message)
+        if self._link is link and not link.is_open:
+            self._lost("lost replica 0; waiting for it to come back")
+
+    def _lost(self, why: str) -> None:
+        self._say(why)
+        self.disconnect(reconnect_in_s=0.0)

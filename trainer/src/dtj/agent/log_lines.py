@@ -1,0 +1,46 @@
+"""Bytes from a rank's pipe -> whole lines with the rank's name before them.
+
+A line is never mixed with another rank's; the last one is kept even where the rank died in the middle of it.
+"""
+
+import json
+import re
+
+# A progress bar redraws its line with \r: each state of it is a line of a log.
+_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
+# A line without an end must not fill the memory.
+_MAX_BYTES = 64 * 1024
+
+
+class LogLines:
+    """Collects one stream of one rank."""
+
+    def __init__(self, *, rank: int, as_json: bool) -> None:
+        self._rank = rank
+        self._as_json = as_json
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """More bytes in, whole lines out."""
+        *whole, self._rest = _END.split(self._rest + data)
+        if len(self._rest) > _MAX_BYTES:
+            whole.append(self._rest)
+            self._rest = b""
+        return b"".join(self._prefixed(line) for line in whole)
+
+    def end(self) -> bytes:
+        """The stream is over: what is left, as a line."""
+        rest, self._rest = self._rest, b""
+        return self._prefixed(rest) if rest else b""
+
+    def _prefixed(self, line: bytes) -> bytes:
+        if not self._as_json:
+            return b"[rank %d] %s\n" % (self._rank, line)
+        text = line.decode(errors="replace")
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            fields = {"message": text}
+        return json.dumps({"rank": self._rank} | fields, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,211 @@
+"""What a forked child does to become one rank: environment, pipes, the program, a faithful end.
+
+Before it stands `launch.py`, which forks; the program itself is a plain function without arguments.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dtj import contract, control_pipe
+from dtj.agent import report
+from dtj.errors import DtjError, is_peer_loss
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.busy_time import BusyTime
+from dtj.telemetry.heartbeat import SharedHeartbeat
+
+Program = Callable[[], None]
+
+_PR_SET_PDEATHSIG = 1
+# No library uses it, and a rank that is stuck in native code still answers.
+STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """File descriptors of a rank: where its output, its reports and its orders go and come from."""
+
+    stdout: int
+    stderr: int
+    reports: int
+    orders: int
+    stacks: int  # where faulthandler writes when the agent asks
+    heartbeat: SharedHeartbeat
+    foreign: Sequence[int]  # of the agent; a data worker that outlives the rank must not hold them open
+
+
+def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wiring) -> None:
+    """Run the program as one rank and end this process. Called in the child, right after the fork."""
+    code = 1
+    try:
+        _settle(env, wiring)
+        _prepare_torch(threads)
+        code = _run(program)
+        _finish()
+    except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def detach() -> None:
+    """A fresh process that dies with the agent: own group, no inherited handlers."""
+    os.setpgid(0, 0)  # what the rank starts (data workers) can be killed with it
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
+    if sys.platform == "linux":  # no rank outlives an agent that was killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Around a fork: a signal between it and the child's own handlers waits instead of being lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_IN_FORK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
+
+
+def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
+    detach()
+    os.dup2(wiring.stdout, 1)
+    os.dup2(wiring.stderr, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
+        os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - for good
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=wiring.stacks)
+    os.environ.update(env)
+    if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    report_pipe.open_pipe(wiring.reports)
+    control_pipe.open_pipe(wiring.orders)
+    heartbeat.use(wiring.heartbeat)
+
+
+def _prepare_torch(threads: int) -> None:
+    import torch  # noqa: PLC0415 - imported by the agent before the fork; importing this module must not cost it
+
+    from dtj.world import choose_store  # noqa: PLC0415
+
+    torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
+    _count_steps()
+    if int(os.environ[contract.WORLD_SIZE]) > 1:
+        choose_store()
+
+
+def _count_steps() -> None:
+    """Report the steps of programs that know nothing of dtj: of the first optimizer that makes one."""
+    from torch.optim.optimizer import (  # noqa: PLC0415
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    first: list[object] = []
+    done = 0
+    busy_time = BusyTime(heartbeat.mine)
+
+    def begin(optimizer: object, *_: object) -> None:
+        if not first:
+            first.append(optimizer)
+        if optimizer is first[0]:
+            busy_time.before_step(optimizer)
+
+    def count(optimizer: object, *_: object) -> None:
+        nonlocal done
+        if optimizer is first[0]:
+            done += 1
+            busy_time.after_step()
+            heartbeat.mine.optimized(done)
+
+    register_optimizer_step_pre_hook(begin)
+    register_optimizer_step_post_hook(count)
+
+
+def _run(program: Program) -> int:
+    """Exit code of the program; a failure is printed once and reported."""
+    try:
+        program()
+    except SystemExit as end:
+        code = _code_of(end)
+        if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+            _report(
+                "", code=code, reason="ExitCode"
+            )  # what it does at its end may take longer than others live
+        return code
+    except KeyboardInterrupt:
+        return contract.EXIT_SIGNAL + signal.SIGINT
+    except DtjError as error:
+        reason = "BadRecipe" if error.exit_code == contract.EXIT_BAD_RECIPE else "Exception"
+        _report(
+            str(error), code=error.exit_code, reason=reason, is_for_people=True
+        )  # printed by the agent, once for all ranks
+        return error.exit_code
+    except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        if is_peer_loss(error):
+            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # where we were waiting tells nothing
+            _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
+            return contract.EXIT_PEER_LOST
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        print(text, end="", file=sys.stderr)
+        _report(text, code=1, reason="Exception")
+        return 1
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)  # sys.exit("some text") prints it and means 1
+    return 1
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The traceback from the user's first line on: what led there is the launcher's business."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return error.with_traceback(trace or error.__traceback__)
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).parent == Path(__file__).parent or "runpy" in filename
+
+
+def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
+    fields: dict[str, Any] = {
+        "message": message.strip(),
+        "reason": reason,
+        "exitCode": code,
+        "isForPeople": is_for_people,
+        "step": heartbeat.mine.step,
+        "at": datetime.now(UTC).isoformat(),
+    }
+    report_pipe.send({"failure": report.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
+
+
+def _finish() -> None:
+    """What the interpreter does at its end: wait for threads, run exit functions (loggers, groups)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

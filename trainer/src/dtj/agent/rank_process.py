@@ -1,0 +1,228 @@
+"""One forked rank as the agent sees it: a pid, four pipes, and what came out of them."""
+
+import contextlib
+import json
+import os
+import signal
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from dtj import contract
+from dtj.agent import rank_main
+from dtj.agent.hang import Probe, innermost
+from dtj.agent.log_lines import LogLines
+from dtj.agent.report import Ending
+from dtj.telemetry.heartbeat import SharedHeartbeat
+
+_CHUNK_BYTES = 64 * 1024
+
+
+@dataclass(kw_only=True)
+class RankProcess:
+    """A rank from its fork to its end.
+
+    streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
+    reports  read end of the pipe of telemetry/report_pipe.py
+    orders   write end of the pipe of control_pipe.py
+    killed   the agent itself ended it
+    heartbeat    how far it is, in memory shared with it
+    stacks   read end of the pipe for its Python stacks
+    holds    it has the run in memory and can join the next generation without being restarted
+    """
+
+    rank: int
+    pid: int
+    streams: dict[int, tuple[int, LogLines]]
+    reports: int
+    orders: int
+    stacks: int
+    heartbeat: SharedHeartbeat
+    generation: int
+    as_json: bool
+    killed: bool = False
+    uses_dtj: bool = False
+    holds: bool = False
+    ending: Ending | None = None
+    _failure: dict[str, Any] = field(default_factory=dict)
+    _rest: bytes = b""
+
+    @classmethod
+    def fork(
+        cls,
+        program: rank_main.Program,
+        *,
+        env: dict[str, str],
+        generation: int,
+        threads: int,
+        as_json: bool,
+        inherited: list[int],
+    ) -> Self:
+        """Start the program as the rank that `env` describes; only the parent returns.
+
+        inherited  file descriptors of the agent that are none of the rank's business
+        """
+        rank = int(env[contract.RANK])
+        pipes = [os.pipe() for _ in range(5)]
+        (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
+        heartbeat = SharedHeartbeat()
+        with rank_main.signals_blocked():
+            pid = os.fork()
+            if pid == 0:
+                wiring = rank_main.Wiring(
+                    stdout=out_w,
+                    stderr=err_w,
+                    reports=reports_w,
+                    orders=orders,
+                    stacks=stacks_w,
+                    heartbeat=heartbeat,
+                    foreign=[*inherited, out, err, reports, orders_w, stacks],
+                )
+                rank_main.become(program, env, threads=threads, wiring=wiring)
+        for fd in (out_w, err_w, reports_w, orders, stacks_w):
+            os.close(fd)
+        for fd in (out, err, reports, orders_w, stacks):
+            os.set_blocking(fd, False)
+        streams = {fd: (target, LogLines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
+        return cls(
+            rank=rank,
+            pid=pid,
+            streams=streams,
+            reports=reports,
+            orders=orders_w,
+            stacks=stacks,
+            heartbeat=heartbeat,
+            generation=generation,
+            as_json=as_json,
+        )
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Tell the rank; where it is dead or deaf, its end will tell."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self.orders, json.dumps(order).encode() + b"\n")
+
+    def is_for_people(self) -> bool:
+        """Its failure is a message that stands by itself, not a traceback; it did not print it."""
+        return bool(self._failure.get("isForPeople"))
+
+    def read_lines(self, fd: int) -> tuple[bytes, bool]:
+        """Whole lines that are there now, and whether the stream is over."""
+        data = _read(fd)
+        lines = self.streams[fd][1]
+        if data is None:
+            return b"", False
+        return (lines.feed(data), False) if data else (lines.end(), True)
+
+    def last_lines(self, fd: int) -> bytes:
+        """All that the dead rank wrote; with a grandchild holding the pipe there need be no end of file."""
+        found = b""
+        while data := _read(fd):
+            found += self.streams[fd][1].feed(data)
+        return found + self.streams[fd][1].end()
+
+    def prefixed(self, text: str) -> tuple[int, bytes]:
+        """Where text about this rank goes, and its lines under the rank's name."""
+        lines = LogLines(rank=self.rank, as_json=self.as_json)
+        return 2, lines.feed(text.encode()) + lines.end()
+
+    def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
+        """Reports that are there now, and whether the pipe is over."""
+        data = _read(self.reports)
+        *whole, self._rest = (self._rest + (data or b"")).split(b"\n")
+        found = [json.loads(line) for line in whole]
+        for fields in found:
+            self._failure = fields.get("failure", self._failure)
+        return found, data == b""
+
+    def signal(self, number: signal.Signals, *, on_behalf_of_agent: bool = False) -> None:
+        """To the rank alone: what it started is its own business."""
+        self.killed = self.killed or on_behalf_of_agent
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the rank and all that it started."""
+        self.killed = True
+        self.kill_group()
+
+    def kill_group(self) -> None:
+        """End what is left of its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def finish(self, code: int) -> Ending:
+        """It was reaped; `code` is negative where a signal ended it."""
+        os.close(self.orders)
+        os.close(self.stacks)
+        self.ending = self._ended(
+            contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
+        )
+        return self.ending
+
+    def request_stacks(self) -> None:
+        """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
+        while _read(self.stacks):
+            """What came too late for an earlier request."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, rank_main.STACKS_SIGNAL)
+
+    def read_stacks(self) -> tuple[Probe, str]:
+        """What came of `ask_stacks`: the finding, and the stacks as text."""
+        text = b""
+        while data := _read(self.stacks):
+            text += data
+        stacks = text.decode(errors="replace")
+        return Probe(frame=innermost(stacks), is_stopped=self._process_state() in {"T", "t"}), stacks
+
+    def kill_as_hung(self, message: str) -> None:
+        """End it for a hang, which is its own fault."""
+        self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
+        self.kill_group()
+
+    def mark_oom_killed(self) -> None:
+        """The kernel ended it: whatever it said before, this is why."""
+        self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
+
+    def failing(self) -> Ending:
+        """It said that it failed and will end, after whatever it still has to do."""
+        return self._ended(self._failure["exitCode"], signal_number=None)
+
+    def _process_state(self) -> str:
+        """Letter of the process's state, as in ps; empty where the system does not tell."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return ""
+
+    def lost(self, message: str) -> Ending:
+        """It lives, but says that it lost its peers."""
+        return Ending(
+            rank=self.rank,
+            code=contract.EXIT_PEER_LOST,
+            at=datetime.now(UTC),
+            step=self.heartbeat.step,
+            message=message,
+        )
+
+    def _ended(self, code: int, *, signal_number: int | None) -> Ending:
+        step = self._failure.get("step")
+        if self.killed and "exitCode" in self._failure:  # it was on its way out
+            code, signal_number = self._failure["exitCode"], None
+        return Ending(
+            rank=self.rank,
+            code=code,
+            signal=signal_number,
+            at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
+            step=step if step is not None else self.heartbeat.step,
+            message=self._failure.get("message", ""),
+            reason=self._failure.get("reason"),
+            by_agent=self.killed and not self._failure,
+        )
+
+
+def _read(fd: int) -> bytes | None:
+    """Some bytes, b"" at the end of the stream, None where nothing is there now."""
+    try:
+        return os.read(fd, _CHUNK_BYTES)
+    except BlockingIOError:
+        return None

@@ -1,0 +1,25 @@
+"""Signals as bytes in a pipe that the agent's loop reads: nothing happens inside a handler."""
+
+import os
+import signal
+from collections.abc import Iterable
+
+
+class SignalPipe:
+    """From its making on the given signals no longer interrupt; main thread only."""
+
+    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda *_: None)
+
+    def fileno(self) -> int:
+        """For a selector: readable once a signal has come."""
+        return self._read
+
+    def take(self) -> bytes:
+        """Numbers of the signals since the last time."""
+        return os.read(self._read, 4096)

@@ -1,0 +1,56 @@
+"""Where the status of a node is to be seen: over HTTP, and on a terminal; both a few times a second."""
+
+import selectors
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dtj.agent.console import Console
+from dtj.agent.status_server import StatusServer
+
+_EVERY_S = 0.25
+
+
+class StatusPage:
+    """Shows the newest document; without a port and a terminal nobody looks and nothing is due."""
+
+    def __init__(self, host: str, port: int | None, *, console: Console, say: Callable[[str], None]) -> None:
+        self._console = console
+        self._server: StatusServer | None = None
+        self.deadline: float | None = None
+        if port is not None:
+            try:
+                self._server = StatusServer.start(host, port)
+            except OSError as error:  # training matters more than its status page
+                say(f"no status page on port {port}: {error.strerror}")
+
+    def watch(self, selector: selectors.BaseSelector, on_stacks_wanted: Callable[[], None]) -> None:
+        """Call back where somebody asks for stacks; the answer is `show_stacks`."""
+        server = self._server
+        if server:
+            selector.register(
+                server, selectors.EVENT_READ, lambda: on_stacks_wanted() if server.is_asked() else None
+            )
+
+    def show_stacks(self, text: str) -> None:
+        """Answer all who have asked so far."""
+        if self._server:
+            self._server.answer(text)
+
+    @property
+    def is_due(self) -> bool:
+        """It is time for a new document."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Replace what is to be seen."""
+        self._console.progress(document)
+        if self._server:
+            self._server.publish(document)
+        if self._server or self._console.is_live:
+            self.deadline = time.monotonic() + _EVERY_S
+
+    def close(self) -> None:
+        """Nobody answers from here on."""
+        if self._server:
+            self._server.stop()

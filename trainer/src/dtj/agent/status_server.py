@@ -1,0 +1,176 @@
+"""/status, /metrics, /stacks and /healthz over HTTP, read only.
+
+A process of its own, forked before the ranks: the agent stays free of threads and can fork again at any time.
+The agent sends it the newest document, and stacks where it asks for them; when the agent dies, it dies.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from dtj.agent.rank_main import detach, signals_blocked
+
+_DOCUMENT_BYTES = 1 << 20
+# A document is a JSON object; this begins a message about stacks, in both directions.
+_STACKS = b"S"
+_STACKS_BYTES = 128 * 1024
+_STACKS_TIMEOUT_S = 10.0
+_GAUGES = {
+    "dtj_step": ("step", "Last completed step of rank 0."),
+    "dtj_total_steps": ("totalSteps", "Steps of the whole run."),
+    "dtj_epoch": ("epoch", "Epoch of the data, from 0."),
+    "dtj_loss": ("loss", "Last logged loss, mean over the global batch."),
+    "dtj_samples_per_second": ("samplesPerSecond", "Samples a second over all ranks of the job."),
+    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens a second over all ranks of the job."),
+    "dtj_mfu_ratio": ("mfu", "Operations of the model on rank 0, of what its device can do, 0 to 1."),
+    "dtj_data_wait_ratio": ("dataWait", "Share of the time that ranks waited for samples, 0 to 1."),
+    "dtj_step_seconds_p50": ("stepSecondsP50", "Median length of rank 0's last 1,000 steps."),
+    "dtj_step_seconds_p99": ("stepSecondsP99", "99th percentile of rank 0's last 1,000 steps."),
+    "dtj_memory_bytes": ("memoryBytes", "Most memory that rank 0 has held."),
+}
+
+
+class StatusServer:
+    """The agent's end of it."""
+
+    def __init__(self, pid: int, documents: socket.socket) -> None:
+        self._pid = pid
+        self._documents = documents
+
+    @classmethod
+    def start(cls, host: str, port: int) -> Self:
+        """Fork the process; OSError where the port is taken."""
+        server = ThreadingHTTPServer((host, port), _Handler)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with signals_blocked():
+            pid = os.fork()
+            if pid == 0:
+                _serve(server, theirs)
+        server.server_close()
+        theirs.close()
+        ours.setblocking(False)
+        return cls(pid, ours)
+
+    def publish(self, document: dict[str, Any]) -> None:
+        """The newest document; lost where the process is behind, the next one replaces it anyway."""
+        with contextlib.suppress(OSError):
+            self._documents.send(json.dumps(document).encode())
+
+    def fileno(self) -> int:
+        """For a selector: readable when `is_asked` is to be looked at."""
+        return self._documents.fileno()
+
+    def is_asked(self) -> bool:
+        """Somebody waits for stacks."""
+        with contextlib.suppress(OSError):
+            return bool(self._documents.recv(1))
+        return False
+
+    def answer(self, stacks: str) -> None:
+        """The stacks as they are now, the beginning left out where they are too many."""
+        with contextlib.suppress(OSError):
+            self._documents.send(_STACKS + stacks.encode(errors="replace")[-_STACKS_BYTES:])
+
+    def stop(self) -> None:
+        """End the process and reap it, unless that is done."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
+    try:
+        detach()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
+        _Handler.agent = documents
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while data := documents.recv(_DOCUMENT_BYTES):
+            if data.startswith(_STACKS):
+                _answer_askers(data.removeprefix(_STACKS))
+            else:
+                _Handler.document = json.loads(data)
+    finally:
+        os._exit(0)
+
+
+def _answer_askers(stacks: bytes) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _Handler.askers.get_nowait().put(stacks)
+
+
+def metrics(document: dict[str, Any]) -> str:
+    """The document in Prometheus' text format; what is not known is left out."""
+    lines = []
+    for name, (field, meaning) in _GAUGES.items():
+        if document[field] is not None:
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {document[field]}"]
+    if document["checkpoint"]:
+        name = "dtj_checkpoint_step"
+        lines += [f"# HELP {name} Step of the newest committed checkpoint.", f"# TYPE {name} gauge"]
+        lines.append(f"{name} {document['checkpoint']['step']}")
+    lines += ["# HELP dtj_rank_up 1 while the rank's process runs.", "# TYPE dtj_rank_up gauge"]
+    lines += [f'dtj_rank_up{{rank="{r["rank"]}"}} {int(r["state"] == "Running")}' for r in document["ranks"]]
+    slow = document["slowest"]
+    if slow:
+        name = "dtj_straggler_ratio"
+        lines += [
+            f"# HELP {name} Work of the slowest rank on a step over that of the others.",
+            f"# TYPE {name} gauge",
+        ]
+        lines.append(f'{name}{{rank="{slow["rank"]}",replica="{slow["replica"]}"}} {slow["ratio"]}')
+    stepping = [r for r in document["ranks"] if r["step"] is not None]
+    if stepping:
+        lines += ["# HELP dtj_rank_step Last completed step of a rank.", "# TYPE dtj_rank_step gauge"]
+        lines += [f'dtj_rank_step{{rank="{r["rank"]}"}} {r["step"]}' for r in stepping]
+    return "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    document: dict[str, Any] = {}
+    agent: socket.socket
+    askers: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # each waits for stacks
+    timeout = 10  # a client that opens a connection and says nothing
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/status":
+            self._answer(json.dumps(self.document), "application/json")
+        elif path == "/metrics":
+            self._answer(metrics(self.document), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/stacks":
+            self._answer_stacks()
+        elif path == "/healthz":
+            self._answer("ok\n", "text/plain")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, "known: /status, /metrics, /stacks, /healthz")
+
+    def _answer_stacks(self) -> None:
+        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.askers.put(mine)
+        try:
+            self.agent.send(_STACKS)
+            self._answer(
+                mine.get(timeout=_STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
+            )
+        except (OSError, queue.Empty):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not answer")
+
+    def _answer(self, body: str, kind: str) -> None:
+        data = body.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
+        """The log belongs to the ranks."""

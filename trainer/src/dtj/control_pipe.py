@@ -1,0 +1,91 @@
+"""Agent -> rank: which generation to join next. One JSON object a line through a pipe.
+
+A thread reads it, because the rank's main thread may hang in a collective that a dead peer will never finish:
+the thread hears of the next generation and breaks that collective (`on_change`).
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dtj import contract
+
+# Between looks at whether the wait is still worth it.
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Where the ranks meet next."""
+
+    number: int
+    addr: str
+    port: int
+
+
+class ControlPipe:
+    """What the agent has said so far."""
+
+    def __init__(self, fd: int, first: Generation, *, on_change: Callable[[], None]) -> None:
+        self._newest = first
+        self._complete = 0
+        self._news = threading.Condition()
+        self._on_change = on_change
+        self._pipe = os.fdopen(fd)
+        threading.Thread(target=self._read, name="dtj-control-pipe", daemon=True).start()
+
+    @property
+    def newest(self) -> Generation:
+        """The generation that this rank is to be in."""
+        return self._newest
+
+    def wait_newer(self, than: int, *, give_up: Callable[[], None]) -> None:
+        """Block until there is a generation after `than`; `give_up` may raise."""
+        self._wait(lambda: self._newest.number > than, give_up)
+
+    def wait_complete(self, number: int, *, give_up: Callable[[], None]) -> bool:
+        """Block until all ranks of the generation are there; False where a newer one has taken its place."""
+        self._wait(lambda: self._complete >= number or self._newest.number > number, give_up)
+        return self._newest.number == number
+
+    def _wait(self, condition: Callable[[], bool], give_up: Callable[[], None]) -> None:
+        with self._news:
+            while not self._news.wait_for(condition, timeout=_LOOK_S):
+                give_up()
+
+    def _read(self) -> None:
+        for line in self._pipe:
+            message = json.loads(line)
+            with self._news:
+                if "go" in message:
+                    self._complete = message["go"]
+                else:
+                    self._newest = Generation(**message)
+                self._news.notify_all()
+            if "go" not in message:
+                self._on_change()
+
+
+_pipe: int | None = None
+
+
+def open_pipe(fd: int) -> None:
+    """Called in the rank, right after the fork."""
+    global _pipe  # noqa: PLW0603 - a process is one rank and has one agent
+    _pipe = fd
+
+
+def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> ControlPipe | None:
+    """Begin to read, once; None where there is no agent."""
+    global _pipe
+    if _pipe is None:
+        return None
+    fd, _pipe = _pipe, None
+    first = Generation(
+        number=int(environ[contract.GENERATION]),
+        addr=environ[contract.MASTER_ADDR],
+        port=int(environ[contract.MASTER_PORT]),
+    )
+    return ControlPipe(fd, first, on_change=on_change)

@@ -1,0 +1,171 @@
+"""The process groups of one rank, and the way into the next generation when they break.
+
+    open    wait until all ranks are there, then join the groups
+    reform  after a lost peer: leave the broken groups, wait for the agent's order, join anew
+
+Without an agent (a plain `python` or torchrun) the groups are those of `env://` and a lost peer is the end.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dtj import contract, control_pipe
+from dtj.errors import Stopped, is_peer_loss
+from dtj.stop import StopFlag
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
+
+# All ranks are known to be there when they connect, so this only lasts where one dies in that very moment.
+_CONNECT_TIMEOUT = timedelta(seconds=20)
+
+
+class ProcessGroups:
+    """The groups of this rank, through all generations.
+
+    control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
+                messages; None where the world has one process
+    in_place    every rank holds the whole state, so that a lost one can be replaced
+    is_healing  other ranks hold the run in memory: nothing may be exchanged before `compare` of heal.py
+    """
+
+    def __init__(self, world: World, device: torch.device, stop: StopFlag, *, in_place: bool) -> None:
+        self.control: dist.ProcessGroup | None = None
+        self.is_healing = False
+        self._world = world
+        self._device = device
+        self._stop = stop
+        self._in_place = in_place
+        self._control_pipe: control_pipe.ControlPipe | None = None
+        self._generation = 0
+        self._timeout = _CONNECT_TIMEOUT
+        self._sockets: frozenset[str] = frozenset()
+        self._retired = RetiredGroups()
+
+    @property
+    def can_heal(self) -> bool:
+        """A lost peer can be replaced while this process goes on; NCCL's state does not survive it."""
+        return self._in_place and self._control_pipe is not None and self._device.type == "cpu"
+
+    def open(self) -> None:
+        """Join the other ranks, however long they take to come."""
+        if self._world.size == 1:
+            return
+        heartbeat.mine.is_compared = (
+            self._in_place
+        )  # ranks that split a model wait for each other all the time
+        self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
+        if self._control_pipe is None:
+            self.control = open_group(self._world, self._device, store=None, timeout=RENDEZVOUS_TIMEOUT)
+            return
+        self.is_healing = os.environ.get(contract.HEALING) == "1"
+        self._enter()
+
+    def reform(self, error: RuntimeError) -> None:
+        """Join the next generation, now that `error` has broken this one; raise it where it did not."""
+        if self._control_pipe is None or not self.can_heal:
+            raise error
+        is_told = self._control_pipe.newest.number > self._generation
+        if not is_told and not is_peer_loss(error):
+            raise error
+        if not is_told:
+            report_pipe.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
+        self.close()
+        self._control_pipe.wait_newer(self._generation, give_up=self._give_up)
+        self._enter()
+        heartbeat.mine.sign()
+
+    def close(self) -> None:
+        """Leave all groups. Errors are of no interest: they are about to be forgotten."""
+        self._break()
+        self.control = None
+        if dist.is_available() and dist.is_initialized():
+            if self._control_pipe is not None:
+                self._retired.add(list(dist.distributed_c10d._world.pg_map))
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def _enter(self) -> None:
+        assert self._control_pipe is not None
+        while True:
+            target = self._control_pipe.newest
+            report_pipe.send({"ready": target.number}, wait_s=1.0)
+            if not self._control_pipe.wait_complete(target.number, give_up=self._give_up):
+                continue
+            self._generation = target.number
+            try:
+                self._open(target)
+            except RuntimeError as error:
+                self.close()
+                self._timeout *= 2  # perhaps it was no death but a machine that is slower than we think
+                report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
+                self._control_pipe.wait_newer(target.number, give_up=self._give_up)
+                continue
+            return
+
+    def _open(self, target: control_pipe.Generation) -> None:
+        before = set(_open_sockets().values())
+        timeout = self._timeout if self.can_heal else RENDEZVOUS_TIMEOUT
+        choose_store()
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            target.addr,
+            target.port,
+            is_master=False,
+            timeout=timeout,
+            use_libuv=os.environ.get("USE_LIBUV") != "0",
+        )
+        self.control = open_group(self._world, self._device, store=store, timeout=timeout)
+        self._sockets = frozenset(_open_sockets().values()) - before
+
+    def _break(self) -> None:
+        """Make every collective under way fail now, in whatever thread it hangs.
+
+        gloo has no abort; it notices a dead peer only by the end of a connection, which a lost node or a
+        stopped process never brings. So the connections are ended from this side.
+        """
+        for fd, inode in _open_sockets().items() if self._sockets else []:
+            with contextlib.suppress(OSError):  # the list changes while it is read
+                if inode in self._sockets:
+                    with socket.socket(fileno=os.dup(fd)) as copy:
+                        copy.getpeername()  # fails for a listening one, whose end gloo would not survive
+                        copy.shutdown(socket.SHUT_RDWR)
+
+    def _give_up(self) -> None:
+        """Called now and then while the others are waited for."""
+        if self._stop:
+            raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
+
+
+class RetiredGroups:
+    """Groups of the generation before, kept until nobody uses them, and then ended aside.
+
+    gloo ends a group only after its last collective, and one whose connection went at the wrong moment lasts
+    for its whole timeout: whoever held the last reference, the training itself, would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[object] = []
+
+    def add(self, groups: list[object]) -> None:
+        """These are left now; those that were added before are used by nobody any more."""
+        unused, self._groups = self._groups, groups
+        if unused:
+            threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
+
+
+def _open_sockets() -> dict[int, str]:
+    """File descriptors of this process's sockets -> their inodes, which nothing else will have meanwhile."""
+    found = {}
+    folder = Path("/proc/self/fd")  # none where the system does not tell
+    for entry in folder.iterdir() if folder.exists() else []:
+        with contextlib.suppress(OSError):
+            target = str(entry.readlink())
+            if target.startswith("socket:"):
+                found[int(entry.name)] = target
+    return found

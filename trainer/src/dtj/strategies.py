@@ -1,0 +1,67 @@
+"""Flags -> Strategy. The only place that knows all of them."""
+
+import torch
+
+from dtj.errors import RecipeError
+from dtj.parallel.ddp import DataParallel
+from dtj.parallel.fsdp import FullyShard
+from dtj.parallel.layout import Layout
+from dtj.parallel.pipeline import Pipeline
+from dtj.parallel.strategy import Strategy
+from dtj.parallel.tensor import TensorParallel
+from dtj.parallel.zero import ZeroOne
+from dtj.settings import Settings
+from dtj.sync import compress
+from dtj.sync.local_sgd import DiLoCo, LocalSGD
+from dtj.sync.stale import Stale
+
+
+def select(settings: Settings, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> Strategy:
+    """The strategy of a layout; half: the type of --precision, None for float32.
+
+    Raise RecipeError for flags that exclude each other.
+    """
+    _check(settings, layout)
+    match layout.strategy:
+        case "none":
+            return Strategy(layout, device)
+        case "ddp":
+            return _data_parallel(settings, layout, device)
+        case "zero1":
+            return ZeroOne(layout, device)
+        case "fsdp" | "hsdp":
+            return FullyShard(layout, device, half=half)
+        case "tp" | "tp+ddp":
+            return TensorParallel(layout, device)
+        case "pp" | "pp+ddp":
+            return Pipeline(layout, device)
+    raise AssertionError(layout.strategy)
+
+
+def _data_parallel(settings: Settings, layout: Layout, device: torch.device) -> Strategy:
+    name, amount = ("every", None) if settings.sync is None else (settings.sync.name, settings.sync.amount)
+    steps = int(amount or 1)
+    match name:
+        case "local":
+            return LocalSGD(layout, device, every=steps)
+        case "postlocal":
+            return LocalSGD(layout, device, every=steps, alone_from=0.5)
+        case "diloco":
+            return DiLoCo(layout, device, every=steps)
+        case "stale":
+            return Stale(layout, device, delay=steps)
+    small = settings.compress
+    return DataParallel(layout, device, hook=compress.hook(small.name, small.amount) if small else None)
+
+
+def _check(settings: Settings, layout: Layout) -> None:
+    policy = settings.sync.name if settings.sync else "every"
+    wishes = [f"--sync {policy}"] if policy != "every" else []
+    wishes += [f"--compress {settings.compress.name}"] if settings.compress else []
+    if wishes and layout.strategy not in {"none", "ddp"}:
+        raise RecipeError(
+            f"{wishes[0]} does not work with --parallel {layout.strategy}",
+            fix="use --parallel ddp, or leave the other flag out",
+        )
+    if len(wishes) == 2:
+        raise RecipeError(f"{' and '.join(wishes)} exclude each other", fix="use one of them")

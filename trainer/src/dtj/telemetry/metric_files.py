@@ -1,0 +1,149 @@
+"""Logged steps -> files that other tools read: what `--metrics` names. Rank 0 only.
+
+run.jsonl             JSON lines, which `dtj plot` draws; any other name too
+run.csv               a table, one row a logged step
+tensorboard:runs/a    a folder of event files
+
+A file never raises once it is open: a full disk costs lines, not the run.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from dtj.errors import RecipeError
+
+TENSORBOARD = "tensorboard:"
+# Fields of a line that are no curve.
+_PLACES = ("step", "totalSteps", "epoch", "etaSeconds")
+
+
+class MetricFile(Protocol):
+    """Takes one logged step; numbers that JSON does not have are None already."""
+
+    def write(self, reading: dict[str, Any]) -> None: ...
+
+
+class JsonLines:
+    """Fields of /status in docs/contract.md, a line each; every start of the run leaves one too.
+
+    {"event": "start", "step": 120, "at": 1790000000.0}
+    {"step": 130, "epoch": 3, "loss": 0.213, ..., "at": ...}
+    """
+
+    def __init__(self, path: Path, *, step: int) -> None:
+        self._path = path
+        with _named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"event": "start", "step": step})
+
+    def write(self, reading: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._append(reading)
+
+    def _append(self, fields: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(fields | {"at": time.time()}) + "\n")
+
+
+class Table:
+    """A row a logged step; a value that appears later gets a column, empty in the rows before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            with path.open(newline="") as file:
+                self._columns = next(csv.reader(file), [])
+
+    def write(self, reading: dict[str, Any]) -> None:
+        row = {"step": reading["step"], "epoch": reading["epoch"]} | dict(curves(reading))
+        with contextlib.suppress(OSError):
+            new = [name for name in row if name not in self._columns]
+            if new:
+                self._widen(new)
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+
+    def _widen(self, new: list[str]) -> None:
+        with self._path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        wider = self._path.with_suffix(".csv.tmp")
+        with wider.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*self._columns, *new])
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(wider, self._path)  # noqa: PTH105 - the rename that never leaves half a table
+        self._columns += new
+
+
+class TensorBoard:
+    """Event files; steps that a restart redoes are hidden, as TensorBoard does it."""
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and seconds of imports
+        except ImportError as error:
+            raise RecipeError(
+                f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
+                fix="pip install 'dtj[tensorboard]', or name a .jsonl or .csv file",
+            ) from error
+        with _named(folder):
+            self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None)
+
+    def write(self, reading: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            for name, value in curves(reading):
+                self._writer.add_scalar(name, value, reading["step"])
+            self._writer.flush()
+
+
+def open_for(target: str, *, step: int) -> MetricFile:
+    """The file that `--metrics` names; RecipeError where it cannot be written.
+
+    step  that training goes on after
+    """
+    if target.startswith(TENSORBOARD):
+        return TensorBoard(Path(target.removeprefix(TENSORBOARD)), step=step)
+    if target.endswith(".csv"):
+        return Table(Path(target))
+    return JsonLines(Path(target), step=step)
+
+
+def curves(reading: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """What changes from step to step, by name."""
+    flat = {name: value for name, value in reading.items() if name != "metrics"} | reading["metrics"]
+    for name, value in flat.items():
+        if value is not None and name not in _PLACES:
+            yield name, value
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Lines of a JSON lines file, a torn last one left out; RecipeError where it has none."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    if not found:
+        raise RecipeError(
+            f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and name that file"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RecipeError(
+            f"--metrics {path} cannot be written: {error.strerror}", fix="name a file in a writable folder"
+        ) from error

@@ -1,0 +1,157 @@
+"""Numbers of a step -> a line for people or machines, and a report for the agent. Rank 0 only.
+
+step 120/2000  epoch 3  loss 0.2130  accuracy 0.9722  812 samples/s  data wait 2%  eta 0:31
+"""
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+# Fields of /status in docs/contract.md that a logged step fills.
+Reading = dict[str, Any]
+
+# Steps over which their lengths are told.
+_WINDOW = 1000
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Remembers the last line, to know rates; `clock` gives seconds, only differences matter.
+
+    tokens            of one sample; None where samples are not made of tokens
+    flops_per_sample  floating point operations of this rank for one sample of the global batch, once counted
+    peak_flops        what this rank's device can do in a second, as the user states it
+    memory            () -> most bytes that this rank has held
+    """
+
+    total_steps: int
+    clock: Callable[[], float]
+    step: int = 0
+    samples: int = 0
+    tokens: int | None = None
+    flops_per_sample: float | None = None
+    peak_flops: float | None = None
+    memory: Callable[[], int] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _stepped_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._began, self._first_step = self.clock(), self.step
+        self._since = self._began
+
+    def seconds_since_line(self) -> float:
+        """Since the last reading, or since the start."""
+        return self.clock() - self._since
+
+    def begin_step(self) -> None:
+        """From one call to the next is a step, with all that is done in it: evaluation and saving too."""
+        now = self.clock()
+        if self._stepped_at is not None:
+            self._lengths.append(now - self._stepped_at)
+        self._stepped_at = now
+
+    def reading(
+        self,
+        *,
+        step: int,
+        samples: int,
+        epoch: int,
+        metrics: dict[str, float],
+        data_wait: float | None = None,
+    ) -> Reading:
+        """Fields of docs/contract.md for one logged step.
+
+        samples    of all ranks, since the start
+        data_wait  share of the time that ranks have waited for samples
+        """
+        now = self.clock()
+        elapsed = now - self._since
+        done = step - self.step
+        per_second = (samples - self.samples) / elapsed if elapsed > 0 and done > 0 else None
+        eta = (self.total_steps - step) * elapsed / done if done > 0 else None
+        self._since, self.step, self.samples = now, step, samples
+        self.metrics |= metrics
+        others = {name: value for name, value in self.metrics.items() if name != "loss"}
+        return {
+            "step": step,
+            "totalSteps": self.total_steps,
+            "epoch": epoch,
+            "loss": self.metrics.get("loss"),
+            "metrics": others,
+            "samplesPerSecond": per_second,
+            "tokensPerSecond": per_second * self.tokens if per_second and self.tokens else None,
+            "mfu": self._mfu(per_second),
+            "dataWait": data_wait,
+            "stepSecondsP50": self._p50(),
+            "stepSecondsP99": self._p99(),
+            "memoryBytes": self.memory() if self.memory else None,
+            "etaSeconds": eta,
+        }
+
+    def _mfu(self, per_second: float | None) -> float | None:
+        """Model FLOPs utilisation: of what the device could do, how much the model's own operations are."""
+        if not per_second or self.flops_per_sample is None or self.peak_flops is None:
+            return None
+        return self.flops_per_sample * per_second / self.peak_flops
+
+    def summary(self, *, step: int, waited_s: float) -> str:
+        """One line for a person at the end: `step` is the last one, waited_s what data took of the time."""
+        seconds = self.clock() - self._began
+        parts = [f"{step - self._first_step} steps in {timedelta(seconds=round(seconds))}"]
+        p50, p99 = self._p50(), self._p99()
+        if p50 is not None and p99 is not None:
+            parts.append(f"a step {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
+        parts.append(f"data wait {100 * waited_s / seconds if seconds else 0:.0f}%")
+        if self.memory:
+            parts.append(f"at most {self.memory() / 2**20:.0f} MiB")
+        return ", ".join(parts)
+
+    def _p50(self) -> float | None:
+        return statistics.median(self._lengths) if self._lengths else None
+
+    def _p99(self) -> float | None:
+        ordered = sorted(self._lengths)
+        return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else None
+
+
+def as_text(reading: Reading) -> str:
+    """One line for a person."""
+    parts = [f"step {reading['step']}/{reading['totalSteps']}", f"epoch {reading['epoch']}"]
+    if reading["loss"] is not None:
+        parts.append(f"loss {_short(reading['loss'])}")
+    parts += [f"{name} {_short(value)}" for name, value in reading["metrics"].items()]
+    if reading["samplesPerSecond"] is not None:
+        parts.append(f"{reading['samplesPerSecond']:.0f} samples/s")
+    if reading["tokensPerSecond"] is not None:
+        parts.append(f"{reading['tokensPerSecond']:.0f} tokens/s")
+    if reading["mfu"] is not None:
+        parts.append(f"mfu {100 * reading['mfu']:.1f}%")
+    if reading["dataWait"] is not None:
+        parts.append(f"data wait {100 * reading['dataWait']:.0f}%")
+    if reading["etaSeconds"] is not None:
+        parts.append(f"eta {timedelta(seconds=round(reading['etaSeconds']))}")
+    return "  ".join(parts)
+
+
+def as_json(reading: Reading) -> str:
+    """One line for a machine; numbers that JSON does not have become null."""
+    return json.dumps(finite(reading))
+
+
+def finite(value: Any) -> Any:
+    """The same structure with NaN and infinities as None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
