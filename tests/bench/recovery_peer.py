@@ -99,9 +99,9 @@ def one_job(cluster: Cluster, kubectl: Kubectl, system: System, name: str) -> li
             for pod in pods:
                 kubectl.follow(pod, "did step ")
             time.sleep(QUIET_S)
-            fault = time.time()
-            faults.signal_rank(cluster, kubectl, pods[number % len(pods)])
-            seconds = until_trained(kubectl, pods, pods[number % len(pods)], fault)
+            victim = pods[number % len(pods)]
+            fault = faults.send(cluster, faults.rank(cluster, kubectl, victim), "KILL")
+            seconds = until_trained(kubectl, pods, victim, fault)
             print(f"{system.name} {name}, kill {number + 1}: {seconds}", flush=True)
             if seconds is None:
                 break
