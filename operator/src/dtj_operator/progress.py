@@ -1,92 +1,26 @@
 """Polls the agent of replica 0 of running jobs, and keeps each one's last answer.
 
 An agent is optional: no answer means none, and is asked ever more rarely. What a pod answers is somebody
-else's program talking: it is bounded in size, in time and in values. Before this stands reconcile, which
-says whom to ask.
+else's program talking: it is bounded in size and in time here, in values by agent_status. Before this stands
+reconcile, which says whom to ask.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import aiohttp
 import msgspec
 
-from dtj_operator import metrics, names
+from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, Straggler
+from dtj_operator.plan.snapshot import Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
 LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits many times
 RARELY = 6  # times the usual pause, where nobody has answered yet
 
-_Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # the status holds 32 bits
-
-
-_Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_Word = Annotated[str, msgspec.Meta(max_length=64)]
-
-
-class _Failure(msgspec.Struct, rename="camel"):
-    replica: _Index | None = None
-    rank: _Index | None = None
-    reason: _Word | None = None
-    exit_code: int | None = None
-    signal: _Word | None = None
-    message: str | None = None
-    generation: _Index | None = None
-    step: _Index | None = None
-    at: str | None = None
-
-
-class _Restarts(msgspec.Struct, rename="camel"):
-    in_place: _Heals = 0
-
-
-class _Ledger(msgspec.Struct):
-    productive: _Seconds = 0.0
-    startup: _Seconds = 0.0
-    lost: _Seconds = 0.0
-    recovering: _Seconds = 0.0
-
-
-class _Slowest(msgspec.Struct):
-    rank: _Index
-    replica: _Index | None = None
-    ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
-
-
-class _Hang(msgspec.Struct):
-    ranks: list[_Index] = []
-    message: str = ""
-
-
-class Answer(msgspec.Struct, rename="camel"):
-    """The part of the agent's /status that the operator tells; see docs/contract.md."""
-
-    attempt: int
-    step: _Whole | None = None
-    total_steps: _Whole | None = None
-    epoch: _Whole | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    eta_seconds: float | None = None
-    rejoin: bool = False
-    restarts: _Restarts | None = None
-    ledger: _Ledger | None = None
-    failure: _Failure | None = None
-    slowest_rank: _Index | None = None
-    slowest: _Slowest | None = None
-    hang: _Hang | None = None
-
-
-_decode = msgspec.json.Decoder(Answer).decode
 Ask = Callable[[str], Awaitable[bytes]]
 
 
@@ -173,46 +107,19 @@ class Poller:
     async def _poll(self, address: str) -> Progress | None:
         try:
             async with self._at_once, asyncio.timeout(TIMEOUT_S):
-                answer = _decode(await self._ask(address))
+                raw = await self._ask(address)
+            progress = agent_status.parse(raw, self._wall())
         except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
             metrics.POLLS.labels("nothing").inc()
             return None
         metrics.POLLS.labels("answer").inc()
-        return Progress(
-            attempt=answer.attempt,
-            observed_at=self._wall(),
-            step=answer.step,
-            total_steps=answer.total_steps,
-            epoch=answer.epoch,
-            loss=answer.loss,
-            samples_per_second=answer.samples_per_second,
-            eta_s=_sane(answer.eta_seconds),
-            rejoin=answer.rejoin,
-            in_place=answer.restarts.in_place if answer.restarts else 0,
-            ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
-            incident=None if answer.failure is None else Incident(**msgspec.structs.asdict(answer.failure)),
-            slowest=_straggler(answer),
-            hang=None
-            if answer.hang is None
-            else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
-        )
-
-
-def _straggler(answer: Answer) -> Straggler | None:
-    if answer.slowest is not None:
-        return Straggler(**msgspec.structs.asdict(answer.slowest))
-    return None if answer.slowest_rank is None else Straggler(rank=answer.slowest_rank)
+        return progress
 
 
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What the next fault is judged by, and who holds the others up."""
     slow, hang = progress.slowest, progress.hang
     return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks
-
-
-def _sane(seconds: float | None) -> float | None:
-    """An estimate beyond ten years is none, and no date holds it."""
-    return seconds if seconds is not None and 0 <= seconds <= 10 * 365 * 86_400 else None
 
 
 class HttpAsk:

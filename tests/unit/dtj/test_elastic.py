@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.dtj.conftest import PROGRAMS, Command, Start, wait_for
-from tests.unit.dtj.test_pods import Pods, lose
+from tests.unit.dtj.test_pod_loss import Pods, lose
 
 EPOCH = 8  # steps: 96 samples, 12 a step
 

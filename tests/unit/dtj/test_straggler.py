@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtj.agent.straggler import LEAST_S, STEPS, Pace, Slowest, slowest
-from dtj.watch.board import Board
+from dtj.telemetry.heartbeat import Heartbeat
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_serve import get, status
 
@@ -82,12 +82,12 @@ def test_new_generation_is_judged_anew() -> None:
 
 
 def test_saves_pauses_and_evaluations_are_detours() -> None:
-    board = Board()
-    board.optimized(1)
-    assert board.detours == 0
-    board.sign()
-    with board.paused():
-        assert board.detours == 2
+    heartbeat = Heartbeat()
+    heartbeat.optimized(1)
+    assert heartbeat.detours == 0
+    heartbeat.sign()
+    with heartbeat.paused():
+        assert heartbeat.detours == 2
 
 
 @pytest.mark.parametrize("bare", [{}, {"BARE": 1}], ids=["with dtj", "a plain script"])

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj.choose import choose
 from dtj.data import order
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from dtj.parallel.layout import lay_out
 from dtj.settings import COMPRESS, SYNC, Settings
+from dtj.strategies import select
 from dtj.sync.compress import PowerSGD, TopK, WithFeedback
 from dtj.world import World
 from tests.unit.dtj.conftest import PROGRAMS, Finished, Start, wait_for
@@ -243,7 +243,7 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
 )
 def test_flags_that_cannot_be(env: dict[str, str], parallel: str | None, message: str) -> None:
     with pytest.raises(RecipeError, match=f"(?s){message}"):
-        choose(
+        select(
             Settings.read(env),
             lay_out(parallel, "", World(size=2, local_size=2)),
             torch.device("cpu"),

@@ -1,6 +1,6 @@
 """Between two steps: what the ranks agree on there (stop, save, log), and the end of training.
 
-It adds no collective to a step but the pulse (watch/pulse.py), which is read a step after it was sent.
+It adds no collective to a step but the message of agreement.py, which is read a step after it was sent.
 """
 
 import time
@@ -9,23 +9,24 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dtj.checkpoint.keeper import Keeper
+from dtj import agreement
+from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.errors import Stopped
 from dtj.parallel.strategy import Strategy
+from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress
+from dtj.step.finite import FiniteCheck
 from dtj.stop import StopFlag
-from dtj.team import Team
-from dtj.watch import board, pulse
-from dtj.watch.diary import Diary
-from dtj.watch.finite import FiniteWatch
+from dtj.telemetry import heartbeat
+from dtj.telemetry.logger import Logger
 
 
 class Boundary:
     """What is under way between the ranks from one step to the next.
 
     rank      of this process; rank 0's clock counts
-    diary     what becomes of logged values; None until training begins
+    logger    what becomes of logged values; None until training begins
     save_due  this rank wants the state saved after this step
     """
 
@@ -33,61 +34,61 @@ class Boundary:
         self,
         *,
         rank: int,
-        team: Team,
+        groups: ProcessGroups,
         stop: StopFlag,
         strategy: Strategy,
-        keeper: Keeper,
-        finite: FiniteWatch,
+        checkpointer: Checkpointer,
+        finite: FiniteCheck,
         progress: Progress,
         say: Callable[[str], None],
     ) -> None:
-        self.diary: Diary | None = None
+        self.logger: Logger | None = None
         self.save_due = False
         self._rank = rank
-        self._team = team
+        self._groups = groups
         self._stop = stop
         self._strategy = strategy
-        self._keeper = keeper
+        self._checkpointer = checkpointer
         self._finite = finite
         self._progress = progress
         self._say = say
-        self._pulse = pulse.Pulse(team.control)
-        self._pulsed = (0, 0.0)  # step and time of the last one
-        self._next_pulse = 0
+        self._agreement = agreement.Agreement(groups.control)
+        self._sent = (0, 0.0)  # step and time of the last one
+        self._next = 0
 
-    def begin(self, diary: Diary) -> None:
+    def begin(self, logger: Logger) -> None:
         """Training goes on from the present step."""
-        self.diary = diary
-        self._pulsed = (self._progress.step, time.monotonic())
+        self.logger = logger
+        self._sent = (self._progress.step, time.monotonic())
 
     def renew(self) -> None:
         """The process groups are new ones: what was under way over the old is lost."""
-        self._pulse = pulse.Pulse(self._team.control)
-        if self.diary:
-            self.diary.forget()
+        self._agreement = agreement.Agreement(self._groups.control)
+        if self.logger:
+            self.logger.forget()
 
-    def pass_over(self, *, epoch: int, is_last: bool) -> None:
+    def after_step(self, *, epoch: int, is_last: bool) -> None:
         """The optimizer has done the step. Raises Stopped, on all ranks alike, where a stop was agreed on."""
         step = self._progress.step
-        board.mine.stepped(step)
+        heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
-        agreed = pulse.Agreement()
-        if step > self._pulsed[0] + self._strategy.slack:
-            agreed = self._hear()
-        if agreed.broken:
+        decided = agreement.Decision()
+        if step > self._sent[0] + self._strategy.slack:
+            decided = self._receive()
+        if decided.broken:
             self._check_finite()
-        self.save_due = self.save_due or agreed.save or self._keeper.is_due(step)
-        if self.save_due and not agreed.stop and self._strategy.is_together(step):
+        self.save_due = self.save_due or decided.save or self._checkpointer.is_due(step)
+        if self.save_due and not decided.stop and self._strategy.in_sync(step):
             self.save_due = False
             self._check_finite()
-            with board.mine.paused():
-                self._keeper.save(step)
-        is_due = step >= self._next_pulse or self._need_diary().is_due or agreed.stop
-        if is_due and not self._pulse.is_under_way:
+            with heartbeat.mine.paused():
+                self._checkpointer.save(step)
+        is_due = step >= self._next or self._need_logger().is_due or decided.stop
+        if is_due and not self._agreement.is_under_way:
             self._send(epoch)
-        if is_last or agreed.stop:  # the last words are not left in the air
-            self._hear()
-        if agreed.stop and not is_last:
+        if is_last or decided.stop:  # the last words are not left in the air
+            self._receive()
+        if decided.stop and not is_last:
             self._leave()
         if self._stop and self._leaves_alone and not is_last:
             self._stop_unsaved()
@@ -96,44 +97,44 @@ class Boundary:
         """Save the state that the run ends with; ranks that trained alone meet, nothing broken is saved."""
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite()
-        with board.mine.paused():
-            return self._keeper.save(self._progress.step, last=True)
+        with heartbeat.mine.paused():
+            return self._checkpointer.save(self._progress.step, last=True)
 
     def _send(self, epoch: int) -> None:
-        step, feed, diary = self._progress.step, self._progress.need_feed(), self._need_diary()
+        step, feed, logger = self._progress.step, self._progress.need_feed(), self._need_logger()
         now = time.monotonic()
-        pause = pulse.pause(step - self._pulsed[0], now - self._pulsed[1])
-        self._pulsed = (step, now)
-        self._pulse.start(
-            pulse.Wishes(
+        interval = agreement.interval(step - self._sent[0], now - self._sent[1])
+        self._sent = (step, now)
+        self._agreement.start(
+            agreement.Proposal(
                 stop=bool(self._stop) and not self._leaves_alone,
-                save=self._keeper.wants_save(),
-                log=diary.wants_line(),
+                save=self._checkpointer.wants_save(),
+                log=logger.wants_line(),
                 broken=self._finite.has_seen_one(),
-                pause=pause if self._rank == 0 else 0,
-                values=diary.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
+                interval=interval if self._rank == 0 else 0,
+                values=logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
             )
         )
 
-    def _hear(self) -> pulse.Agreement:
-        """What came of the pulse before; nothing new where none is under way."""
-        agreed = self._pulse.read()
-        if agreed is None:
-            return pulse.Agreement()
-        self._next_pulse = self._pulsed[0] + agreed.pause
-        self._need_diary().hear(agreed.values, log=agreed.log)
-        return agreed
+    def _receive(self) -> agreement.Decision:
+        """What came of the message before; nothing new where none is under way."""
+        decided = self._agreement.read()
+        if decided is None:
+            return agreement.Decision()
+        self._next = self._sent[0] + decided.interval
+        self._need_logger().receive(decided.values, log=decided.log)
+        return decided
 
     @property
     def _leaves_alone(self) -> bool:
         """Nothing would be saved, so a stop of all would only lose what the others can keep in memory."""
-        return self._team.can_heal and not self._keeper.run_dir
+        return self._groups.can_heal and not self._checkpointer.run_dir
 
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
         folder = self.conclude()
-        if self._team.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
-            dist.barrier(group=self._team.control)
+        if self._groups.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
+            dist.barrier(group=self._groups.control)
         if folder is None:
             self._stop_unsaved()
         self._say(f"stopped at step {self._progress.step}; checkpoint {folder}")
@@ -144,8 +145,8 @@ class Boundary:
         raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
 
     def _check_finite(self) -> None:
-        self._finite.check(self._team.control, saved=self._keeper.saved_step)
+        self._finite.check(self._groups.control, saved=self._checkpointer.saved_step)
 
-    def _need_diary(self) -> Diary:
-        assert self.diary is not None  # `begin` came first
-        return self.diary
+    def _need_logger(self) -> Logger:
+        assert self.logger is not None  # `begin` came first
+        return self.logger

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 NOWHERE = Place(-1, 0, 0)
 
 
-class Reunion:
+class Handover:
     """What is to be handed over, and where. `target` is None while the ranks are together."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Reunion:
         """This rank has not reached the place where the others wait."""
         return self.target is not None and place[:2] < self.target[:2]
 
-    def meet(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
+    def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
         """All are at the target: hand over, wait, or return the state that was taken over."""
         if self.target is None:
             return None

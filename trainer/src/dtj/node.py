@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtj.watch import board
+from dtj.telemetry import heartbeat
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def first_on_node() -> Iterator[None]:
     share a temporary folder: those of one pod.
     """
     path = Path(tempfile.gettempdir()) / f"dtj-{os.getuid()}.lock"
-    with path.open("w") as lock, board.mine.paused():
+    with path.open("w") as lock, heartbeat.mine.paused():
         fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
         try:
             yield

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from dtj.errors import RecipeError
-from dtj.watch import book
+from dtj.telemetry import metric_files
 
 
 def plot(source: Path, target: Path) -> int:
     """Draw the steps of `source`; returns how many. A step that was trained twice shows its last values."""
-    lines = book.read(source)
+    lines = metric_files.read(source)
     steps = {line["step"]: line for line in lines if "event" not in line}
     starts = [line["step"] for line in lines if line.get("event") == "start"][1:]
     if not steps:

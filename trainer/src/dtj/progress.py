@@ -14,14 +14,14 @@ class Progress:
     verb       verbs that all ranks did together since the last step
     feed       where the data comes from; None until `run.data`
     has_begun  `run.steps` was entered
-    unsettled  the next backward is the first with its process groups, see step/backward.py
+    needs_warm_up  the next backward is the first with its process groups, see step/backward.py
     """
 
     step: int = 0
     verb: int = 0
     feed: Feed | None = None
     has_begun: bool = False
-    unsettled: bool = False
+    needs_warm_up: bool = False
 
     def need_feed(self) -> Feed:
         """Raise RecipeError where there is none."""

@@ -24,28 +24,28 @@ from torch.utils.flop_counter import FlopCounterMode
 from dtj import random_state
 from dtj.boundary import Boundary
 from dtj.checkpoint import weights
-from dtj.checkpoint.keeper import Keeper, Stateful
-from dtj.choose import choose
+from dtj.checkpoint.checkpointer import Checkpointer, Stateful
 from dtj.data.cut import Cut
 from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
 from dtj.data.load import Collate, Loader
-from dtj.elastic import Elastic
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy, blocks
+from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress
+from dtj.recovery import Recovery
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
+from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
 from dtj.stop import StopFlag
-from dtj.team import Team
-from dtj.watch import board, channel
-from dtj.watch.diary import Diary
-from dtj.watch.finite import FiniteWatch
-from dtj.watch.meters import Meters
+from dtj.strategies import select
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.logger import Logger
+from dtj.telemetry.metrics import Meter
 from dtj.world import World, choose_device
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -70,19 +70,19 @@ def init(
     layout = lay_out(settings.parallel, settings.mesh, world)
     chosen = choose_device(world, wish=device)
     precision = Precision(settings.precision, chosen)
-    strategy = choose(settings, layout, chosen, half=precision.half)
+    strategy = select(settings, layout, chosen, half=precision.half)
     strategy.autocast = precision.autocast
     stop = StopFlag()
-    team = Team(world, chosen, stop, in_place=strategy.heals)
-    team.open()
-    atexit.register(team.close)
+    groups = ProcessGroups(world, chosen, stop, in_place=strategy.heals)
+    groups.open()
+    atexit.register(groups.close)
     stop.install()
     random_state.seed(seed)
     if settings.tf32:
         torch.set_float32_matmul_precision("high")
     return Run(
         world=world,
-        team=team,
+        groups=groups,
         settings=settings,
         stop=stop,
         seed=seed,
@@ -98,7 +98,7 @@ class Run:
         self,
         *,
         world: World,
-        team: Team,
+        groups: ProcessGroups,
         settings: Settings,
         stop: StopFlag,
         seed: int,
@@ -107,7 +107,7 @@ class Run:
     ) -> None:
         self.world = world
         self.device = strategy.device
-        self._team = team
+        self._groups = groups
         self._settings = settings
         self._seed = seed
         self._strategy = strategy
@@ -115,31 +115,31 @@ class Run:
         self._models: list[nn.Module] = []
         self._tensors = step_backward.Tensors([])
         self._tokens: int | None = None
-        self._finite = FiniteWatch(self.device)
+        self._finite = FiniteCheck(self.device)
         self._progress = Progress()
-        self._keeper = Keeper(
+        self._checkpointer = Checkpointer(
             settings=settings,
             world=world,
             strategy=strategy,
-            group=team.control,
+            group=groups.control,
             clock=time.monotonic,
             say=self.say,
         )
         if precision.scales:
-            self._keeper.extras["precision"] = precision
+            self._checkpointer.extras["precision"] = precision
         self._boundary = Boundary(
             rank=self.rank,
-            team=team,
+            groups=groups,
             stop=stop,
             strategy=strategy,
-            keeper=self._keeper,
+            checkpointer=self._checkpointer,
             finite=self._finite,
             progress=self._progress,
             say=self.say,
         )
-        self._elastic = Elastic(
-            team=team,
-            keeper=self._keeper,
+        self._recovery = Recovery(
+            groups=groups,
+            checkpointer=self._checkpointer,
             progress=self._progress,
             on_new_groups=self._take_new_groups,
             say=self.say,
@@ -169,7 +169,7 @@ class Run:
             memory.recompute(layers or [model])
         if self._settings.compile:
             memory.compile_in_place(layers or [model], self.device)
-        wrapped = self._strategy.wrap(model, is_healing=self._team.is_healing)
+        wrapped = self._strategy.wrap(model, is_healing=self._groups.is_healing)
         self._models.append(wrapped)
         self._tensors = step_backward.Tensors(self._models)
         return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
@@ -215,21 +215,21 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
-        self._keeper.parts = {
+        self._checkpointer.parts = {
             name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
             for name, part in parts.items()
         }
         if self._strategy.extra:
-            self._keeper.extras["sync"] = self._strategy.extra
-        if not self._keeper.run_dir:
+            self._checkpointer.extras["sync"] = self._strategy.extra
+        if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
-        if self._elastic.joins():
+        if self._recovery.joins():
             return
-        restored = self._keeper.restore()
+        restored = self._checkpointer.restore()
         if restored is not None:
             self._progress.step = restored
-            self._progress.unsettled = self._strategy.settles
-        self._elastic.complete()
+            self._progress.needs_warm_up = self._strategy.needs_warm_up
+        self._recovery.complete()
 
     def steps(self, total: int) -> Iterator[Batch]:
         """Global batches from the committed step up to `total`.
@@ -237,36 +237,36 @@ class Run:
         Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
         """
         progress, feed = self._progress, self._progress.need_feed()
-        if self._keeper.run_dir and not self._keeper.parts:
+        if self._checkpointer.run_dir and not self._checkpointer.parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
-        diary = Diary(settings=self._settings, rank=self.rank, meters=self._meters_of(feed, total))
-        self._boundary.begin(diary)
+        logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
+        self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
         progress.has_begun, started = True, self.step
-        channel.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
-        self._elastic.hold()
+        report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
+        self._recovery.hold()
         try:
             while True:
-                self._elastic.meet()
+                self._recovery.catch_up()
                 if self.step >= total:
                     break
-                diary.begin(self.step + 1)
+                logger.begin(self.step + 1)
                 random_state.begin_step(self._seed, self.step, self.rank, self.device)
                 batch = feed.batch()
                 yield batch
                 feed.advance()
                 progress.step += 1
                 progress.verb = 0
-                if not self._elastic.is_behind:
+                if not self._recovery.is_behind:
                     try:
-                        self._boundary.pass_over(epoch=batch.epoch, is_last=self.step == total)
+                        self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
                     except RuntimeError as error:
-                        self._elastic.heal(error)
+                        self._recovery.heal(error)
         finally:
             feed.close()
-        self._elastic.do(self._boundary.conclude, undo=None, stand_in=None)
+        self._recovery.retry(self._boundary.conclude, undo=None, stand_in=None)
         if self.step > started:
-            self.say(diary.meters.summary(step=self.step, waited_s=feed.waited_s))
+            self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
@@ -276,9 +276,9 @@ class Run:
         """
 
         def act() -> torch.Tensor:
-            if self._progress.unsettled:
-                step_backward.settle(loss_of, batch, models=self._models, strategy=self._strategy)
-                self._progress.unsettled = False
+            if self._progress.needs_warm_up:
+                step_backward.warm_up(loss_of, batch, models=self._models, strategy=self._strategy)
+                self._progress.needs_warm_up = False
             loss = self._counted(
                 lambda: step_backward.backward(
                     loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
@@ -289,8 +289,8 @@ class Run:
                 self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
             return loss
 
-        before = step_backward.Before(self._tensors, self.device) if self._team.can_heal else None
-        loss = self._elastic.do(
+        before = step_backward.Rollback(self._tensors, self.device) if self._groups.can_heal else None
+        loss = self._recovery.retry(
             act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
         )
         self._finite.note(loss, self.step + 1)
@@ -311,12 +311,12 @@ class Run:
         Tensors of one element are averaged over the ranks, and only for a line cost a wait for the device.
         Numbers wait for the next line. now=True makes this step's line due; every rank says so alike.
         """
-        if self._boundary.diary is None:
+        if self._boundary.logger is None:
             raise RecipeError(
                 "run.log was called outside `for batch in run.steps(...)`", fix="print it instead"
             )
-        if not self._elastic.is_behind:
-            self._boundary.diary.note(values, now=now)
+        if not self._recovery.is_behind:
+            self._boundary.logger.note(values, now=now)
 
     def evaluate(
         self,
@@ -348,17 +348,17 @@ class Run:
                 models=self._models,
                 strategy=self._strategy,
                 precision=self._precision,
-                group=self._team.control,
+                group=self._groups.control,
             )
 
-        return self._elastic.do(act, undo=None, stand_in=math.nan)
+        return self._recovery.retry(act, undo=None, stand_in=math.nan)
 
     def keep_best(self, score: float) -> None:
         """Commit the state after this step, and keep it besides the newest, if no score was higher so far.
 
         score  the same on every rank, say of `evaluate`; give its negative where less is better
         """
-        if not self._elastic.is_behind and self._keeper.offer(score):
+        if not self._recovery.is_behind and self._checkpointer.offer(score):
             self._boundary.save_due = True
 
     @contextlib.contextmanager
@@ -370,7 +370,7 @@ class Run:
         need it.
         """
         self.say(f"pause at step {self.step}: {what}")
-        with board.mine.paused():
+        with heartbeat.mine.paused():
             yield
 
     def say(self, message: str) -> None:
@@ -378,9 +378,9 @@ class Run:
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 
-    def _meters_of(self, feed: Feed, total: int) -> Meters:
+    def _meter(self, feed: Feed, total: int) -> Meter:
         peak = self._settings.peak_tflops
-        return Meters(
+        return Meter(
             total_steps=total,
             clock=time.monotonic,
             step=self.step,
@@ -392,12 +392,12 @@ class Run:
 
     def _counted(self, act: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
         """Count the operations of the first step, where a peak is stated that they can be compared with."""
-        meters = self._boundary.diary.meters if self._boundary.diary else None
-        if meters is None or meters.peak_flops is None or meters.flops_per_sample is not None:
+        meter = self._boundary.logger.meter if self._boundary.logger else None
+        if meter is None or meter.peak_flops is None or meter.flops_per_sample is not None:
             return act()
         with FlopCounterMode(display=False) as counter:
             loss = act()
-        meters.flops_per_sample = counter.get_total_flops() / batch.samples
+        meter.flops_per_sample = counter.get_total_flops() / batch.samples
         return loss
 
     def _cut(self, **how: Any) -> Cut:
@@ -416,5 +416,5 @@ class Run:
         return bool(worst)
 
     def _take_new_groups(self) -> None:
-        self._strategy.relay(self._models)
+        self._strategy.rebuild(self._models)
         self._boundary.renew()

@@ -65,7 +65,7 @@ class Settings:
     save_every      steps between checkpoints; None saves once a minute, which costs little at any step time.
     log_every       steps between lines; None prints about one a second.
     log_json        one JSON object a line instead of text.
-    metrics         files that every logged line is written to (watch/book.py)
+    metrics         files that every logged line is written to (telemetry/metric_files.py)
     peak_tflops     of one device at the precision in use, in 10^12 operations a second: gives MFU
     checkpoint_dir  where this run commits its checkpoints; None keeps state in memory only.
     resume_dir      folder of an earlier run to start from; read, never written.
@@ -77,7 +77,7 @@ class Settings:
     precision       one of PRECISIONS, of forward and backward (step/precision.py)
     tf32            CUDA may round the inputs of float32 matrix products: faster, less exact
     compile         torch.compile the model
-    sync            when ranks exchange what they learned, and every how many steps (sync/local.py, stale.py)
+    sync            when ranks exchange what they learned, and every how many steps (sync/)
     compress        how gradients are made smaller, and how much (sync/compress.py)
     recompute       keep no activations inside blocks, compute them again in backward: memory for time
     """

@@ -1,7 +1,7 @@
 """SIGTERM or SIGINT -> a flag, and nothing else.
 
 A handler runs between any two bytecodes, so a collective or a save in it would deadlock or tear. The flag
-travels with the next pulse (watch/pulse.py); all ranks then stop at the same step.
+travels with the next message of agreement.py; all ranks then stop at the same step.
 """
 
 import signal

@@ -56,7 +56,7 @@ class Boards:
             )
         self._stepped_at[child.pid] = board.stepped_at
         self._said[child.pid] = now
-        return Sign(child.generation, board.step, board.is_paused, board.effort, board.stepped_at)
+        return Sign(child.generation, board.step, board.is_paused, board.busy_time, board.stepped_at)
 
     def forget(self, child: Child) -> None:
         """What is known of it, a pause for instance, is to be told anew."""

@@ -14,7 +14,7 @@ from dtj.agent import rank as rank_process
 from dtj.agent.hang import Look, innermost
 from dtj.agent.lines import Lines
 from dtj.agent.report import Ending
-from dtj.watch.board import Board
+from dtj.telemetry.heartbeat import Heartbeat as Board
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -24,8 +24,8 @@ class Child:
     """A rank from its fork to its burial.
 
     streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
-    reports  read end of the pipe of watch/channel.py
-    orders   write end of the pipe of watch/orders.py
+    reports  read end of the pipe of telemetry/report_pipe.py
+    orders   write end of the pipe of control_pipe.py
     killed   the agent itself ended it
     board    how far it is, in memory shared with it
     stacks   read end of the pipe for its Python stacks

@@ -21,7 +21,7 @@ _WINDOW = 64
 
 # The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
 _WAITS = re.compile(
-    r"torch/distributed/|torch/autograd/graph\.py|dtj/(watch/(pulse|orders)|team|heal)\.py|nn/parallel/distributed\.py"
+    r"torch/distributed/|torch/autograd/graph\.py|dtj/(agreement|control_pipe|process_groups|heal)\.py|nn/parallel/distributed\.py"
 )
 # Where Python waits for somebody: who called it tells more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")

@@ -41,7 +41,7 @@ class News:
         self._status.started(child.rank, child.pid)
 
     def reported(self, child: Child, fields: dict[str, Any]) -> None:
-        """It says something of itself, see watch/channel.py."""
+        """It says something of itself, see telemetry/report_pipe.py."""
         match fields:
             case {"ready": generation}:
                 child.uses_dtj = True

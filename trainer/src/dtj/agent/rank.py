@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract
+from dtj import control_pipe as orders
 from dtj.agent import report
 from dtj.errors import DtjError, is_peer_loss
-from dtj.watch import board, channel, orders
-from dtj.watch.board import Board
-from dtj.watch.effort import Effort
+from dtj.telemetry import heartbeat as board
+from dtj.telemetry import report_pipe as channel
+from dtj.telemetry.busy_time import BusyTime as Effort
+from dtj.telemetry.heartbeat import Heartbeat as Board
 
 Program = Callable[[], None]
 

@@ -1,7 +1,7 @@
 """The newest checkpoint that can be read, among this run's own and those of the run to resume from.
 
-Only one process of the job reads; it hands the bytes to the others (keeper.py), so that all ranks start from
-the same step even where some see another disk.
+Only one process of the job reads; it hands the bytes to the others (checkpointer.py), so that all ranks
+start from the same step even where some see another disk.
 """
 
 import io

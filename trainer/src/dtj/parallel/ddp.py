@@ -26,7 +26,7 @@ class DataParallel(Strategy):
     It lays its buckets anew after the first backward, so that sums round differently from then on.
     """
 
-    settles = True
+    needs_warm_up = True
     heals = True
 
     def __init__(self, layout: Layout, device: torch.device, *, hook: Hook | None = None) -> None:
@@ -37,7 +37,7 @@ class DataParallel(Strategy):
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """With rank 0's weights and synchronised gradients."""
         check_trainable(model)
-        wrapped = Replica(model.to(self.device), device=self.device, init_sync=not is_healing)
+        wrapped = RebuildableDDP(model.to(self.device), device=self.device, init_sync=not is_healing)
         if self._hook:
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
@@ -46,10 +46,10 @@ class DataParallel(Strategy):
         """Without the `module.` prefix."""
         return unwrap(model)
 
-    def relay(self, models: list[nn.Module]) -> None:
+    def rebuild(self, models: list[nn.Module]) -> None:
         for model in models:
-            if isinstance(model, Replica):
-                model.relay()
+            if isinstance(model, RebuildableDDP):
+                model.rebuild()
                 if self._hook:
                     model.register_comm_hook(None, self._hook.average)
 
@@ -62,7 +62,7 @@ class DataParallel(Strategy):
             yield
 
     @contextlib.contextmanager
-    def settling(self) -> Iterator[None]:
+    def warming_up(self) -> Iterator[None]:
         """What a hook remembers of gradients is left alone."""
         if self._hook:
             self._hook.paused = True
@@ -86,7 +86,7 @@ class DataParallel(Strategy):
                     model.require_forward_param_sync = True
 
 
-class Replica(DistributedDataParallel):
+class RebuildableDDP(DistributedDataParallel):
     """DDP that can be laid over a new process group, whoever holds a reference to it."""
 
     def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
@@ -99,7 +99,7 @@ class Replica(DistributedDataParallel):
         )
         self._own_device = device
 
-    def relay(self) -> None:
+    def rebuild(self) -> None:
         """Average over the present default group; nothing is exchanged, weights are left as they are."""
         module, device, is_training = self.module, self._own_device, self.training
         del self.reducer  # takes its hooks off the parameters

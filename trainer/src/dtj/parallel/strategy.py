@@ -24,7 +24,7 @@ class Strategy:
     replicated   every rank holds the whole state, so a newcomer can take it from any other rank
     in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
     heals        a lost rank can be replaced while the others go on, over new process groups
-    settles      the first backward after a start rounds differently from the later ones
+    needs_warm_up  the first backward after a start rounds differently from the later ones
     pipelined    micro-batches must have one size; how many of them are good
     slack        steps that a rank may be ahead of the slowest one
     extra        what a checkpoint must hold of the strategy itself
@@ -33,7 +33,7 @@ class Strategy:
     replicated = True
     in_lockstep = False
     heals = False
-    settles = False
+    needs_warm_up = False
     pipelined: int | None = None
     slack = 0
     extra: Any = None
@@ -53,7 +53,7 @@ class Strategy:
         del is_healing
         return model.to(self.device)
 
-    def relay(self, models: list[nn.Module]) -> None:
+    def rebuild(self, models: list[nn.Module]) -> None:
         """After a change of process groups, before the next forward."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -95,7 +95,7 @@ class Strategy:
         self.step = step
 
     @contextlib.contextmanager
-    def settling(self) -> Iterator[None]:
+    def warming_up(self) -> Iterator[None]:
         """Around a backward pass whose gradients are thrown away."""
         yield
 
@@ -103,7 +103,7 @@ class Strategy:
         """This rank keeps the optimizer's state of the parameter."""
         return not parameter.is_meta
 
-    def is_together(self, step: int) -> bool:
+    def in_sync(self, step: int) -> bool:
         """After this step all ranks have the same model, so that it can be saved."""
         return True
 
@@ -128,7 +128,7 @@ class Strategy:
                 dist.broadcast(buffer, src=0)
 
 
-class Copies(Strategy):
+class Replicated(Strategy):
     """Every rank holds the whole model, as rank 0 begins it; what is exchanged when is up to the subclass.
 
     weights  the trained parameters of all models

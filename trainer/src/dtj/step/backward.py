@@ -43,15 +43,15 @@ def backward(
     return total / precision.scale if precision.scales else total
 
 
-def settle(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:
+def warm_up(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:
     """One backward pass whose result is thrown away: for the first step with new process groups.
 
     DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
     first layout where the unbroken one was in the second, and with three ranks or more their sums round
     differently.
     """
-    before = Before(Tensors(models), strategy.device)
-    with strategy.settling():
+    before = Rollback(Tensors(models), strategy.device)
+    with strategy.warming_up():
         strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
     before.restore()
 
@@ -64,7 +64,7 @@ class Tensors:
         self.buffers = [b for model in models for b in model.buffers()]
 
 
-class Before:
+class Rollback:
     """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
 
     def __init__(self, tensors: Tensors, device: torch.device) -> None:

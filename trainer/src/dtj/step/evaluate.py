@@ -11,7 +11,7 @@ from dtj.data.feed import Feed
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 from dtj.step.precision import Precision
-from dtj.watch import board
+from dtj.telemetry import heartbeat
 
 
 def evaluate(
@@ -31,7 +31,7 @@ def evaluate(
     count = 0
     with strategy.evaluating(models), torch.no_grad(), precision.autocast():
         for batch in feed.epoch_once():
-            board.mine.sign()
+            heartbeat.mine.sign()
             for part in batch.parts:
                 found = score(batch.fetch(part))
                 if found.numel() != len(part.indices):

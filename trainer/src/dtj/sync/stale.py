@@ -18,10 +18,10 @@ from torch import nn
 
 from dtj.parallel.average import spread
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Copies, Share
+from dtj.parallel.strategy import Replicated, Share
 
 
-class Stale(Copies):
+class Stale(Replicated):
     """Averages under way, oldest first: (vector of all gradients, its message; None once it has arrived)."""
 
     def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:

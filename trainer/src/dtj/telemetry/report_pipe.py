@@ -16,7 +16,7 @@ _pipe: int | None = None
 
 def open_pipe(fd: int) -> None:
     """Called in the rank, right after the fork."""
-    global _pipe  # noqa: PLW0603 - a process is one rank and has one channel
+    global _pipe  # noqa: PLW0603 - a process is one rank and has one pipe
     os.set_blocking(fd, False)
     _pipe = fd
 

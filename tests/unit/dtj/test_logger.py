@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtj import agreement
 from dtj.agent.lines import Lines
 from dtj.errors import RecipeError
 from dtj.settings import Settings
-from dtj.watch import meters, pulse
-from dtj.watch.diary import Diary
+from dtj.telemetry import metrics
+from dtj.telemetry.logger import Logger
 
 
 class Clock:
@@ -26,24 +27,24 @@ class Clock:
         return self.now
 
 
-def diary(clock: Clock, **settings: Any) -> Diary:
-    return Diary(
-        settings=Settings(**settings), rank=0, meters=meters.Meters(total_steps=100, clock=clock, tokens=3)
+def logger(clock: Clock, **settings: Any) -> Logger:
+    return Logger(
+        settings=Settings(**settings), rank=0, meter=metrics.Meter(total_steps=100, clock=clock, tokens=3)
     )
 
 
-def train(d: Diary, clock: Clock, steps: range, *, step_s: float) -> None:
-    """What Run does with a diary; the pulse of one step is heard at the end of the next."""
+def train(d: Logger, clock: Clock, steps: range, *, step_s: float) -> None:
+    """What Run does with a logger; the message of one step is heard at the end of the next."""
     sent: tuple[float, ...] = ()
     asked = False
     for step in steps:
         d.begin(step)
         d.note({"loss": torch.tensor(1 / step)}, now=False)
         clock.now += step_s
-        d.hear(sent, log=asked)
+        d.receive(sent, log=asked)
         sent = d.end(step, samples=8 * step, epoch=step // 50, waited_s=0)
         asked = d.wants_line()
-    d.hear(sent, log=asked)
+    d.receive(sent, log=asked)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
@@ -52,7 +53,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
 
 def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    train(diary(clock), clock, range(1, 101), step_s=0.1)
+    train(logger(clock), clock, range(1, 101), step_s=0.1)
     found = lines(capsys)
     assert (found[0], found[-1]) == (1, 100)
     assert all(10 <= b - a <= 14 for a, b in pairwise(found[:-1]))
@@ -60,17 +61,17 @@ def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.Ca
 
 def test_flag_log_every_counts_steps(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    train(diary(clock, log_every=25), clock, range(1, 101), step_s=9)
+    train(logger(clock, log_every=25), clock, range(1, 101), step_s=9)
     assert lines(capsys) == [1, 25, 50, 75, 100]
 
 
 def test_line_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    d = diary(clock)
+    d = logger(clock)
     d.begin(1)
     d.note({"loss": torch.tensor(0.25), "accuracy": 0.5, "lr": 1e-5}, now=False)
     clock.now = 2.0
-    d.hear(d.end(1, samples=16, epoch=0, waited_s=0.5), log=False)
+    d.receive(d.end(1, samples=16, epoch=0, waited_s=0.5), log=False)
     assert capsys.readouterr().out == (
         "step 1/100  epoch 0  loss 0.2500  accuracy 0.5000  lr 1.000e-05  8 samples/s  24 tokens/s  "
         "data wait 25%  eta 0:03:18\n"
@@ -78,7 +79,7 @@ def test_line_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_number_noted_between_lines_waits_for_the_next_one() -> None:
-    d = diary(Clock(), log_every=10)
+    d = logger(Clock(), log_every=10)
     d.begin(1)
     d.end(1, samples=1, epoch=0, waited_s=0)
     d.begin(2)
@@ -91,11 +92,11 @@ def test_number_noted_between_lines_waits_for_the_next_one() -> None:
 
 def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    d = diary(clock, log_json=True)
+    d = logger(clock, log_json=True)
     d.begin(1)
     d.note({"loss": torch.tensor(math.nan)}, now=False)
     clock.now = 1.0
-    d.hear(d.end(1, samples=4, epoch=0, waited_s=1.0), log=False)
+    d.receive(d.end(1, samples=4, epoch=0, waited_s=1.0), log=False)
     assert json.loads(capsys.readouterr().out) == {
         "step": 1,
         "totalSteps": 100,
@@ -115,12 +116,12 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
 
 def test_value_of_many_elements_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"run.log got logits of shape \(2, 3\)"):
-        diary(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)
+        logger(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)
 
 
 def test_lengths_of_steps_and_utilisation() -> None:
     clock = Clock()
-    m = meters.Meters(
+    m = metrics.Meter(
         total_steps=200, clock=clock, flops_per_sample=5e9, peak_flops=2e12, memory=lambda: 4096
     )
     for step in range(101):
@@ -135,12 +136,12 @@ def test_lengths_of_steps_and_utilisation() -> None:
     )
     m.begin_step()
     assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101
-    assert "mfu 25.0%" in meters.as_text(found)
+    assert "mfu 25.0%" in metrics.as_text(found)
 
 
 def test_rate_is_unknown_until_time_has_passed() -> None:
     clock = Clock()
-    m = meters.Meters(total_steps=10, clock=clock)
+    m = metrics.Meter(total_steps=10, clock=clock)
     assert m.reading(step=1, samples=1, epoch=0, metrics={})["samplesPerSecond"] is None
 
 
@@ -181,10 +182,10 @@ def test_line_without_an_end_does_not_fill_the_memory() -> None:
 @pytest.mark.parametrize(
     ("steps", "seconds", "pause"),
     [
-        pytest.param(10, 0.01, 100, id="short steps: ten pulses a second"),
+        pytest.param(10, 0.01, 100, id="short steps: ten messages a second"),
         pytest.param(1, 3.0, 1, id="long steps: every one"),
         pytest.param(0, 0.0, 1, id="nothing measured yet"),
     ],
 )
-def test_pause_between_pulses(steps: int, seconds: float, pause: int) -> None:
-    assert pulse.pause(steps, seconds) == pause
+def test_pause_between_messages(steps: int, seconds: float, pause: int) -> None:
+    assert agreement.interval(steps, seconds) == pause

@@ -12,11 +12,11 @@ from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import ZeroOne
 from dtj.settings import Settings
 from dtj.sync import compress
-from dtj.sync.local import DiLoCo, Local
+from dtj.sync.local_sgd import DiLoCo, LocalSGD
 from dtj.sync.stale import Stale
 
 
-def choose(settings: Settings, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> Strategy:
+def select(settings: Settings, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> Strategy:
     """The strategy of a layout; half: the type of --precision, None for float32.
 
     Raise RecipeError for flags that exclude each other.
@@ -43,9 +43,9 @@ def _data_parallel(settings: Settings, layout: Layout, device: torch.device) -> 
     steps = int(amount or 1)
     match name:
         case "local":
-            return Local(layout, device, every=steps)
+            return LocalSGD(layout, device, every=steps)
         case "postlocal":
-            return Local(layout, device, every=steps, alone_from=0.5)
+            return LocalSGD(layout, device, every=steps, alone_from=0.5)
         case "diloco":
             return DiLoCo(layout, device, every=steps)
         case "stale":

@@ -20,7 +20,7 @@ _WINDOW = 1000
 
 
 @dataclass(kw_only=True)
-class Meters:
+class Meter:
     """Remembers the last line, to know rates; `clock` gives seconds, only differences matter.
 
     tokens            of one sample; None where samples are not made of tokens

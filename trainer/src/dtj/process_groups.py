@@ -16,18 +16,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from dtj import contract
+from dtj import contract, control_pipe
 from dtj.errors import Stopped, is_peer_loss
 from dtj.stop import StopFlag
-from dtj.watch import board, channel, orders
+from dtj.telemetry import heartbeat, report_pipe
 from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
 
 # All ranks are known to be there when they connect, so this only lasts where one dies in that very moment.
 _CONNECT_TIMEOUT = timedelta(seconds=20)
 
 
-class Team:
-    """This rank among the others.
+class ProcessGroups:
+    """The groups of this rank, through all generations.
 
     control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
                 messages; None where the world has one process
@@ -42,24 +42,26 @@ class Team:
         self._device = device
         self._stop = stop
         self._in_place = in_place
-        self._orders: orders.Orders | None = None
+        self._control_pipe: control_pipe.ControlPipe | None = None
         self._generation = 0
         self._timeout = _CONNECT_TIMEOUT
         self._sockets: frozenset[str] = frozenset()
-        self._left = Left()
+        self._retired = RetiredGroups()
 
     @property
     def can_heal(self) -> bool:
         """A lost peer can be replaced while this process goes on; NCCL's state does not survive it."""
-        return self._in_place and self._orders is not None and self._device.type == "cpu"
+        return self._in_place and self._control_pipe is not None and self._device.type == "cpu"
 
     def open(self) -> None:
         """Join the other ranks, however long they take to come."""
         if self._world.size == 1:
             return
-        board.mine.is_compared = self._in_place  # ranks that split a model wait for each other all the time
-        self._orders = orders.listen(os.environ, on_change=self._break)
-        if self._orders is None:
+        heartbeat.mine.is_compared = (
+            self._in_place
+        )  # ranks that split a model wait for each other all the time
+        self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
+        if self._control_pipe is None:
             self.control = open_group(self._world, self._device, store=None, timeout=RENDEZVOUS_TIMEOUT)
             return
         self.is_healing = os.environ.get(contract.HEALING) == "1"
@@ -67,34 +69,34 @@ class Team:
 
     def reform(self, error: RuntimeError) -> None:
         """Join the next generation, now that `error` has broken this one; raise it where it did not."""
-        if self._orders is None or not self.can_heal:
+        if self._control_pipe is None or not self.can_heal:
             raise error
-        is_told = self._orders.newest.number > self._generation
+        is_told = self._control_pipe.newest.number > self._generation
         if not is_told and not is_peer_loss(error):
             raise error
         if not is_told:
-            channel.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
+            report_pipe.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
         self.close()
-        self._orders.wait_newer(self._generation, give_up=self._give_up)
+        self._control_pipe.wait_newer(self._generation, give_up=self._give_up)
         self._enter()
-        board.mine.sign()
+        heartbeat.mine.sign()
 
     def close(self) -> None:
         """Leave all groups. Errors are of no interest: they are about to be forgotten."""
         self._break()
         self.control = None
         if dist.is_available() and dist.is_initialized():
-            if self._orders is not None:
-                self._left.add(list(dist.distributed_c10d._world.pg_map))
+            if self._control_pipe is not None:
+                self._retired.add(list(dist.distributed_c10d._world.pg_map))
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
     def _enter(self) -> None:
-        assert self._orders is not None
+        assert self._control_pipe is not None
         while True:
-            target = self._orders.newest
-            channel.send({"ready": target.number}, wait_s=1.0)
-            if not self._orders.wait_complete(target.number, give_up=self._give_up):
+            target = self._control_pipe.newest
+            report_pipe.send({"ready": target.number}, wait_s=1.0)
+            if not self._control_pipe.wait_complete(target.number, give_up=self._give_up):
                 continue
             self._generation = target.number
             try:
@@ -102,12 +104,12 @@ class Team:
             except RuntimeError as error:
                 self.close()
                 self._timeout *= 2  # perhaps it was no death but a machine that is slower than we think
-                channel.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
-                self._orders.wait_newer(target.number, give_up=self._give_up)
+                report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
+                self._control_pipe.wait_newer(target.number, give_up=self._give_up)
                 continue
             return
 
-    def _open(self, target: orders.Generation) -> None:
+    def _open(self, target: control_pipe.Generation) -> None:
         before = set(_open_sockets().values())
         timeout = self._timeout if self.can_heal else RENDEZVOUS_TIMEOUT
         choose_store()
@@ -140,7 +142,7 @@ class Team:
             raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
 
 
-class Left:
+class RetiredGroups:
     """Groups of the generation before, kept until nobody uses them, and then ended aside.
 
     gloo ends a group only after its last collective, and one whose connection went at the wrong moment lasts
@@ -154,7 +156,7 @@ class Left:
         """These are left now; those that were added before are used by nobody any more."""
         unused, self._groups = self._groups, groups
         if unused:
-            threading.Thread(target=unused.clear, name="dtj-left", daemon=True).start()
+            threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
 
 
 def _open_sockets() -> dict[int, str]:

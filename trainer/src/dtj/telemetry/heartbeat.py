@@ -1,7 +1,7 @@
 """A few numbers of a rank in memory that it shares with the agent: how far it is, alive, and at what pace.
 
 Writing costs less than a microsecond and never blocks, so it is done at every step; the agent looks when it
-likes. Without an agent the board is private and nobody looks.
+likes. Without an agent the memory is private and nobody looks.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 NONE = -1
 
 
-class Board:
+class Heartbeat:
     """Some numbers; one process writes, another reads, and a torn read is corrected by the next.
 
     0  last completed step      3  steps whose work was measured
@@ -49,7 +49,7 @@ class Board:
         return self._values[5] / 1e9
 
     @property
-    def effort(self) -> tuple[int, float]:
+    def busy_time(self) -> tuple[int, float]:
         """Steps whose work was measured, and seconds of work in all of them."""
         return self._values[3], self._values[4] / 1e9
 
@@ -90,10 +90,10 @@ class Board:
             self._values[1] += 1
 
 
-mine = Board()  # of this process; a rank replaces it by the one that its agent made
+mine = Heartbeat()  # of this process; a rank replaces it by the one that its agent made
 
 
-def use(board: Board) -> None:
+def use(heartbeat: Heartbeat) -> None:
     """Called in the rank, right after the fork."""
-    global mine  # noqa: PLW0603 - a process is one rank and has one board
-    mine = board
+    global mine  # noqa: PLW0603 - a process is one rank and has one heartbeat
+    mine = heartbeat

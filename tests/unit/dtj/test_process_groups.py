@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dtj.team import Left
+from dtj.process_groups import RetiredGroups
 
 TIMEOUT = timedelta(seconds=100)
 
@@ -18,13 +18,13 @@ def test_group_whose_collective_never_ends_holds_nobody_up():
     with ThreadPoolExecutor(2) as pool:
         group, peer = pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2))
     work = group.allreduce([torch.ones(1)])  # type: ignore[attr-defined]
-    left = Left()
-    left.add([group])
+    retired = RetiredGroups()
+    retired.add([group])
     del group
 
-    left.add([])
+    retired.add([])
 
-    (burial,) = (each for each in threading.enumerate() if each.name == "dtj-left")
+    (burial,) = (each for each in threading.enumerate() if each.name == "dtj-retired-groups")
     assert not work.is_completed()
     peer.allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]  # so that the test leaves nothing behind
     burial.join(60)

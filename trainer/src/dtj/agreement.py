@@ -6,7 +6,7 @@ size, whatever is in it, so that a rank which logs more or less than the others 
 
     step k    ... start
     step k+1  ... read                     every rank sees the same answer after the same step
-    step k+n  ... start                    n, too, is part of the answer: about ten pulses a second
+    step k+n  ... start                    n, too, is part of the answer: about ten messages a second
 
 Why not every step: on CPUs the message costs half a millisecond, and a step can be as short as that.
 """
@@ -24,35 +24,35 @@ _INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What one rank wants; any rank's wish counts for all. `pause`, in steps, is rank 0's alone."""
+class Proposal:
+    """What one rank wants; what any of them wants counts for all. `interval`, in steps, is rank 0's alone."""
 
     stop: bool = False
     save: bool = False
     log: bool = False
     broken: bool = False
-    pause: int = 0
+    interval: int = 0
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class Decision:
     """What all ranks know now. `values` are means over the ranks that gave them."""
 
     stop: bool = False
     save: bool = False
     log: bool = False
     broken: bool = False
-    pause: int = 1
+    interval: int = 1
     values: tuple[float, ...] = ()
 
 
-def pause(steps: int, seconds: float) -> int:
-    """Steps until the next pulse, when `steps` took so long: at least one."""
+def interval(steps: int, seconds: float) -> int:
+    """Steps until the next message, when `steps` took so long: at least one."""
     return max(1, int(steps * _INTERVAL_S / seconds)) if seconds > 0 else 1
 
 
-class Pulse:
+class Agreement:
     """At most one message is under way; `start` and `read` alternate."""
 
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
@@ -65,17 +65,17 @@ class Pulse:
         """Started, not read yet."""
         return self._message is not None
 
-    def start(self, wishes: Wishes) -> None:
-        """Send this rank's wishes; returns at once."""
-        values = list(wishes.values[:SLOTS])
+    def start(self, mine: Proposal) -> None:
+        """Send this rank's proposal; returns at once."""
+        values = list(mine.values[:SLOTS])
         empty = [0.0] * (SLOTS - len(values))
-        flags = [float(w) for w in (wishes.stop, wishes.save, wishes.log, wishes.broken, wishes.pause)]
+        flags = [float(w) for w in (mine.stop, mine.save, mine.log, mine.broken, mine.interval)]
         counts = [1.0] * len(values) + empty
         self._message = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._message, group=self._group, async_op=True)
 
-    def read(self) -> Agreement | None:
+    def read(self) -> Decision | None:
         """The answer to the last `start`, None where there was none."""
         if self._message is None:
             return None
@@ -84,11 +84,11 @@ class Pulse:
         sums = self._message.tolist()
         self._message, self._work = None, None
         values, counts = sums[_FLAGS : _FLAGS + SLOTS], sums[_FLAGS + SLOTS :]
-        return Agreement(
+        return Decision(
             stop=sums[0] > 0,
             save=sums[1] > 0,
             log=sums[2] > 0,
             broken=sums[3] > 0,
-            pause=max(1, int(sums[4])),
+            interval=max(1, int(sums[4])),
             values=tuple(v / c for v, c in zip(values, counts, strict=True) if c),
         )

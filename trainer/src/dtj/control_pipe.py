@@ -25,7 +25,7 @@ class Generation:
     port: int
 
 
-class Orders:
+class ControlPipe:
     """What the agent has said so far."""
 
     def __init__(self, fd: int, first: Generation, *, on_change: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Orders:
         self._news = threading.Condition()
         self._on_change = on_change
         self._pipe = os.fdopen(fd)
-        threading.Thread(target=self._read, name="dtj-orders", daemon=True).start()
+        threading.Thread(target=self._read, name="dtj-control-pipe", daemon=True).start()
 
     @property
     def newest(self) -> Generation:
@@ -57,14 +57,14 @@ class Orders:
 
     def _read(self) -> None:
         for line in self._pipe:
-            order = json.loads(line)
+            message = json.loads(line)
             with self._news:
-                if "go" in order:
-                    self._complete = order["go"]
+                if "go" in message:
+                    self._complete = message["go"]
                 else:
-                    self._newest = Generation(**order)
+                    self._newest = Generation(**message)
                 self._news.notify_all()
-            if "go" not in order:
+            if "go" not in message:
                 self._on_change()
 
 
@@ -77,8 +77,8 @@ def open_pipe(fd: int) -> None:
     _pipe = fd
 
 
-def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> Orders | None:
-    """Begin to read orders, once; None where there is no agent."""
+def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> ControlPipe | None:
+    """Begin to read, once; None where there is no agent."""
     global _pipe
     if _pipe is None:
         return None
@@ -88,4 +88,4 @@ def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> Orde
         addr=environ[contract.MASTER_ADDR],
         port=int(environ[contract.MASTER_PORT]),
     )
-    return Orders(fd, first, on_change=on_change)
+    return ControlPipe(fd, first, on_change=on_change)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from dtj.watch.pulse import SLOTS
+from dtj.agreement import SLOTS
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 from tests.unit.dtj.programs.counts import FIRST, LAYERS, STEPS, WIDTH
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.watch import book
+from dtj.telemetry import metric_files
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 
 Finish = Callable[..., Finished]
@@ -26,7 +26,7 @@ def test_every_logged_line_and_every_start_is_written_and_drawn(finish: Finish, 
             STEPS=steps,
         )
         assert ended.code == 0, ended.err
-    lines = book.read(file)
+    lines = metric_files.read(file)
     assert [(line.get("event"), line["step"]) for line in lines] == [
         ("start", 0),
         *((None, step) for step in (1, 2, 3, 4)),
@@ -50,8 +50,8 @@ READING = {
 
 def test_table_gets_a_column_for_a_value_that_comes_later_also_after_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "run.csv"
-    book.open_book(str(file), step=0).write(READING | {"metrics": {}})
-    again = book.open_book(str(file), step=4)
+    metric_files.open_for(str(file), step=0).write(READING | {"metrics": {}})
+    again = metric_files.open_for(str(file), step=4)
     again.write(READING | {"step": 5})
     again.write(READING | {"step": 6, "metrics": {}})
     assert file.read_text().splitlines() == [
@@ -66,10 +66,10 @@ def test_event_files_hold_the_curves_and_hide_what_a_restart_redoes(tmp_path: Pa
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     target = f"tensorboard:{tmp_path}"
-    first = book.open_book(target, step=0)
+    first = metric_files.open_for(target, step=0)
     for step in (1, 2, 3):
         first.write(READING | {"step": step, "loss": float(step)})
-    again = book.open_book(target, step=2)  # step 3 was not committed
+    again = metric_files.open_for(target, step=2)  # step 3 was not committed
     again.write(READING | {"step": 3, "loss": 7.0})
     found = EventAccumulator(str(tmp_path))
     found.Reload()
@@ -84,7 +84,7 @@ def test_missing_tensorboard_is_told_with_what_to_install(
     for name in [n for n in sys.modules if n.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(RecipeError, match=r"needs the package tensorboard.*\n.*'dtj\[tensorboard\]'"):
-        book.open_book(f"tensorboard:{tmp_path}", step=0)
+        metric_files.open_for(f"tensorboard:{tmp_path}", step=0)
 
 
 def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Pa
         STEPS=4,
     )
     assert ended.code == 0, ended.err
-    lines = book.read(tmp_path / "run.jsonl")[1:]
+    lines = metric_files.read(tmp_path / "run.jsonl")[1:]
     rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
     assert [float(row["loss"]) for row in rows] == [line["loss"] for line in lines]
     assert list((tmp_path / "events").glob("events.out.tfevents.*"))
@@ -114,16 +114,16 @@ def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Pa
 
 def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    written = book.JsonLines(file, step=3)
+    written = metric_files.JsonLines(file, step=3)
     written.write({"step": 4})
     with file.open("a") as torn:
         torn.write(json.dumps({"step": 5})[:-3])
-    assert [line["step"] for line in book.read(file)] == [3, 4]
+    assert [line["step"] for line in metric_files.read(file)] == [3, 4]
 
 
 def test_file_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"cannot be written: .*\n.*writable folder"):
-        book.open_book(str(tmp_path / "file" / "run.jsonl"), step=0)
+        metric_files.open_for(str(tmp_path / "file" / "run.jsonl"), step=0)
     with pytest.raises(RecipeError, match="has no logged steps"):
-        book.read(tmp_path / "nothing")
+        metric_files.read(tmp_path / "nothing")

@@ -1,8 +1,9 @@
 """The first step whose loss was not finite, found on the device without waiting for it.
 
 A loss that is NaN on one rank is NaN in the averaged gradients of all, one step later: only the earliest step
-names the rank that began it. What the device found is copied to the host at one pulse and looked at in the
-next, so the stop comes some tenths of a second late; before a checkpoint is written it is looked at at once.
+names the rank that began it. What the device found is copied to the host when ranks exchange a message
+(agreement.py) and looked at with the next, so the stop comes some tenths of a second late; before a
+checkpoint is written it is looked at at once.
 """
 
 import math
@@ -15,8 +16,8 @@ from dtj.errors import DtjError
 _NEVER = 2**62
 
 
-class FiniteWatch:
-    """This rank's first bad step; `culprits` asks all ranks."""
+class FiniteCheck:
+    """This rank's first bad step; `check` asks all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), _NEVER, dtype=torch.int64, device=device)

@@ -23,7 +23,7 @@ from dtj.checkpoint import layout, load, save
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
-from dtj.watch import channel
+from dtj.telemetry import report_pipe
 from dtj.world import World
 
 # Where the flags name no interval: a save costs milliseconds to seconds, a lost minute is bearable.
@@ -54,7 +54,7 @@ class Best:
     score: float
 
 
-class Keeper:
+class Checkpointer:
     """Saves and restores named parts and the step, which is all: the random generators follow from it.
 
     parts   what `run.state` names; a checkpoint must hold exactly these
@@ -230,7 +230,7 @@ class Keeper:
         if folder:
             done = {"step": snapshot.step, "path": str(folder)}
             took_s = round(self._clock() - self._began, 3)
-            channel.send({"step": snapshot.step, "checkpoint": done, "saveSeconds": took_s})
+            report_pipe.send({"step": snapshot.step, "checkpoint": done, "saveSeconds": took_s})
 
     def _commit(self, snapshot: Snapshot, *, prepared: bool = False) -> Path:
         assert self.run_dir
@@ -317,7 +317,7 @@ class Keeper:
             self._say(f"resuming from {found.folder}")
             if self._world.rank == 0:
                 step = layout.step_of(found.folder.name)
-                channel.send({"checkpoint": {"step": step, "path": str(found.folder)}})
+                report_pipe.send({"checkpoint": {"step": step, "path": str(found.folder)}})
         return found  # type: ignore[no-any-return]
 
     def _check_names(self, saved: Mapping[str, Any]) -> None:

@@ -19,23 +19,23 @@ from torch import nn
 
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Copies, Share
+from dtj.parallel.strategy import Replicated, Share
 
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
 
-class Local(Copies):
+class LocalSGD(Replicated):
     """Averages weights every `every` steps; before the part `alone_from` of all steps, gradients at each."""
 
     def __init__(self, layout: Layout, device: torch.device, *, every: int, alone_from: float = 0.0) -> None:
         super().__init__(layout, device)
         self.every = every
         self._alone_from = alone_from
-        self._met = -1  # last step after which all ranks had the same weights
+        self._synced = -1  # last step after which all ranks had the same weights
 
     def begin(self, step: int, total_steps: int) -> None:
         super().begin(step, total_steps)
-        self._met = step
+        self._synced = step
 
     def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
         total = super().accumulate(share, parts, models)
@@ -45,16 +45,16 @@ class Local(Copies):
 
     def after_step(self, step: int, *, force: bool = False) -> None:
         if self._is_synchronous():
-            self._met = step
-        elif (force or step % self.every == 0) and not self.is_together(step):
-            self.meet()
-            self._met = step
+            self._synced = step
+        elif (force or step % self.every == 0) and not self.in_sync(step):
+            self.synchronize()
+            self._synced = step
         super().after_step(step)
 
-    def is_together(self, step: int) -> bool:
-        return self._met == step
+    def in_sync(self, step: int) -> bool:
+        return self._synced == step
 
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """All ranks have the same weights afterwards."""
         average((p.detach() for p in self.weights), None)
 
@@ -62,25 +62,27 @@ class Local(Copies):
         return self.step < self._alone_from * self.total_steps
 
 
-class DiLoCo(Local):
+class DiLoCo(LocalSGD):
     """The meeting is a step of an outer optimizer from the weights of the last meeting."""
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         model = super().wrap(model, is_healing=is_healing)
-        self._met_at = [p.detach().clone() for p in self.weights]
-        self._outer = torch.optim.SGD(self._met_at, lr=_OUTER_RATE, momentum=_OUTER_MOMENTUM, nesterov=True)
+        self._synced_at = [p.detach().clone() for p in self.weights]
+        self._outer = torch.optim.SGD(
+            self._synced_at, lr=_OUTER_RATE, momentum=_OUTER_MOMENTUM, nesterov=True
+        )
         self.extra = self
         return model
 
     @torch.no_grad()
-    def meet(self) -> None:
-        changes = [was - now for was, now in zip(self._met_at, self.weights, strict=True)]
+    def synchronize(self) -> None:
+        changes = [was - now for was, now in zip(self._synced_at, self.weights, strict=True)]
         average(changes, None)
-        for was, change in zip(self._met_at, changes, strict=True):
+        for was, change in zip(self._synced_at, changes, strict=True):
             was.grad = change
         self._outer.step()
         self._outer.zero_grad()
-        for now, was in zip(self.weights, self._met_at, strict=True):
+        for now, was in zip(self.weights, self._synced_at, strict=True):
             now.copy_(was)
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,5 +92,5 @@ class DiLoCo(Local):
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._outer.load_state_dict(state)
-        for was, now in zip(self._met_at, self.weights, strict=True):
+        for was, now in zip(self._synced_at, self.weights, strict=True):
             was.copy_(now)

@@ -1,36 +1,36 @@
 """run.log -> at most one line a second: values wait on the device until a line is due.
 
-A line for step k is printed during step k+1, when the pulse has brought the other ranks' values.
+A line for step k is printed during step k+1, when a message (agreement.py) has brought the others' values.
 """
 
 import torch
 
+from dtj.agreement import SLOTS
 from dtj.errors import RecipeError
 from dtj.settings import Settings
-from dtj.watch import channel, meters
-from dtj.watch.book import open_book
-from dtj.watch.pulse import SLOTS
+from dtj.telemetry import metrics, report_pipe
+from dtj.telemetry.metric_files import open_for
 
 _LINE_INTERVAL_S = 1.0
-# One of the values of a pulse is our own: how long the rank has waited for data.
+# One of the values of a message is our own: how long the rank has waited for data.
 _NAMES = SLOTS - 1
 
 
-class Diary:
+class Logger:
     """Values of the present step, and where the last line was. Only rank 0 prints."""
 
-    def __init__(self, *, settings: Settings, rank: int, meters: meters.Meters) -> None:
-        self.meters = meters
+    def __init__(self, *, settings: Settings, rank: int, meter: metrics.Meter) -> None:
+        self.meter = meter
         self._every = settings.log_every
         self._json = settings.log_json
         self._rank = rank
         targets = settings.metrics if rank == 0 else ()
-        self._books = [open_book(target, step=meters.step) for target in targets]
+        self._files = [open_for(target, step=meter.step) for target in targets]
         self._values: dict[str, torch.Tensor | float] = {}
         self._due = True  # the first step shows at once that training runs
         self._asked = False
         self._sent: tuple[int, int, int, list[str]] | None = None
-        self._waited = (0.0, meters.clock())  # for data so far, and when that was looked at
+        self._waited = (0.0, meter.clock())  # for data so far, and when that was looked at
 
     def note(self, values: dict[str, torch.Tensor | float], *, now: bool) -> None:
         """Values of this step; a later one of the same name wins."""
@@ -54,25 +54,25 @@ class Diary:
         return self._due
 
     def forget(self) -> None:
-        """The pulse under way is lost, and the line that waited for it; the next step is a logged one."""
+        """The message under way is lost, and the line that waited for it; the next step is a logged one."""
         self._sent, self._asked, self._due = None, False, True
 
     def begin(self, step: int) -> None:
         """`step` is about to be trained; the last one is always a logged one."""
         self._values = {n: v for n, v in self._values.items() if not isinstance(v, torch.Tensor)}
-        self.meters.begin_step()
+        self.meter.begin_step()
         on_flag = self._every is not None and step % self._every == 0
-        self._due = self._due or on_flag or step == self.meters.total_steps
+        self._due = self._due or on_flag or step == self.meter.total_steps
 
     def wants_line(self) -> bool:
         """Rank 0's clock says that a line is due; asked for once until it is printed."""
         if self._rank != 0 or self._every is not None or self._asked:
             return False
-        self._asked = self.meters.seconds_since_line() >= _LINE_INTERVAL_S
+        self._asked = self.meter.seconds_since_line() >= _LINE_INTERVAL_S
         return self._asked
 
     def end(self, step: int, *, samples: int, epoch: int, waited_s: float) -> tuple[float, ...]:
-        """What the pulse shall carry for `step`: nothing, or its values. The only wait for the device.
+        """What the message shall carry for `step`: nothing, or its values. The only wait for the device.
 
         waited_s  seconds that this rank has waited for data, since the start
         """
@@ -83,8 +83,8 @@ class Diary:
         self._values, self._due = {}, False
         return numbers
 
-    def hear(self, values: tuple[float, ...], *, log: bool) -> None:
-        """The pulse came back: print the line that waited for it; `log` makes the next step a logged one."""
+    def receive(self, values: tuple[float, ...], *, log: bool) -> None:
+        """The message is here: print the line that waited for it; `log` makes the next step a logged one."""
         self._due = self._due or log
         if self._sent is None:
             return
@@ -94,19 +94,19 @@ class Diary:
             wait, *rest = values
             found = dict(zip(names, rest, strict=False))
             self._print(
-                self.meters.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait)
+                self.meter.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait)
             )
             self._asked = False
 
     def _wait_since_line(self, waited_s: float) -> float:
         """Share of the time since the last line."""
         before_s, since = self._waited
-        now = self.meters.clock()
+        now = self.meter.clock()
         self._waited = (waited_s, now)
         return min(1.0, (waited_s - before_s) / (now - since)) if now > since else 0.0
 
-    def _print(self, reading: meters.Reading) -> None:
-        channel.send(meters.finite(reading))
-        for book in self._books:
-            book.write(meters.finite(reading))
-        print(meters.as_json(reading) if self._json else meters.as_text(reading), flush=True)
+    def _print(self, reading: metrics.Reading) -> None:
+        report_pipe.send(metrics.finite(reading))
+        for file in self._files:
+            file.write(metrics.finite(reading))
+        print(metrics.as_json(reading) if self._json else metrics.as_text(reading), flush=True)

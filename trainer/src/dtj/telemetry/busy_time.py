@@ -13,18 +13,18 @@ also computed; and only where each rank has the whole model, otherwise the waits
 import time
 from typing import Any
 
-from dtj.watch.board import Board
+from dtj.telemetry.heartbeat import Heartbeat
 
 
-class Effort:
-    """Follows the first optimizer that makes a step, and writes what it finds on the board."""
+class BusyTime:
+    """Follows the first optimizer that makes a step, and writes what it finds on the heartbeat."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self._arrived: float | None = None  # the last own gradient of this step
         self._waited = 0.0
         self._left: float | None = None  # the end of the step before
-        self._detours = board.detours
+        self._detours = heartbeat.detours
         self._is_watching = False
 
     def before_step(self, optimizer: Any) -> None:
@@ -37,10 +37,10 @@ class Effort:
     def after_step(self) -> None:
         """The optimizer made its step. One with a save, an evaluation or a pause before it does not count."""
         now = time.perf_counter()
-        is_plain = self._arrived is not None and self._detours == self._board.detours
-        if is_plain and self._left is not None and self._board.is_compared:
-            self._board.worked(now - self._left - self._waited)
-        self._left, self._arrived, self._detours = now, None, self._board.detours
+        is_plain = self._arrived is not None and self._detours == self._heartbeat.detours
+        if is_plain and self._left is not None and self._heartbeat.is_compared:
+            self._heartbeat.worked(now - self._left - self._waited)
+        self._left, self._arrived, self._detours = now, None, self._heartbeat.detours
 
     def _watch(self, optimizer: Any) -> None:
         """The gradient of the first parameter usually comes last."""

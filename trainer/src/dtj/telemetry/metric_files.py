@@ -4,7 +4,7 @@ run.jsonl             JSON lines, which `dtj plot` draws; any other name too
 run.csv               a table, one row a logged step
 tensorboard:runs/a    a folder of event files
 
-A book never raises once it is open: a full disk costs lines, not the run.
+A file never raises once it is open: a full disk costs lines, not the run.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ TENSORBOARD = "tensorboard:"
 _PLACES = ("step", "totalSteps", "epoch", "etaSeconds")
 
 
-class Book(Protocol):
+class MetricFile(Protocol):
     """Takes one logged step; numbers that JSON does not have are None already."""
 
     def write(self, reading: dict[str, Any]) -> None: ...
@@ -104,8 +104,8 @@ class TensorBoard:
             self._writer.flush()
 
 
-def open_book(target: str, *, step: int) -> Book:
-    """The book that `--metrics` names; RecipeError where it cannot be written.
+def open_for(target: str, *, step: int) -> MetricFile:
+    """The file that `--metrics` names; RecipeError where it cannot be written.
 
     step  that training goes on after
     """

@@ -1,0 +1,107 @@
+"""The part of the agent's /status that the operator tells; see docs/contract.md.
+
+It is somebody else's program talking: whatever is not of the right type and size is refused.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, Straggler
+
+_Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # the status holds 32 bits
+_Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Failure(msgspec.Struct, rename="camel"):
+    replica: _Index | None = None
+    rank: _Index | None = None
+    reason: _Word | None = None
+    exit_code: int | None = None
+    signal: _Word | None = None
+    message: str | None = None
+    generation: _Index | None = None
+    step: _Index | None = None
+    at: str | None = None
+
+
+class _Restarts(msgspec.Struct, rename="camel"):
+    in_place: _Heals = 0
+
+
+class _Ledger(msgspec.Struct):
+    productive: _Seconds = 0.0
+    startup: _Seconds = 0.0
+    lost: _Seconds = 0.0
+    recovering: _Seconds = 0.0
+
+
+class _Slowest(msgspec.Struct):
+    rank: _Index
+    replica: _Index | None = None
+    ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+
+
+class _Hang(msgspec.Struct):
+    ranks: list[_Index] = []
+    message: str = ""
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    attempt: int
+    step: _Whole | None = None
+    total_steps: _Whole | None = None
+    epoch: _Whole | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+    eta_seconds: float | None = None
+    rejoin: bool = False
+    restarts: _Restarts | None = None
+    ledger: _Ledger | None = None
+    failure: _Failure | None = None
+    slowest_rank: _Index | None = None
+    slowest: _Slowest | None = None
+    hang: _Hang | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def parse(raw: bytes, observed_at: float) -> Progress:
+    """Read one answer; raises msgspec.MsgspecError for one that no agent gives.
+
+    observed_at  seconds since the epoch
+    """
+    answer = _decode(raw)
+    return Progress(
+        attempt=answer.attempt,
+        observed_at=observed_at,
+        step=answer.step,
+        total_steps=answer.total_steps,
+        epoch=answer.epoch,
+        loss=answer.loss,
+        samples_per_second=answer.samples_per_second,
+        eta_s=_sane(answer.eta_seconds),
+        rejoin=answer.rejoin,
+        in_place=answer.restarts.in_place if answer.restarts else 0,
+        ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
+        incident=None if answer.failure is None else Incident(**msgspec.structs.asdict(answer.failure)),
+        slowest=_straggler(answer),
+        hang=None
+        if answer.hang is None
+        else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
+    )
+
+
+def _straggler(answer: _Answer) -> Straggler | None:
+    if answer.slowest is not None:
+        return Straggler(**msgspec.structs.asdict(answer.slowest))
+    return None if answer.slowest_rank is None else Straggler(rank=answer.slowest_rank)
+
+
+def _sane(seconds: float | None) -> float | None:
+    """An estimate beyond ten years is none, and no date holds it."""
+    return seconds if seconds is not None and 0 <= seconds <= 10 * 365 * 86_400 else None
