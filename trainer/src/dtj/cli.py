@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import dtj
-from dtj import contract, recipe, settings
+from dtj import contract, recipe_cli, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
@@ -161,7 +161,7 @@ def _train(
         click.echo(context.get_help())
         return 0
     if wants_help:
-        click.echo(recipe.describe(target, recipe.resolve(target)))
+        click.echo(recipe_cli.describe(target, recipe_cli.resolve(target)))
         return 0
     return _launch(program.recipe(target, words), flags)
 
