@@ -48,6 +48,11 @@ _FLAGS = [
         "--save-every", type=click.IntRange(min=1), help="Steps between checkpoints. [default: one a minute]"
     ),
     click.option(
+        "--check-every",
+        type=click.IntRange(min=1),
+        help="Steps between checks that all ranks hold the same state. [default: never]",
+    ),
+    click.option(
         "--log-every", type=click.IntRange(min=1), help="Steps between lines. [default: one a second]"
     ),
     click.option(
@@ -203,6 +208,7 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.MICRO_BATCH: flags["micro_batch"],
         settings.WORKERS: flags["workers"],
         settings.SAVE_EVERY: flags["save_every"],
+        settings.CHECK_EVERY: flags["check_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
         settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
