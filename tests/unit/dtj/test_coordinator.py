@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 import pytest
 
 from dtj.agent.coordinator import Coordinator
-from dtj.agent.hang import Silence
+from dtj.agent.hang import Watchdog
 from dtj.agent.link import Link, Message
 from dtj.agent.membership import Membership
+from dtj.agent.protocol import Job, RestartBudget
 from dtj.agent.report import Ending
-from dtj.agent.terms import Budget, Job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
     """A job of one replica and three ranks; `tell` is its agent."""
 
-    silence: Silence
+    watchdog: Watchdog
     coordinator: Coordinator
     selector: selectors.BaseSelector
     agent: Link
@@ -35,12 +35,12 @@ class Pod:
 @pytest.fixture
 def pod() -> Iterator[Pod]:
     selector = selectors.DefaultSelector()
-    silence = Silence()
-    membership = Membership(job=Job(processes=3), budget=Budget(restarts=5))
-    coordinator = Coordinator(membership, silence, selector, say=lambda _: None)
+    watchdog = Watchdog()
+    membership = Membership(job=Job(processes=3), budget=RestartBudget(restarts=5))
+    coordinator = Coordinator(membership, watchdog, selector, say=lambda _: None)
     agent = Link(coordinator.link(), now=0.0)
-    found = Pod(silence=silence, coordinator=coordinator, selector=selector, agent=agent)
-    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "a", "healable": [], "memory": {}}
+    found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent)
+    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "a", "healable": [], "state": {}}
     found.tell({"hello": hello}, *({"hold": rank, "holds": True} for rank in range(3)))
     yield found
     agent.close()
@@ -53,32 +53,32 @@ def killed(rank: int, generation: int) -> Message:
     return {"ended": ending.to_json(), "generation": generation}
 
 
-def signs(generation: int, step: int, *ranks: int) -> Message:
-    return {"signs": {str(rank): [generation, step, False] for rank in ranks}}
+def heartbeats(generation: int, step: int, *ranks: int) -> Message:
+    return {"heartbeats": {str(rank): [generation, step, False] for rank in ranks}}
 
 
 def test_second_death_that_is_told_after_the_new_generation_takes_nobody_from_it(pod: Pod) -> None:
-    pod.tell(signs(1, 5, 0, 1, 2))
-    pod.tell(killed(2, 1), signs(1, 6, 0, 1), killed(1, 1))
-    assert pod.coordinator.membership.memory.generation == 2
-    pod.tell(signs(2, 6, 0), signs(2, 7, 0, 1, 2))
-    assert sorted(pod.silence.ranks) == [0, 1, 2]
+    pod.tell(heartbeats(1, 5, 0, 1, 2))
+    pod.tell(killed(2, 1), heartbeats(1, 6, 0, 1), killed(1, 1))
+    assert pod.coordinator.membership.state.generation == 2
+    pod.tell(heartbeats(2, 6, 0), heartbeats(2, 7, 0, 1, 2))
+    assert sorted(pod.watchdog.ranks) == [0, 1, 2]
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
 
 
 def test_step_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod) -> None:
-    pod.tell(killed(1, 1), signs(1, 6, 1))
+    pod.tell(killed(1, 1), heartbeats(1, 6, 1))
     assert 1 not in pod.coordinator.steps
 
 
 def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     """All in one packet: the connection is dropped by the first message, the others are of nobody."""
     stranger = Link(pod.coordinator.link(), now=0.0)
-    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "b", "healable": [], "memory": {}}
+    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "b", "healable": [], "state": {}}
     pod.tell()
-    for message in (hello | {"uid": "another job's"}, signs(1, 5, 0), killed(0, 1)):
+    for message in (hello | {"uid": "another job's"}, heartbeats(1, 5, 0), killed(0, 1)):
         stranger.send({"hello": message} if "uid" in message else message)
-    pod.tell(signs(1, 7, 0, 1, 2))
+    pod.tell(heartbeats(1, 7, 0, 1, 2))
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
     assert [list(message) for message in stranger.receive(0.0)] == [["refused", "forGood"]]
     stranger.close()
@@ -86,5 +86,5 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
 
 def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
-    pod.tell({"ended": done.to_json(), "generation": 1}, signs(1, 6, 0, 1))
-    assert sorted(pod.silence.ranks) == [0, 2]
+    pod.tell({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))
+    assert sorted(pod.watchdog.ranks) == [0, 2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.bench.goodput_truth import Line, parse, productive
 from tests.unit.dtj.conftest import PROGRAMS, Start, free_port, wait_for
-from tests.unit.dtj.test_serve import status
+from tests.unit.dtj.test_status_server import status
 
 STEPS = 100
 

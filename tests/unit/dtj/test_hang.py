@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent.hang import LEAST_S, Look, Silence, culprits, innermost, sentence
+from dtj.agent.hang import LEAST_S, Probe, Watchdog, culprits, innermost, sentence
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
-from tests.unit.dtj.test_serve import status
+from tests.unit.dtj.test_status_server import status
 
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
-WAITING = Look(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
-LOADING = Look(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
+WAITING = Probe(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
+LOADING = Probe(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
 
 
 def stepping(
-    *, ranks: int = 2, step_s: float = 1.0, steps: int = 20, budget_s: float | None = None
-) -> Silence:
+    *, ranks: int = 2, step_s: float = 1.0, steps: int = 20, timeout_s: float | None = None
+) -> Watchdog:
     """Ranks that have done some steps, the last of them at the time returned by `end_of`."""
-    found = Silence(budget_s=budget_s)
+    found = Watchdog(timeout_s=timeout_s)
     found.begin(range(ranks), 0.0)
     for step in range(1, steps + 1):
         for rank in range(ranks):
-            found.heard(rank, step, step * step_s, paused=False)
+            found.observe(rank, step, step * step_s, paused=False)
     return found
 
 
 @pytest.mark.parametrize(
-    ("silence", "now", "expected"),
+    ("watchdog", "now", "expected"),
     [
         pytest.param(stepping(), 20 + LEAST_S - 1, None, id="short steps: half a minute is no hang"),
         pytest.param(stepping(), 20 + LEAST_S + 1, LEAST_S + 1, id="short steps: more is one"),
@@ -41,41 +41,41 @@ def stepping(
         pytest.param(stepping(step_s=10), 200 + 51, 51, id="long steps: more are one"),
         pytest.param(stepping(steps=3), 3 + 299, None, id="the first steps may take ten times as long"),
         pytest.param(stepping(steps=3), 3 + 301, 301, id="but not for ever"),
-        pytest.param(stepping(budget_s=5), 20 + 6, 6, id="the user's limit"),
+        pytest.param(stepping(timeout_s=5), 20 + 6, 6, id="the user's limit"),
         pytest.param(stepping(steps=0), 1e6, None, id="a program that reports no steps is not judged"),
     ],
 )
-def test_silence(silence: Silence, now: float, expected: float | None) -> None:
-    assert silence.silent_for(now) == expected
+def test_silent_for(watchdog: Watchdog, now: float, expected: float | None) -> None:
+    assert watchdog.silent_for(now) == expected
 
 
 def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> None:
-    silence = stepping()
-    silence.heard(1, 20, 25.0, paused=True)
-    assert silence.silent_for(1e6) is None
-    silence.heard(1, 20, 1000.0, paused=False)
-    assert silence.silent_for(1000.0 + LEAST_S - 1) is None  # rank 0 has waited, and may go on
-    assert silence.limit(0) == LEAST_S  # the pause did not enter the usual length
+    watchdog = stepping()
+    watchdog.observe(1, 20, 25.0, paused=True)
+    assert watchdog.silent_for(1e6) is None
+    watchdog.observe(1, 20, 1000.0, paused=False)
+    assert watchdog.silent_for(1000.0 + LEAST_S - 1) is None  # rank 0 has waited, and may go on
+    assert watchdog.limit(0) == LEAST_S  # the pause did not enter the usual length
 
 
 def test_rank_that_is_done_is_not_expected_to_step() -> None:
-    silence = stepping(ranks=1)
-    silence.ended(0)
-    assert silence.silent_for(1e6) is None
+    watchdog = stepping(ranks=1)
+    watchdog.ended(0)
+    assert watchdog.silent_for(1e6) is None
 
 
 @pytest.mark.parametrize(
-    ("looks", "named"),
+    ("probes", "named"),
     [
         pytest.param({0: WAITING, 1: LOADING, 2: WAITING}, [1], id="who is elsewhere did not come"),
-        pytest.param({0: WAITING, 1: Look()}, [1], id="who does not answer"),
-        pytest.param({0: Look(frame=WAITING.frame, is_stopped=True), 1: WAITING}, [0], id="who is stopped"),
+        pytest.param({0: WAITING, 1: Probe()}, [1], id="who does not answer"),
+        pytest.param({0: Probe(frame=WAITING.frame, is_stopped=True), 1: WAITING}, [0], id="who is stopped"),
         pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for all"),
         pytest.param({0: LOADING, 1: LOADING, 2: WAITING}, [0, 1], id="two at once"),
     ],
 )
-def test_culprits(looks: dict[int, Look], named: list[int]) -> None:
-    assert culprits(looks) == named
+def test_culprits(probes: dict[int, Probe], named: list[int]) -> None:
+    assert culprits(probes) == named
 
 
 def test_sentence_says_where_the_rank_is() -> None:

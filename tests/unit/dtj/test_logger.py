@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj import agreement
-from dtj.agent.lines import Lines
+from dtj.agent.log_lines import LogLines
 from dtj.errors import RecipeError
 from dtj.settings import Settings
 from dtj.telemetry import metrics
@@ -148,7 +148,7 @@ def test_rate_is_unknown_until_time_has_passed() -> None:
 @given(text=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300)))
 def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[int]) -> None:
     text = text.replace(b"\r", b"")
-    whole, pieces = Lines(rank=1, as_json=False), Lines(rank=1, as_json=False)
+    whole, pieces = LogLines(rank=1, as_json=False), LogLines(rank=1, as_json=False)
     expected = whole.feed(text) + whole.end()
     places = sorted({0, len(text), *(c for c in cuts if c < len(text))})
     found = b"".join(pieces.feed(text[a:b]) for a, b in pairwise(places)) + pieces.end()
@@ -170,12 +170,12 @@ def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[i
     ],
 )
 def test_prefix(data: bytes, shown: str) -> None:
-    found = Lines(rank=3, as_json=False)
+    found = LogLines(rank=3, as_json=False)
     assert (found.feed(data) + found.end()).decode() == shown
 
 
 def test_line_without_an_end_does_not_fill_the_memory() -> None:
-    found = Lines(rank=0, as_json=False)
+    found = LogLines(rank=0, as_json=False)
     assert sum(len(found.feed(b"x" * 50_000)) for _ in range(4)) > 100_000
 
 

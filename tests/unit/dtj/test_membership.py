@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dtj.agent.ledger import Ledger
 from dtj.agent.membership import GRACE_S, VERDICT_S, Membership
+from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Job, Refuse, RestartBudget
 from dtj.agent.report import Ending
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
-from dtj.agent.terms import Action, Budget, End, Form, Go, Hello, Job, Memory, Refuse
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 100.0
@@ -34,7 +34,7 @@ def end(rank: int, code: int, *, after_s: float = 0.0) -> Ending:
 
 def membership(*, replicas: int = 3, restarts: int = 5) -> Membership:
     return Membership(
-        job=Job(uid="u", attempt=2, replicas=replicas, processes=1), budget=Budget(restarts=restarts)
+        job=Job(uid="u", attempt=2, replicas=replicas, processes=1), budget=RestartBudget(restarts=restarts)
     )
 
 
@@ -92,16 +92,16 @@ def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     assert found.leave("pod-1", NOW) == []
     assert found.missing == [1]
     assert found.join(hello(1, "again"), NOW) == [Form(2, frozenset({0, 2}), 3)]
-    assert found.memory.in_place == 0
+    assert found.state.in_place == 0
 
 
 def test_next_coordinator_goes_on_with_what_the_agents_remember() -> None:
     found = membership()
-    remembered = Memory(generation=7, in_place=3, without_progress=1, best_step=40)
-    found.join(hello(1, healable=frozenset({1}), memory=remembered), NOW)
-    found.join(hello(2, healable=frozenset({2}), memory=replace(remembered, generation=6)), NOW)
+    remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)
+    found.join(hello(1, healable=frozenset({1}), state=remembered), NOW)
+    found.join(hello(2, healable=frozenset({2}), state=replace(remembered, generation=6)), NOW)
     assert found.join(hello(0), NOW) == [Form(8, frozenset({1, 2}), 3)]
-    assert found.memory == replace(remembered, generation=8, replicas=3)
+    assert found.state == replace(remembered, generation=8, replicas=3)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_failed_rank_is_started_anew_and_counted(endings: list[Ending], culprit:
     found = formed()
     actions = [action for ending in endings for action in found.ended(ending, 1, NOW)]
     assert actions == [Form(2, frozenset({0, 1, 2} - {e.rank for e in endings}), 3)]
-    assert found.memory.in_place == 1
+    assert found.state.in_place == 1
     assert found.failure
     assert found.failure.rank == culprit
 
@@ -134,14 +134,14 @@ def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:
     assert found.ended(end(1, 1, after_s=1), 1, NOW) == []
     assert found.failure
     assert found.failure.rank == 1
-    assert found.memory.in_place == 1
+    assert found.state.in_place == 1
 
 
 def test_survivor_that_dies_before_it_is_back_is_not_counted_again() -> None:
     found = formed(restarts=1)
     found.ended(end(2, 137), 1, NOW)
     assert found.ended(end(1, 137), 2, NOW) == [Form(3, frozenset({0}), 3)]
-    assert found.memory.in_place == 1
+    assert found.state.in_place == 1
 
 
 def test_nobody_who_holds_the_run_means_that_all_start_anew() -> None:
@@ -187,18 +187,18 @@ def test_spent_budget_is_the_end() -> None:
 @pytest.mark.parametrize("theirs", [0, 2])
 def test_heals_are_counted_on_whoever_remembers_them(theirs: int) -> None:
     """The operator, where the pods that saw them are gone; or a survivor, which may know of one more."""
-    budget = Budget(restarts=3, spent=1)
+    budget = RestartBudget(restarts=3, spent=1)
     job = Job(uid="u", attempt=2, replicas=2, processes=1)
-    found = Membership(job=job, budget=budget, memory=Memory(in_place=budget.spent))
+    found = Membership(job=job, budget=budget, state=CoordinatorState(in_place=budget.spent))
     found.join(hello(0), NOW)
-    found.join(hello(1, memory=Memory(generation=4, in_place=theirs)), NOW)
-    assert found.memory.in_place == max(1, theirs)
-    for left in reversed(range(3 - found.memory.in_place)):
-        found.ended(end(1, 1), found.memory.generation, NOW)
+    found.join(hello(1, state=CoordinatorState(generation=4, in_place=theirs)), NOW)
+    assert found.state.in_place == max(1, theirs)
+    for left in reversed(range(3 - found.state.in_place)):
+        found.ended(end(1, 1), found.state.generation, NOW)
         for rank in range(2):
-            found.ready(rank, found.memory.generation)
-        assert (found.memory.in_place, found.is_over) == (3 - left, False)
-    found.ended(end(1, 1), found.memory.generation, NOW)
+            found.ready(rank, found.state.generation)
+        assert (found.state.in_place, found.is_over) == (3 - left, False)
+    found.ended(end(1, 1), found.state.generation, NOW)
     assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
 
 
@@ -246,7 +246,7 @@ def test_pod_that_was_asked_to_end_is_not_healed() -> None:
     found.stop("pod-1", NOW)
     assert found.ended(end(1, 143), 1, NOW) == []
     assert found.leave("pod-1", NOW) == []
-    assert found.memory.in_place == 0
+    assert found.state.in_place == 0
 
 
 class Machine(RuleBasedStateMachine):
@@ -317,7 +317,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def within_the_budget(self) -> None:
-        assert self.found.memory.in_place <= 4
+        assert self.found.state.in_place <= 4
 
     @invariant()
     def complete_jobs_are_formed_or_over(self) -> None:
@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_same_generation(self) -> None:
-        assert self.found.memory.generation == self.generation
+        assert self.found.state.generation == self.generation
 
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -335,7 +335,7 @@ test_machine = Machine.TestCase
 def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: bool = True) -> Membership:
     """An elastic job for so many replicas, of which the first `here` have joined."""
     job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most), saves=saves)
-    found = Membership(job=job, budget=Budget())
+    found = Membership(job=job, budget=RestartBudget())
     for replica in range(here):
         found.join(hello(replica), NOW)
     return found
@@ -365,8 +365,8 @@ def test_elastic_job_grows_when_the_next_replicas_join() -> None:
     found = elastic(replicas=2, here=2)
     assert found.join(hello(3), NOW) == []
     assert found.join(hello(2), NOW + 1) == []
-    assert found.tick(NOW + 1 + SETTLE_S) == [Form(2, frozenset(), 4, gently=True)]
-    assert found.memory.replicas == 4
+    assert found.tick(NOW + 1 + SETTLE_S) == [Form(2, frozenset(), 4, gracefully=True)]
+    assert found.state.replicas == 4
 
 
 def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_leave() -> None:
@@ -394,7 +394,7 @@ def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -
     assert found.deadline == NOW + PATIENCE_S
     assert found.tick(NOW + PATIENCE_S) == [Form(2, frozenset(), 2)]
     assert found.join(hello(2, "again"), NOW + 100) == []
-    assert found.tick(NOW + 100 + SETTLE_S) == [Form(3, frozenset(), 3, gently=True)]
+    assert found.tick(NOW + 100 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
 
 
 def test_elastic_job_begins_smaller_where_not_all_come() -> None:
@@ -405,13 +405,13 @@ def test_elastic_job_begins_smaller_where_not_all_come() -> None:
 def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
     found = elastic(replicas=2, here=3, saves=False)
     assert found.tick(NOW + SETTLE_S) == []
-    assert found.memory.generation == 1
+    assert found.state.generation == 1
 
 
 def test_coordinator_that_comes_anew_learns_the_size_from_the_others() -> None:
     found = elastic(replicas=4, here=0)
     for replica in (1, 0):
-        actions = found.join(hello(replica, memory=Memory(generation=5, replicas=2)), NOW)
+        actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=2)), NOW)
     assert actions == [Form(6, frozenset(), 2)]
 
 

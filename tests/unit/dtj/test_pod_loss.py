@@ -12,7 +12,7 @@ import pytest
 from dtj import contract
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
-from tests.unit.dtj.test_serve import status
+from tests.unit.dtj.test_status_server import status
 
 
 class Pods:

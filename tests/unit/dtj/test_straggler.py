@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent.straggler import LEAST_S, STEPS, Pace, Slowest, slowest
-from dtj.telemetry.heartbeat import Heartbeat
+from dtj.agent.straggler import LEAST_S, STEPS, Straggler, StragglerDetector, slowest
+from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
-from tests.unit.dtj.test_serve import get, status
+from tests.unit.dtj.test_status_server import get, status
 
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
@@ -42,18 +42,18 @@ def files(out: Path) -> dict[str, Path]:
     return {"OUT": out}
 
 
-def windows(*rows: dict[int, float], ranks: int = 3) -> list[Slowest | None]:
+def windows(*rows: dict[int, float], ranks: int = 3) -> list[Straggler | None]:
     """Who is named after each window, in which every rank worked so long on each step."""
-    pace, done, now, found = Pace(), dict.fromkeys(range(ranks), 0.0), 0.0, []
-    pace.begin(range(ranks), now)
+    detector, done, now, found = StragglerDetector(), dict.fromkeys(range(ranks), 0.0), 0.0, []
+    detector.begin(range(ranks), now)
     for rank in done:
-        pace.heard(rank, (0, 0.0), now)
+        detector.observe(rank, (0, 0.0), now)
     for number, row in enumerate(rows, start=1):
         now += 2 * LEAST_S
         for rank in done:
             done[rank] += STEPS * row.get(rank, 0.1)
-            pace.heard(rank, (number * STEPS, done[rank]), now)
-        found.append(pace.named)
+            detector.observe(rank, (number * STEPS, done[rank]), now)
+        found.append(detector.named)
     return found
 
 
@@ -74,15 +74,15 @@ def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
 
 
 def test_new_generation_is_judged_anew() -> None:
-    pace = Pace(named=Slowest(rank=1, ratio=2.0))
-    pace.begin(range(2), 0.0)
-    assert pace.named is None
-    pace.heard(7, (100, 9.0), 1.0)  # of a rank that is no more
-    assert pace.named is None
+    detector = StragglerDetector(named=Straggler(rank=1, ratio=2.0))
+    detector.begin(range(2), 0.0)
+    assert detector.named is None
+    detector.observe(7, (100, 9.0), 1.0)  # of a rank that is no more
+    assert detector.named is None
 
 
 def test_saves_pauses_and_evaluations_are_detours() -> None:
-    heartbeat = Heartbeat()
+    heartbeat = SharedHeartbeat()
     heartbeat.optimized(1)
     assert heartbeat.detours == 0
     heartbeat.sign()

@@ -14,8 +14,8 @@ from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
-from dtj.agent.rank import Program
-from dtj.agent.terms import Budget
+from dtj.agent.protocol import RestartBudget
+from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
 
 _FLAGS = [
@@ -275,11 +275,11 @@ def _hang_action(env: Mapping[str, str]) -> str:
     return action
 
 
-def _budget(flag: int | None, env: Mapping[str, str]) -> Budget:
+def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
     left = int(env.get(contract.MAX_RESTARTS, 0) if flag is None else flag)
     spent = int(env.get(contract.RESTARTS_IN_PLACE, 0))
-    without = env.get(contract.MAX_RESTARTS_WITHOUT_PROGRESS, Budget.without_progress)
-    return Budget(restarts=left + spent, spent=spent, without_progress=int(without))
+    without = env.get(contract.MAX_RESTARTS_WITHOUT_PROGRESS, RestartBudget.without_progress)
+    return RestartBudget(restarts=left + spent, spent=spent, without_progress=int(without))
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Mapping
 
 from dtj.agent import report
-from dtj.agent.boards import Sign
-from dtj.agent.hang import Silence
+from dtj.agent.hang import Watchdog
+from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
-from dtj.agent.link import BEAT_S, Link, Message
-from dtj.agent.lookout import Lookout
+from dtj.agent.link import KEEPALIVE_S, Link, Message
 from dtj.agent.membership import Membership
+from dtj.agent.monitor import Monitor
+from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
-from dtj.agent.terms import Action, End, Form, Go, Hello, Memory, Refuse
 
 _LINGER_S = 5.0
 
@@ -30,14 +30,14 @@ class Coordinator:
     def __init__(
         self,
         membership: Membership,
-        silence: Silence,
+        watchdog: Watchdog,
         selector: selectors.BaseSelector,
         *,
         ends_hung: bool = True,
         say: Callable[[str], None],
     ) -> None:
         self.membership = membership
-        self._lookout = Lookout(silence, ends=ends_hung, say=say, tell=self._tell)
+        self._monitor = Monitor(watchdog, ends=ends_hung, say=say, tell=self._tell)
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
         self._selector = selector
@@ -45,7 +45,7 @@ class Coordinator:
         self._links: dict[Link, str] = {}  # and the incarnation behind each, once it has said so
         self._listener: socket.socket | None = None
         self._store: Store | None = None
-        self._beat_at = time.monotonic() + BEAT_S
+        self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     def listen(self, port: int) -> None:
         """Let the other agents in; OSError where the port is taken."""
@@ -66,9 +66,9 @@ class Coordinator:
     def deadline(self) -> float:
         """When `tick` has something to do."""
         known = [
-            self._beat_at,
+            self._keepalive_at,
             self.membership.deadline,
-            self._lookout.deadline,
+            self._monitor.deadline,
         ]
         return min(at for at in known if at is not None)
 
@@ -77,22 +77,22 @@ class Coordinator:
         now = time.monotonic()
         self._act(self.membership.tick(now))
         if not self.membership.is_formed:
-            self._lookout.give_up()
-        self._lookout.tick(now)
-        if now < self._beat_at:
+            self._monitor.give_up()
+        self._monitor.tick(now)
+        if now < self._keepalive_at:
             return
-        self._beat_at = now + BEAT_S
+        self._keepalive_at = now + KEEPALIVE_S
         if self.membership.is_formed and not self.membership.is_over:
-            self._lookout.listen(now)
+            self._monitor.check(now)
         for link in list(self._links):
-            link.send({"beat": vars(self.membership.memory)})
+            link.send({"keepalive": vars(self.membership.state)})
             if link.is_silent(now):
                 self._say(f"replica {self._replica(link)} is silent: taken as lost")
                 link.close()
-        self._bury()
+        self._drop_closed()
 
     def reaped(self, pid: int) -> bool:
-        """A child of this process ended; True where it was the store."""
+        """A process of ours ended; True where it was the store."""
         if self._store is None or pid != self._store.pid:
             return False
         self._store = None
@@ -126,25 +126,26 @@ class Coordinator:
     def _on_message(self, link: Link) -> None:
         for message in link.receive(time.monotonic()):
             if link in self._links:  # else it was refused, whatever else it has to say
-                self._act(self._hear(link, message))
-        self._bury()
+                self._act(self._handle(link, message))
+        self._drop_closed()
 
-    def _hear(self, link: Link, message: Message) -> list[Action]:
+    def _handle(self, link: Link, message: Message) -> list[Action]:
         now, member = time.monotonic(), self.membership
         actions: list[Action] = []
         if "hello" not in message and self._links[link] not in member.agents.values():
             return actions  # it was replaced: whatever it says is of the past
         match message:
             case {"hello": fields}:
-                actions = self._greet(link, fields)
+                actions = self._on_hello(link, fields)
             case {"ready": [rank, generation]}:
                 actions = member.ready(rank, generation)
             case {"hold": rank, "holds": holds}:
                 actions = member.hold(rank, holds=holds)
-            case {"signs": signs}:
-                actions = self._signs({int(rank): Sign(*sign) for rank, sign in signs.items()}, now)
-            case {"looks": looks} if member.is_formed:
-                self._lookout.look(looks)
+            case {"heartbeats": heartbeats}:
+                found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
+                actions = self._on_heartbeats(found, now)
+            case {"probes": probes} if member.is_formed:
+                self._monitor.probed(probes)
             case {"stopping": _}:
                 actions = member.stop(self._links[link], now)
             case {"lost": fields, "generation": generation}:
@@ -155,14 +156,14 @@ class Coordinator:
                 actions = member.unformed(generation, now)
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
-                if generation == member.memory.generation:  # else the rank has begun anew
-                    self._lookout.ended(ending.rank)
+                if generation == member.state.generation:  # else the rank has begun anew
+                    self._monitor.ended(ending.rank)
                 if ending.failed:
                     self.ledger.fault(now)
                 actions = member.ended(ending, generation, now)
         return actions
 
-    def _greet(self, link: Link, fields: Message) -> list[Action]:
+    def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         self._links[link] = fields["incarnation"]
         hello = Hello(
             uid=fields["uid"],
@@ -170,7 +171,7 @@ class Coordinator:
             replica=fields["replica"],
             incarnation=fields["incarnation"],
             healable=frozenset(fields["healable"]),
-            memory=Memory.parse(fields["memory"]),
+            state=CoordinatorState.parse(fields["state"]),
         )
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
@@ -181,18 +182,18 @@ class Coordinator:
             self._say(f"replica {hello.replica} has to wait: a job without a checkpoint folder does not grow")
         return actions
 
-    def _signs(self, signs: Mapping[int, Sign], now: float) -> list[Action]:
+    def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> list[Action]:
         actions: list[Action] = []
-        for rank, sign in signs.items():
-            if sign.generation != self.membership.memory.generation:
+        for rank, heartbeat in heartbeats.items():
+            if heartbeat.generation != self.membership.state.generation:
                 continue  # of a process that may be gone; a survivor repeats it
-            self._lookout.heard(rank, sign, now)
-            step = sign.step
+            self._monitor.observe(rank, heartbeat, now)
+            step = heartbeat.step
             if step is None or step == self.steps.get(rank):
                 continue
             self.steps[rank] = step
             if rank == 0:
-                self.ledger.stepped(step, sign.at or now)  # it is on this machine
+                self.ledger.stepped(step, heartbeat.at or now)  # it is on this machine
                 actions += self.membership.stepped(step)
         return actions
 
@@ -213,23 +214,21 @@ class Coordinator:
         old, self._store = self._store, Store.start()
         job = self.membership.job
         now = time.monotonic()
-        if form.gently:
+        if form.gracefully:
             self.ledger.fault(now)
         self.ledger.formed(now)
-        self._lookout.begin(job.ranks, now, generation=generation, processes=job.processes)
+        self._monitor.begin(job.ranks, now, generation=generation, processes=job.processes)
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         order = {"generation": generation, "port": self._store.port, "kept": sorted(kept)}
-        self._tell({"form": order | {"replicas": form.replicas, "gently": form.gently}})
+        self._tell({"form": order | {"replicas": form.replicas, "gracefully": form.gracefully}})
         if old:
             old.stop()  # wakes whoever still waits in it
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
         started = [str(rank) for rank in self.membership.job.ranks if rank not in kept]
-        used = (
-            f"{self.membership.memory.in_place} of {self.membership.budget.restarts} restarts in place used"
-        )
+        used = f"{self.membership.state.in_place} of {self.membership.budget.restarts} restarts in place used"
         who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
         who = who if started else "all ranks keep their state"
         job = self.membership.job
@@ -246,7 +245,7 @@ class Coordinator:
             link.send({"refused": why, "forGood": for_good})
             self._drop(link)
 
-    def _bury(self) -> None:
+    def _drop_closed(self) -> None:
         """Connections that are over, and with them their agents."""
         for link in [link for link in self._links if not link.is_open]:
             replica = self._replica(link)
@@ -273,11 +272,11 @@ class Coordinator:
             else None
         )
         return Facts(
-            slowest=self._lookout.slowest,
-            hang=self._lookout.hang,
-            generation=member.memory.generation,
+            slowest=self._monitor.slowest,
+            hang=self._monitor.hang,
+            generation=member.state.generation,
             steps=self.steps,
-            in_place=member.memory.in_place,
+            in_place=member.state.in_place,
             failure=failure,
             ledger={kind: round(s, 3) for kind, s in self.ledger.at(time.monotonic()).items()},
         )

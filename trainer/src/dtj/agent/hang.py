@@ -29,13 +29,13 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 @dataclass(kw_only=True)
-class Silence:
+class Watchdog:
     """How long the ranks have brought no step, against what is usual.
 
     budget_s  what the user allows between two steps; None derives it from the steps
     """
 
-    budget_s: float | None = None
+    timeout_s: float | None = None
     _heard_at: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
     _first: dict[int, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Silence:
         self._heard_at = dict.fromkeys(ranks, now)
         self._steps, self._first, self._paused = {}, {}, set()
 
-    def heard(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
+    def observe(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
         """A rank gave a sign of life: a step, or within one that it is still at work."""
         if rank not in self._heard_at:
             return
@@ -75,7 +75,7 @@ class Silence:
         if not self._lengths and not self._steps:
             return None
         usual = statistics.median(self._lengths) if self._lengths else 0.0
-        limit = self.budget_s or max(LEAST_S, TIMES * usual)
+        limit = self.timeout_s or max(LEAST_S, TIMES * usual)
         done = self._steps.get(rank, 0) - self._first.get(rank, 0)
         return limit if done >= _STARTUP_STEPS else limit * STARTUP_TIMES
 
@@ -93,8 +93,8 @@ class Silence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What a look at a silent rank found.
+class Probe:
+    """What a probe of a silent rank found.
 
     frame      innermost Python frame of its main thread; empty where it did not answer
     is_stopped its process is stopped, as by SIGSTOP or a debugger
@@ -121,20 +121,20 @@ def innermost(stacks: str) -> str:
     return f"{telling[0][1]}:{telling[0][2]} in {telling[0][3]}" if telling else ""
 
 
-def culprits(looks: Mapping[int, Look]) -> list[int]:
+def culprits(probes: Mapping[int, Probe]) -> list[int]:
     """Ranks that keep the others waiting; all of them where everybody waits for everybody."""
-    found = [rank for rank, look in looks.items() if not look.waits]
-    return sorted(found or looks)
+    found = [rank for rank, probe in probes.items() if not probe.waits]
+    return sorted(found or probes)
 
 
-def sentence(rank: int, look: Look, *, silent_s: float, deadlock: bool) -> str:
+def sentence(rank: int, probe: Probe, *, silent_s: float, deadlock: bool) -> str:
     """What is said of a culprit."""
     if deadlock:
-        what = f"waits for its peers, as all of them do ({look.frame})"
-    elif look.is_stopped:
+        what = f"waits for its peers, as all of them do ({probe.frame})"
+    elif probe.is_stopped:
         what = "is stopped (SIGSTOP, or a debugger)"
-    elif not look.frame:
+    elif not probe.frame:
         what = "does not answer"
     else:
-        what = f"is in {look.frame}"
+        what = f"is in {probe.frame}"
     return f"no step for {silent_s:.0f} s: rank {rank} {what}"

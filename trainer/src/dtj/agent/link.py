@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 _CHUNK_BYTES = 64 * 1024
 # Both sides speak at least this often, and take a longer silence for the loss of the other's node.
-BEAT_S = 2.0
+KEEPALIVE_S = 2.0
 SILENCE_S = 20.0
 
 

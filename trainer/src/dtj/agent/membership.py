@@ -13,9 +13,9 @@ it, all start anew and go on from the newest checkpoint. `now` is seconds of a c
 from dataclasses import dataclass, field, replace
 
 from dtj import contract
+from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Job, Refuse, RestartBudget
 from dtj.agent.report import Ending, first_cause
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, size
-from dtj.agent.terms import Action, Budget, End, Form, Go, Hello, Job, Memory, Refuse
 
 # After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
 GRACE_S = 5.0
@@ -28,8 +28,8 @@ class Membership:
     """Every method takes one fact and returns what is to be done about it."""
 
     job: Job
-    budget: Budget
-    memory: Memory = field(default_factory=Memory)
+    budget: RestartBudget
+    state: CoordinatorState = field(default_factory=CoordinatorState)
     agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
     failure: Ending | None = None
     failed_in: int = 0  # generation of the failure
@@ -77,13 +77,13 @@ class Membership:
         self.agents[hello.replica] = hello.incarnation
         self._left.discard(hello.replica)
         self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
-        if hello.memory.generation > self.memory.generation:
+        if hello.state.generation > self.state.generation:
             # We know of heals from the operator, where all who saw them are gone; they saw them.
-            healed = max(self.memory.in_place, hello.memory.in_place)
-            self.memory = replace(hello.memory, in_place=healed)
-            if self.job.limits and hello.memory.replicas:
-                self.job = replace(self.job, replicas=min(self.job.replicas, hello.memory.replicas))
-        self._look_at_size(now)
+            healed = max(self.state.in_place, hello.state.in_place)
+            self.state = replace(hello.state, in_place=healed)
+            if self.job.limits and hello.state.replicas:
+                self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
+        self._schedule_resize(now)
         return actions + self._form()
 
     def leave(self, incarnation: str, now: float) -> list[Action]:
@@ -102,46 +102,46 @@ class Membership:
 
     def ready(self, rank: int, generation: int) -> list[Action]:
         """A rank waits for its generation to be complete."""
-        if generation != self.memory.generation or not self.is_formed:
+        if generation != self.state.generation or not self.is_formed:
             return []
         self._ready.add(rank)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
 
     def stepped(self, step: int) -> list[Action]:
         """Some rank completed a step."""
-        if self.memory.best_step is None or step > self.memory.best_step:
-            self.memory = replace(self.memory, best_step=step)
+        if self.state.best_step is None or step > self.state.best_step:
+            self.state = replace(self.state, best_step=step)
         return []
 
     def stop(self, incarnation: str, now: float) -> list[Action]:
         """A pod was asked to end: however its ranks end, it will leave, and they are not restarted in it."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
-        self._look_at_size(now)
+        self._schedule_resize(now)
         return []
 
     def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank lives but lost its peers; it waits. Usually a death is told of within milliseconds."""
-        if generation == self.memory.generation and self.is_formed:
+        if generation == self.state.generation and self.is_formed:
             self._incident.setdefault(ending.rank, ending)
             self._decide_by(now + GRACE_S)
         return []
 
     def unformed(self, generation: int, now: float) -> list[Action]:
         """A rank could not open its groups: somebody died in that moment, or a machine is very slow."""
-        if generation == self.memory.generation and self.is_formed:
+        if generation == self.state.generation and self.is_formed:
             self._decide_by(now + GRACE_S)
         return []
 
     def failing(self, ending: Ending, generation: int) -> list[Action]:
         """A rank says that it failed; it will end, perhaps later than those that it takes along."""
-        if generation == self.memory.generation and self.is_formed:
+        if generation == self.state.generation and self.is_formed:
             self._failing[ending.rank] = ending
         return []
 
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
         """A rank is gone: done, stopped, or failed."""
         self._healable.discard(ending.rank)
-        if generation != self.memory.generation or not self.is_formed:
+        if generation != self.state.generation or not self.is_formed:
             self._blame(self._last_incident, ending)  # too late to count, not too late to be the cause
             return []
         if ending.rank // self.job.processes in self.stopping:
@@ -178,7 +178,7 @@ class Membership:
         culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
-        self.failure, self.failed_in = culprit, self.memory.generation
+        self.failure, self.failed_in = culprit, self.state.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
             if not self._is_settled and len(self._gone) < len(self.job.ranks):
                 self._is_settled = True
@@ -186,7 +186,7 @@ class Membership:
                 return []
             return self._over(culprit)
         if self._counts(culprit):
-            self.memory = self._counted()
+            self.state = self._counted()
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
         return self._form()
@@ -210,7 +210,7 @@ class Membership:
 
     # The size of an elastic job, see sizing.py.
 
-    def _look_at_size(self, now: float) -> None:
+    def _schedule_resize(self, now: float) -> None:
         if self.job.limits:
             self._resize_at = now + SETTLE_S
             self._patient_until = now + PATIENCE_S if self.missing else None
@@ -237,7 +237,7 @@ class Membership:
         self._last_incident, self._incident = self._incident, {}
         self._healable = set()
         self.is_formed = False
-        return self._form(gently=is_running)
+        return self._form(gracefully=is_running)
 
     def _lose(self, replica: int, now: float) -> None:
         """The replica's ranks are out of reach, whatever they do."""
@@ -248,13 +248,13 @@ class Membership:
         self.stopping.discard(replica)
         if replica >= self.job.replicas:
             return  # it only waited
-        self._look_at_size(now)
+        self._schedule_resize(now)
         self._healable -= set(self.job.ranks_of(replica))
         self._decide_at = None
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
 
-    def _form(self, *, gently: bool = False) -> list[Action]:
+    def _form(self, *, gracefully: bool = False) -> list[Action]:
         if self.missing or self.is_formed or self.is_over:
             return []
         # Who is done cannot hand over what it knew: then all begin again from the newest checkpoint.
@@ -262,10 +262,10 @@ class Membership:
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
         self._failing, self._is_settled = {}, False
-        self.memory = replace(self.memory, generation=self.memory.generation + 1, replicas=self.job.replicas)
+        self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
         self._patient_until = None
         self.is_formed = True
-        return [Form(self.memory.generation, self._kept, self.job.replicas, gently)]
+        return [Form(self.state.generation, self._kept, self.job.replicas, gracefully)]
 
     def _over(self, culprit: Ending | None) -> list[Action]:
         self.is_over = True
@@ -278,19 +278,19 @@ class Membership:
     def _is_spent(self, culprit: Ending) -> bool:
         if not self._counts(culprit):
             return False
-        stuck = self.memory.best_step is not None and not self._has_grown()
-        return self.memory.in_place >= self.budget.restarts or (
-            stuck and self.memory.without_progress >= self.budget.without_progress
+        stuck = self.state.best_step is not None and not self._has_grown()
+        return self.state.in_place >= self.budget.restarts or (
+            stuck and self.state.without_progress >= self.budget.without_progress
         )
 
     def _has_grown(self) -> bool:
-        best, before = self.memory.best_step, self._best_at_fault
+        best, before = self.state.best_step, self._best_at_fault
         return best is not None and (before is None or best > before)
 
-    def _counted(self) -> Memory:
-        row = 0 if self._has_grown() else self.memory.without_progress
-        self._best_at_fault = self.memory.best_step
-        return replace(self.memory, in_place=self.memory.in_place + 1, without_progress=row + 1)
+    def _counted(self) -> CoordinatorState:
+        row = 0 if self._has_grown() else self.state.without_progress
+        self._best_at_fault = self.state.best_step
+        return replace(self.state, in_place=self.state.in_place + 1, without_progress=row + 1)
 
     def _blame(self, incident: dict[int, Ending], ending: Ending) -> None:
         if ending.failed and incident:

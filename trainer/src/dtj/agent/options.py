@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtj.agent.terms import Budget
+from dtj.agent.protocol import RestartBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Options:
     ends_hung        a rank that is to blame for a hang is ended; if not, it is only named
     """
 
-    budget: Budget
+    budget: RestartBudget
     shown: frozenset[int] | None = None
     as_json: bool = False
     port: int | None = None

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtj.agent.rank import Program
+from dtj.agent.rank_main import Program
 from dtj.errors import RecipeError
 
 

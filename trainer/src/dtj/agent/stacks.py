@@ -7,26 +7,26 @@ time, and whoever asks meanwhile gets the same answer.
 import time
 from collections.abc import Callable, Iterable
 
-from dtj.agent.child import Child
+from dtj.agent.rank_process import RankProcess
 
 # So long a rank that was asked for its stacks may take to write them.
 _WRITE_S = 1.0
 _NONE = "no stack: the process does not answer\n"
 
 
-class Found:
+class RankStacks:
     """What came of it, for one rank."""
 
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.look, text = child.look()
+    def __init__(self, process: RankProcess) -> None:
+        self.process = process
+        self.probe, text = process.read_stacks()
         self.text = text or _NONE
 
 
-def as_text(found: Iterable[Found]) -> str:
+def as_text(found: Iterable[RankStacks]) -> str:
     """For people; ranks that are gone are missing."""
     parts = [
-        f"rank {one.child.rank}, pid {one.child.pid}, step {one.child.board.step}\n{one.text}"
+        f"rank {one.process.rank}, pid {one.process.pid}, step {one.process.heartbeat.step}\n{one.text}"
         for one in found
     ]
     return "\n".join(parts) or "no rank is running\n"
@@ -36,24 +36,24 @@ class Stacks:
     """At most one request is under way."""
 
     def __init__(self) -> None:
-        self._askers: list[Callable[[list[Found]], None]] = []
+        self._askers: list[Callable[[list[RankStacks]], None]] = []
         self.deadline: float | None = None
 
-    def ask(self, children: Iterable[Child], then: Callable[[list[Found]], None]) -> None:
+    def ask(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
         """Call `then` with the stacks of all ranks that live by then."""
         self._askers.append(then)
         if self.deadline is not None:
             return
-        for child in children:
-            child.ask_stacks()
+        for process in processes:
+            process.request_stacks()
         self.deadline = time.monotonic() + _WRITE_S
 
-    def tick(self, children: Iterable[Child]) -> None:
+    def tick(self, processes: Iterable[RankProcess]) -> None:
         """Time has passed."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return
         self.deadline = None
-        found = [Found(child) for child in children]
+        found = [RankStacks(process) for process in processes]
         askers, self._askers = self._askers, []
         for then in askers:
             then(found)

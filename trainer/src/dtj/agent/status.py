@@ -64,7 +64,7 @@ class Status:
         """A rank was forked."""
         self.ranks[rank] = {"rank": rank, "pid": pid, "state": "Running", "step": None}
 
-    def hear(self, rank: int, report: dict[str, Any]) -> None:
+    def update(self, rank: int, report: dict[str, Any]) -> None:
         """A rank reported some fields; the lowest rank of this node speaks for it."""
         if "step" in report:
             self.ranks[rank]["step"] = report["step"]

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Self
 
-from dtj.agent.rank import detach, signals_blocked
+from dtj.agent.rank_main import detach, signals_blocked
 
 _READY_TIMEOUT_S = 30.0
 
@@ -39,7 +39,7 @@ class Store:
         return cls(pid, int(port))
 
     def stop(self) -> None:
-        """End the process and bury it."""
+        """End the process and reap it."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)

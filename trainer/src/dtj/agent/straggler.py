@@ -19,14 +19,14 @@ LEAST_LOSS_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slowest:
+class Straggler:
     """A rank whose own work on a step takes `ratio` times that of the others."""
 
     rank: int
     ratio: float
 
 
-def slowest(work_s: Mapping[int, float]) -> Slowest | None:
+def slowest(work_s: Mapping[int, float]) -> Straggler | None:
     """The rank with the most work a step, against the median of the others; None where it makes no odds."""
     if len(work_s) < 2:
         return None
@@ -34,14 +34,14 @@ def slowest(work_s: Mapping[int, float]) -> Slowest | None:
     usual = statistics.median(work for other, work in work_s.items() if other != rank)
     if usual <= 0 or work_s[rank] - usual < LEAST_LOSS_S:
         return None
-    return Slowest(rank=rank, ratio=work_s[rank] / usual)
+    return Straggler(rank=rank, ratio=work_s[rank] / usual)
 
 
 @dataclass(kw_only=True)
-class Pace:
-    """The present generation's ranks; efforts are those of boards.Sign, `now` any clock's seconds."""
+class StragglerDetector:
+    """The present generation's ranks; busy times are those of a Heartbeat, `now` any clock's seconds."""
 
-    named: Slowest | None = None
+    named: Straggler | None = None
     _ranks: frozenset[int] = frozenset()
     _since: float = 0.0
     _base: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -54,12 +54,12 @@ class Pace:
         self._ranks, self._since = frozenset(ranks), now
         self._base, self._newest = {}, {}
 
-    def heard(self, rank: int, effort: tuple[int, float], now: float) -> None:
+    def observe(self, rank: int, busy_time: tuple[int, float], now: float) -> None:
         """How much a rank has worked so far."""
         if rank not in self._ranks:
             return
-        self._base.setdefault(rank, effort)
-        self._newest[rank] = effort
+        self._base.setdefault(rank, busy_time)
+        self._newest[rank] = busy_time
         if len(self._base) < len(self._ranks) or now - self._since < LEAST_S:
             return
         steps = {r: self._newest[r][0] - self._base[r][0] for r in self._ranks}

@@ -13,13 +13,13 @@ also computed; and only where each rank has the whole model, otherwise the waits
 import time
 from typing import Any
 
-from dtj.telemetry.heartbeat import Heartbeat
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 
 class BusyTime:
     """Follows the first optimizer that makes a step, and writes what it finds on the heartbeat."""
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
+    def __init__(self, heartbeat: SharedHeartbeat) -> None:
         self._heartbeat = heartbeat
         self._arrived: float | None = None  # the last own gradient of this step
         self._waited = 0.0

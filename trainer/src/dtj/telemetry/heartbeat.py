@@ -12,7 +12,7 @@ from collections.abc import Iterator
 NONE = -1
 
 
-class Heartbeat:
+class SharedHeartbeat:
     """Some numbers; one process writes, another reads, and a torn read is corrected by the next.
 
     0  last completed step      3  steps whose work was measured
@@ -90,10 +90,10 @@ class Heartbeat:
             self._values[1] += 1
 
 
-mine = Heartbeat()  # of this process; a rank replaces it by the one that its agent made
+mine = SharedHeartbeat()  # of this process; a rank replaces it by the one that its agent made
 
 
-def use(heartbeat: Heartbeat) -> None:
+def use(heartbeat: SharedHeartbeat) -> None:
     """Called in the rank, right after the fork."""
     global mine  # noqa: PLW0603 - a process is one rank and has one heartbeat
     mine = heartbeat

@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class RestartBudget:
     """Restarts in place before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API.
 
     restarts  of this attempt, those spent included
@@ -53,7 +53,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class CoordinatorState:
     """What a coordinator tells all agents, so that its successor on another node goes on with it."""
 
     generation: int = 0
@@ -63,7 +63,7 @@ class Memory:
     replicas: int | None = None
 
     @classmethod
-    def parse(cls, fields: Mapping[str, Any]) -> "Memory":
+    def parse(cls, fields: Mapping[str, Any]) -> "CoordinatorState":
         """From JSON."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
@@ -77,21 +77,21 @@ class Hello:
     replica: int
     incarnation: str
     healable: frozenset[int] = frozenset()
-    memory: Memory = Memory()
+    state: CoordinatorState = CoordinatorState()
 
 
 @dataclass(frozen=True)
 class Form:
     """Bring all ranks together; those not in `kept` are started anew.
 
-    replicas  how many take part, from 0 on; the others of an elastic job wait
-    gently    ranks that live are first asked to save and to stop
+    replicas    how many take part, from 0 on; the others of an elastic job wait
+    gracefully  ranks that live are first asked to save and to stop
     """
 
     generation: int
     kept: frozenset[int]
     replicas: int
-    gently: bool = False
+    gracefully: bool = False
 
 
 @dataclass(frozen=True)

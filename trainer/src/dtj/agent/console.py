@@ -5,7 +5,7 @@ import sys
 from typing import Any, Protocol
 
 
-class Screen(Protocol):
+class Console(Protocol):
     """What the agent writes to; a live one wants to be told of progress now and then."""
 
     is_live: bool
@@ -15,7 +15,7 @@ class Screen(Protocol):
     def close(self) -> None: ...
 
 
-class Plain:
+class PlainConsole:
     """Bytes to the agent's own stdout and stderr."""
 
     is_live = False
@@ -31,13 +31,13 @@ class Plain:
         """Nothing to restore."""
 
 
-class Terminal:
+class TerminalConsole:
     """Lines above, one bar below; drawn only when something changed, without a thread."""
 
     is_live = True
 
     def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
+        import rich.console  # noqa: PLC0415 - only a terminal pays for it
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
         self._bar = Progress(
@@ -46,7 +46,7 @@ class Terminal:
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
+            console=rich.console.Console(stderr=True),
             auto_refresh=False,
             transient=True,
         )
@@ -69,6 +69,8 @@ class Terminal:
         self._bar.stop()
 
 
-def choose(*, as_json: bool) -> Screen:
+def choose_console(*, as_json: bool) -> Console:
     """A bar only where a person looks at both streams."""
-    return Terminal() if sys.stdout.isatty() and sys.stderr.isatty() and not as_json else Plain()
+    return (
+        TerminalConsole() if sys.stdout.isatty() and sys.stderr.isatty() and not as_json else PlainConsole()
+    )

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable
 
 
-class Wakeup:
+class SignalPipe:
     """From its making on the given signals no longer interrupt; main thread only."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:

@@ -5,22 +5,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dtj.agent.screen import Screen
-from dtj.agent.serve import Server
+from dtj.agent.console import Console
+from dtj.agent.status_server import StatusServer
 
 _EVERY_S = 0.25
 
 
-class Page:
+class StatusPage:
     """Shows the newest document; without a port and a terminal nobody looks and nothing is due."""
 
-    def __init__(self, host: str, port: int | None, *, screen: Screen, say: Callable[[str], None]) -> None:
-        self._screen = screen
-        self._server: Server | None = None
+    def __init__(self, host: str, port: int | None, *, console: Console, say: Callable[[str], None]) -> None:
+        self._console = console
+        self._server: StatusServer | None = None
         self.deadline: float | None = None
         if port is not None:
             try:
-                self._server = Server.start(host, port)
+                self._server = StatusServer.start(host, port)
             except OSError as error:  # training matters more than its status page
                 say(f"no status page on port {port}: {error.strerror}")
 
@@ -44,10 +44,10 @@ class Page:
 
     def show(self, document: dict[str, Any]) -> None:
         """Replace what is to be seen."""
-        self._screen.progress(document)
+        self._console.progress(document)
         if self._server:
             self._server.publish(document)
-        if self._server or self._screen.is_live:
+        if self._server or self._console.is_live:
             self.deadline = time.monotonic() + _EVERY_S
 
     def close(self) -> None:

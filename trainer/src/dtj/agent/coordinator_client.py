@@ -8,13 +8,13 @@ import socket
 import time
 from collections.abc import Callable
 
-from dtj.agent.dial import Dialer
-from dtj.agent.link import BEAT_S, Link, Message
+from dtj.agent.connector import Connector
+from dtj.agent.link import KEEPALIVE_S, Link, Message
 
-_REDIAL_S = 1.0
+_RECONNECT_S = 1.0
 
 
-class Uplink:
+class CoordinatorClient:
     """At most one connection; without one, messages are lost, and the next hello says what still matters.
 
     address   where the coordinator listens, by name
@@ -37,9 +37,9 @@ class Uplink:
         self._on_order = on_order
         self._say = say
         self._link: Link | None = None
-        self._dialer: Dialer | None = None
-        self._redial_at: float | None = None
-        self._beat_at = time.monotonic() + BEAT_S
+        self._connector: Connector | None = None
+        self._reconnect_at: float | None = None
+        self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     @property
     def peer(self) -> str:
@@ -50,27 +50,28 @@ class Uplink:
     @property
     def deadline(self) -> float:
         """When `tick` has something to do."""
-        return self._beat_at if self._redial_at is None else min(self._beat_at, self._redial_at)
+        known = [self._keepalive_at, self._reconnect_at]
+        return min(at for at in known if at is not None)
 
     def tick(self) -> None:
         """Time has passed."""
         now = time.monotonic()
-        if self._redial_at is not None and now >= self._redial_at:
-            self.dial()
-        if now < self._beat_at:
+        if self._reconnect_at is not None and now >= self._reconnect_at:
+            self.connect()
+        if now < self._keepalive_at:
             return
-        self._beat_at = now + BEAT_S
-        self.tell({"beat": True})
+        self._keepalive_at = now + KEEPALIVE_S
+        self.tell({"keepalive": True})
         if self._link and (self._link.is_silent(now) or not self._link.is_open):
             self._lost("replica 0 is silent; trying to reach it anew")
 
-    def dial(self) -> None:
+    def connect(self) -> None:
         """Begin to connect, for as long as it takes."""
-        self._redial_at = None
-        self._dialer = Dialer(*self._address)
-        self._selector.register(self._dialer, selectors.EVENT_READ, self._on_dialed)
+        self._reconnect_at = None
+        self._connector = Connector(*self._address)
+        self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
 
-    def connect(self, sock: socket.socket) -> None:
+    def attach(self, sock: socket.socket) -> None:
         """Take over a connected socket and introduce this agent."""
         self._link = Link(sock, now=time.monotonic())
         self._selector.register(self._link, selectors.EVENT_READ, self._on_message)
@@ -81,30 +82,30 @@ class Uplink:
         if self._link:
             self._link.send(message)
 
-    def hang_up(self, *, redial_in_s: float | None = None) -> None:
+    def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
         """End the connection, or the attempt to get one."""
-        for end in (self._link, self._dialer):
+        for end in (self._link, self._connector):
             if end:
                 self._selector.unregister(end)
                 end.close()
-        self._link = self._dialer = None
-        self._redial_at = None if redial_in_s is None else time.monotonic() + redial_in_s
+        self._link = self._connector = None
+        self._reconnect_at = None if reconnect_in_s is None else time.monotonic() + reconnect_in_s
 
-    def _on_dialed(self) -> None:
-        assert self._dialer is not None
-        self._selector.unregister(self._dialer)
-        sock, self._dialer = self._dialer.take(), None
+    def _on_connected(self) -> None:
+        assert self._connector is not None
+        self._selector.unregister(self._connector)
+        sock, self._connector = self._connector.take(), None
         if sock:
-            self.connect(sock)
+            self.attach(sock)
         else:
-            self._redial_at = time.monotonic() + _REDIAL_S
+            self._reconnect_at = time.monotonic() + _RECONNECT_S
 
     def _on_message(self) -> None:
         link = self._link
         assert link is not None
         for message in link.receive(time.monotonic()):
             if "refused" in message and not message["forGood"]:
-                self.hang_up(redial_in_s=_REDIAL_S)
+                self.disconnect(reconnect_in_s=_RECONNECT_S)
             else:
                 self._on_order(message)
         if self._link is link and not link.is_open:
@@ -112,4 +113,4 @@ class Uplink:
 
     def _lost(self, why: str) -> None:
         self._say(why)
-        self.hang_up(redial_in_s=0.0)
+        self.disconnect(reconnect_in_s=0.0)

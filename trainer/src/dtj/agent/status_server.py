@@ -15,7 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from dtj.agent.rank import detach, signals_blocked
+from dtj.agent.rank_main import detach, signals_blocked
 
 _DOCUMENT_BYTES = 1 << 20
 # A document is a JSON object; this begins a message about stacks, in both directions.
@@ -37,7 +37,7 @@ _GAUGES = {
 }
 
 
-class Server:
+class StatusServer:
     """The agent's end of it."""
 
     def __init__(self, pid: int, documents: socket.socket) -> None:
@@ -79,7 +79,7 @@ class Server:
             self._documents.send(_STACKS + stacks.encode(errors="replace")[-_STACKS_BYTES:])
 
     def stop(self) -> None:
-        """End the process and bury it, unless that is done."""
+        """End the process and reap it, unless that is done."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -12,7 +12,7 @@ _END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 _MAX_BYTES = 64 * 1024
 
 
-class Lines:
+class LogLines:
     """Collects one stream of one rank."""
 
     def __init__(self, *, rank: int, as_json: bool) -> None:
@@ -26,14 +26,14 @@ class Lines:
         if len(self._rest) > _MAX_BYTES:
             whole.append(self._rest)
             self._rest = b""
-        return b"".join(self._dress(line) for line in whole)
+        return b"".join(self._prefixed(line) for line in whole)
 
     def end(self) -> bytes:
         """The stream is over: what is left, as a line."""
         rest, self._rest = self._rest, b""
-        return self._dress(rest) if rest else b""
+        return self._prefixed(rest) if rest else b""
 
-    def _dress(self, line: bytes) -> bytes:
+    def _prefixed(self, line: bytes) -> bytes:
         if not self._as_json:
             return b"[rank %d] %s\n" % (self._rank, line)
         text = line.decode(errors="replace")

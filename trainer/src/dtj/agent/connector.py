@@ -11,13 +11,13 @@ import signal
 import socket
 import time
 
-from dtj.agent.rank import detach, signals_blocked
+from dtj.agent.rank_main import detach, signals_blocked
 
 _PAUSE_S = 0.1
 _TIMEOUT_S = 5.0
 
 
-class Dialer:
+class Connector:
     """One attempt to reach `host:port`, which lasts until it succeeds or is given up."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -25,7 +25,7 @@ class Dialer:
         with signals_blocked():
             self._pid = os.fork()
             if self._pid == 0:
-                _dial(host, port, theirs)
+                _connect(host, port, theirs)
         theirs.close()
 
     def fileno(self) -> int:
@@ -46,7 +46,7 @@ class Dialer:
             os.waitpid(self._pid, 0)
 
 
-def _dial(host: str, port: int, results: socket.socket) -> None:
+def _connect(host: str, port: int, results: socket.socket) -> None:
     try:
         detach()
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,14 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dtj import contract
-from dtj import control_pipe as orders
+from dtj import contract, control_pipe
 from dtj.agent import report
 from dtj.errors import DtjError, is_peer_loss
-from dtj.telemetry import heartbeat as board
-from dtj.telemetry import report_pipe as channel
-from dtj.telemetry.busy_time import BusyTime as Effort
-from dtj.telemetry.heartbeat import Heartbeat as Board
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.busy_time import BusyTime
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
 
@@ -44,7 +42,7 @@ class Wiring:
     reports: int
     orders: int
     stacks: int  # where faulthandler writes when the agent asks
-    board: Board
+    heartbeat: SharedHeartbeat
     foreign: Sequence[int]  # of the agent; a data worker that outlives the rank must not hold them open
 
 
@@ -101,9 +99,9 @@ def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
     os.environ.update(env)
     if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    channel.open_pipe(wiring.reports)
-    orders.open_pipe(wiring.orders)
-    board.use(wiring.board)
+    report_pipe.open_pipe(wiring.reports)
+    control_pipe.open_pipe(wiring.orders)
+    heartbeat.use(wiring.heartbeat)
 
 
 def _prepare_torch(threads: int) -> None:
@@ -126,20 +124,20 @@ def _count_steps() -> None:
 
     first: list[object] = []
     done = 0
-    effort = Effort(board.mine)
+    busy_time = BusyTime(heartbeat.mine)
 
     def begin(optimizer: object, *_: object) -> None:
         if not first:
             first.append(optimizer)
         if optimizer is first[0]:
-            effort.before_step(optimizer)
+            busy_time.before_step(optimizer)
 
     def count(optimizer: object, *_: object) -> None:
         nonlocal done
         if optimizer is first[0]:
             done += 1
-            effort.after_step()
-            board.mine.optimized(done)
+            busy_time.after_step()
+            heartbeat.mine.optimized(done)
 
     register_optimizer_step_pre_hook(begin)
     register_optimizer_step_post_hook(count)
@@ -201,10 +199,10 @@ def _report(message: str, *, code: int, reason: str, is_for_people: bool = False
         "reason": reason,
         "exitCode": code,
         "isForPeople": is_for_people,
-        "step": board.mine.step,
+        "step": heartbeat.mine.step,
         "at": datetime.now(UTC).isoformat(),
     }
-    channel.send({"failure": report.fit(fields, limit=channel.MAX_BYTES - 100)}, wait_s=1.0)
+    report_pipe.send({"failure": report.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
 
 
 def _finish() -> None:

@@ -10,35 +10,35 @@ from pathlib import Path
 from typing import Any, Self
 
 from dtj import contract
-from dtj.agent import rank as rank_process
-from dtj.agent.hang import Look, innermost
-from dtj.agent.lines import Lines
+from dtj.agent import rank_main
+from dtj.agent.hang import Probe, innermost
+from dtj.agent.log_lines import LogLines
 from dtj.agent.report import Ending
-from dtj.telemetry.heartbeat import Heartbeat as Board
+from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
 
 
 @dataclass(kw_only=True)
-class Child:
-    """A rank from its fork to its burial.
+class RankProcess:
+    """A rank from its fork to its end.
 
     streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
     reports  read end of the pipe of telemetry/report_pipe.py
     orders   write end of the pipe of control_pipe.py
     killed   the agent itself ended it
-    board    how far it is, in memory shared with it
+    heartbeat    how far it is, in memory shared with it
     stacks   read end of the pipe for its Python stacks
     holds    it has the run in memory and can join the next generation without being restarted
     """
 
     rank: int
     pid: int
-    streams: dict[int, tuple[int, Lines]]
+    streams: dict[int, tuple[int, LogLines]]
     reports: int
     orders: int
     stacks: int
-    board: Board
+    heartbeat: SharedHeartbeat
     generation: int
     as_json: bool
     killed: bool = False
@@ -51,7 +51,7 @@ class Child:
     @classmethod
     def fork(
         cls,
-        program: rank_process.Program,
+        program: rank_main.Program,
         *,
         env: dict[str, str],
         generation: int,
@@ -66,25 +66,25 @@ class Child:
         rank = int(env[contract.RANK])
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
-        board = Board()
-        with rank_process.signals_blocked():
+        heartbeat = SharedHeartbeat()
+        with rank_main.signals_blocked():
             pid = os.fork()
             if pid == 0:
-                wiring = rank_process.Wiring(
+                wiring = rank_main.Wiring(
                     stdout=out_w,
                     stderr=err_w,
                     reports=reports_w,
                     orders=orders,
                     stacks=stacks_w,
-                    board=board,
+                    heartbeat=heartbeat,
                     foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
-                rank_process.become(program, env, threads=threads, wiring=wiring)
+                rank_main.become(program, env, threads=threads, wiring=wiring)
         for fd in (out_w, err_w, reports_w, orders, stacks_w):
             os.close(fd)
         for fd in (out, err, reports, orders_w, stacks):
             os.set_blocking(fd, False)
-        streams = {fd: (target, Lines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
+        streams = {fd: (target, LogLines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
         return cls(
             rank=rank,
             pid=pid,
@@ -92,7 +92,7 @@ class Child:
             reports=reports,
             orders=orders_w,
             stacks=stacks,
-            board=board,
+            heartbeat=heartbeat,
             generation=generation,
             as_json=as_json,
         )
@@ -121,9 +121,9 @@ class Child:
             found += self.streams[fd][1].feed(data)
         return found + self.streams[fd][1].end()
 
-    def dressed(self, text: str) -> tuple[int, bytes]:
+    def prefixed(self, text: str) -> tuple[int, bytes]:
         """Where text about this rank goes, and its lines under the rank's name."""
-        lines = Lines(rank=self.rank, as_json=self.as_json)
+        lines = LogLines(rank=self.rank, as_json=self.as_json)
         return 2, lines.feed(text.encode()) + lines.end()
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
@@ -144,14 +144,14 @@ class Child:
     def kill(self) -> None:
         """End the rank and all that it started."""
         self.killed = True
-        self.sweep()
+        self.kill_group()
 
-    def sweep(self) -> None:
+    def kill_group(self) -> None:
         """End what is left of its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def bury(self, code: int) -> Ending:
+    def finish(self, code: int) -> Ending:
         """It was reaped; `code` is negative where a signal ended it."""
         os.close(self.orders)
         os.close(self.stacks)
@@ -160,27 +160,27 @@ class Child:
         )
         return self.ending
 
-    def ask_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
         while _read(self.stacks):
-            """What came too late for an earlier look."""
+            """What came too late for an earlier request."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, rank_process.STACKS_SIGNAL)
+            os.kill(self.pid, rank_main.STACKS_SIGNAL)
 
-    def look(self) -> tuple[Look, str]:
+    def read_stacks(self) -> tuple[Probe, str]:
         """What came of `ask_stacks`: the finding, and the stacks as text."""
         text = b""
         while data := _read(self.stacks):
             text += data
         stacks = text.decode(errors="replace")
-        return Look(frame=innermost(stacks), is_stopped=self._state() in {"T", "t"}), stacks
+        return Probe(frame=innermost(stacks), is_stopped=self._process_state() in {"T", "t"}), stacks
 
-    def condemn(self, message: str) -> None:
+    def kill_as_hung(self, message: str) -> None:
         """End it for a hang, which is its own fault."""
         self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
-        self.sweep()
+        self.kill_group()
 
-    def lacked_memory(self) -> None:
+    def mark_oom_killed(self) -> None:
         """The kernel ended it: whatever it said before, this is why."""
         self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
 
@@ -188,7 +188,7 @@ class Child:
         """It said that it failed and will end, after whatever it still has to do."""
         return self._ended(self._failure["exitCode"], signal_number=None)
 
-    def _state(self) -> str:
+    def _process_state(self) -> str:
         """Letter of the process's state, as in ps; empty where the system does not tell."""
         with contextlib.suppress(OSError):
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -200,7 +200,7 @@ class Child:
             rank=self.rank,
             code=contract.EXIT_PEER_LOST,
             at=datetime.now(UTC),
-            step=self.board.step,
+            step=self.heartbeat.step,
             message=message,
         )
 
@@ -213,7 +213,7 @@ class Child:
             code=code,
             signal=signal_number,
             at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
-            step=step if step is not None else self.board.step,
+            step=step if step is not None else self.heartbeat.step,
             message=self._failure.get("message", ""),
             reason=self._failure.get("reason"),
             by_agent=self.killed and not self._failure,

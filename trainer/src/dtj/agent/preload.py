@@ -5,7 +5,7 @@ import os
 import tempfile
 
 
-def warm(nthreads: int) -> None:
+def preload(nthreads: int) -> None:
     """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
     # torch asks for the name of every address that it connects to: a lost packet shall cost 1 s, not 5.

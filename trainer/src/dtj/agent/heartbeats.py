@@ -1,0 +1,65 @@
+"""Heartbeats of this node's ranks, in memory shared with them: who has done something since the last look?"""
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dtj.agent.rank_process import RankProcess
+
+# Often enough to account for every step of rank 0; of the others it is a sign of life.
+_READ_S = {True: 0.05, False: 0.25}
+
+
+class Heartbeat(NamedTuple):
+    """That a rank is at work.
+
+    paused  with something that it declared to take long
+    busy_time  steps whose work was measured, and seconds of work in them
+    at      when the step was completed, by time.monotonic() of the rank's machine
+    """
+
+    generation: int
+    step: int | None
+    paused: bool
+    busy_time: tuple[int, float] = (0, 0.0)
+    at: float = 0.0
+
+
+class HeartbeatReader:
+    """Remembers what each process showed last."""
+
+    def __init__(self, *, of_rank_0: bool) -> None:
+        self._every_s = _READ_S[of_rank_0]
+        self._stepped_at: dict[int, float] = {}
+        self._said: dict[int, tuple[int, int, bool]] = {}  # by pid
+        self.step_s = 0.0  # how long a step took lately
+        self.deadline = time.monotonic() + self._every_s
+
+    def tick(self, processes: Iterable[RankProcess]) -> dict[int, Heartbeat]:
+        """Where it is time: the heartbeats of ranks that gave one."""
+        now = time.monotonic()
+        if now < self.deadline:
+            return {}
+        self.deadline = now + self._every_s
+        return {process.rank: beat for process in processes if (beat := self.read(process))}
+
+    def read(self, process: RankProcess) -> Heartbeat | None:
+        """The rank's heartbeat, None where nothing is new."""
+        heartbeat = process.heartbeat
+        now = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
+        if self._said.get(process.pid, (-1, 0, False)) == now:
+            return None
+        before = self._said.get(process.pid, now)
+        if before[0] >= 0 and now[0] > before[0]:
+            self.step_s = (heartbeat.stepped_at - self._stepped_at.get(process.pid, heartbeat.stepped_at)) / (
+                now[0] - before[0]
+            )
+        self._stepped_at[process.pid] = heartbeat.stepped_at
+        self._said[process.pid] = now
+        return Heartbeat(
+            process.generation, heartbeat.step, heartbeat.is_paused, heartbeat.busy_time, heartbeat.stepped_at
+        )
+
+    def forget(self, process: RankProcess) -> None:
+        """What is known of it, a pause for instance, is to be told anew."""
+        self._said.pop(process.pid, None)

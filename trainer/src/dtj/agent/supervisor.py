@@ -1,0 +1,199 @@
+"""The ranks of this node: forked, read, signalled, reaped and, where asked, forked again.
+
+It knows processes and pipes; which rank is to run when is `launch.py`'s business.
+"""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterable
+
+from dtj.agent import rank_main
+from dtj.agent.console import Console
+from dtj.agent.oom import OomKills
+from dtj.agent.rank_events import RankEvents
+from dtj.agent.rank_process import RankProcess
+from dtj.agent.report import Ending
+
+# A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
+_PATIENCE_S = 5.0
+# One that is to save before may take longer.
+_SAVE_S = 60.0
+
+
+class Supervisor:
+    """At most one process a rank; the newest is what counts."""
+
+    def __init__(
+        self,
+        program: rank_main.Program,
+        *,
+        threads: int,
+        as_json: bool,
+        shown: frozenset[int] | None,
+        selector: selectors.BaseSelector,
+        console: Console,
+        events: RankEvents,
+    ) -> None:
+        self._program = program
+        self._threads = threads
+        self._as_json = as_json
+        self._shown = shown
+        self._selector = selector
+        self._console = console
+        self._events = events
+        self.newest: dict[int, RankProcess] = {}
+        self._waiting: dict[
+            int, tuple[dict[str, str], int]
+        ] = {}  # rank -> what to start once the old one is gone
+        self._death_fds: dict[int, int] = {}  # by pid
+        self._oom_kills = OomKills()
+        self._kill_at: float | None = None
+        self._is_over = False
+
+    def alive(self) -> list[RankProcess]:
+        """Those whose process has not been reaped."""
+        return [process for process in self.newest.values() if process.ending is None]
+
+    def endings(self) -> list[Ending]:
+        """How the newest process of each rank ended, where it did."""
+        return [process.ending for process in self.newest.values() if process.ending]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._kill_at
+
+    def start(self, rank: int, env: dict[str, str], *, generation: int, gracefully: bool = False) -> None:
+        """Fork the rank, once a process of its that still lives has been ended.
+
+        gracefully  it may save before, in agreement with all others
+        """
+        old = self.newest.get(rank)
+        if old and old.ending is None:
+            self._waiting[rank] = (env, generation)
+            self._end(old, gracefully=gracefully)
+            return
+        process = RankProcess.fork(
+            self._program,
+            env=env,
+            generation=generation,
+            threads=self._threads,
+            as_json=self._as_json,
+            inherited=[key.fd for key in self._selector.get_map().values()],
+        )
+        self.newest[rank] = process
+        self._events.started(process)
+        for fd in process.streams:
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(process, fd))
+        self._selector.register(process.reports, selectors.EVENT_READ, lambda: self._on_reports(process))
+        self._watch_death(process)
+
+    def show_stacks(self, process: RankProcess, stacks: str) -> None:
+        """Put them into the log, line by line under the rank's name."""
+        self._show(process, *process.prefixed(stacks))
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every rank."""
+        for process in self.alive():
+            process.signal(number)
+
+    def kill(self) -> None:
+        """Every rank and all that they started; nothing waits to be started any more."""
+        self._waiting.clear()
+        for process in self.alive():
+            process.kill()
+
+    def shut_down(self) -> None:
+        """The job is over: those that wait for others end now, the rest may still say something."""
+        self._waiting.clear()
+        for process in self.alive():
+            if process.uses_dtj:
+                process.kill()
+        self._is_over = True
+        self._kill_at = time.monotonic() + _PATIENCE_S
+
+    def tick(self) -> None:
+        """Time has passed."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._kill_at = None
+            for process in self.alive():
+                if self._is_over or process.rank in self._waiting:
+                    process.kill()
+
+    def reaped(self, pid: int, code: int) -> None:
+        """A child of the agent ended; nothing happens where it was no rank."""
+        for process in self.alive():
+            if process.pid == pid:
+                self._finish(process, code)
+
+    def _watch_death(self, process: RankProcess) -> None:
+        """Deaths come in their order, also where several are heard of at once; signals do not tell it."""
+        if not hasattr(os, "pidfd_open"):
+            return
+        fd = os.pidfd_open(process.pid)
+        self._death_fds[process.pid] = fd
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_death(process))
+
+    def _on_death(self, process: RankProcess) -> None:
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
+        if pid:
+            self._finish(process, os.waitstatus_to_exitcode(status))
+
+    def _end(self, process: RankProcess, *, gracefully: bool) -> None:
+        """Make place. Programs of dtj have nothing to lose (a checkpoint is whole or not there)."""
+        if process.uses_dtj and not gracefully:
+            process.kill()
+        else:
+            process.signal(signal.SIGTERM, on_behalf_of_agent=True)
+            patience = _SAVE_S if process.uses_dtj else _PATIENCE_S
+            self._kill_at = self._kill_at or time.monotonic() + patience
+
+    def _finish(self, process: RankProcess, code: int) -> None:
+        if process.pid in self._death_fds:
+            self._forget(self._death_fds.pop(process.pid))
+        process.kill_group()
+        for fd in process.streams:
+            if fd in self._selector.get_map():
+                self._show(process, process.streams[fd][0], process.last_lines(fd))
+                self._forget(fd)
+        if process.reports in self._selector.get_map():
+            self._on_reports(process)
+        if process.reports in self._selector.get_map():
+            self._forget(process.reports)
+        # One for each death: where it was a worker of the rank, the rank dies of that in its own way.
+        if self._oom_kills.take() and code == -signal.SIGKILL and not process.killed:
+            process.mark_oom_killed()
+        process.finish(code)
+        self._events.ended(process)
+        if process.rank in self._waiting:
+            env, generation = self._waiting.pop(process.rank)
+            self.start(process.rank, env, generation=generation)
+
+    def _on_output(self, process: RankProcess, fd: int) -> None:
+        text, is_over = process.read_lines(fd)
+        self._show(process, process.streams[fd][0], text)
+        if is_over:
+            self._forget(fd)
+
+    def _on_reports(self, process: RankProcess) -> None:
+        reports, is_over = process.read_reports()
+        for fields in reports:
+            self._events.reported(process, fields)
+        if is_over:
+            self._forget(process.reports)
+
+    def _forget(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _show(self, process: RankProcess, target: int, text: bytes) -> None:
+        if text and (self._shown is None or process.rank in self._shown):
+            self._console.write(target, text)
+
+
+def soonest(times: Iterable[float | None]) -> float | None:
+    """Seconds from now until the first of these times of time.monotonic(), None where there is none."""
+    known = [at for at in times if at is not None]
+    return max(0.0, min(known) - time.monotonic()) if known else None
