@@ -24,7 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dtj import random_state
 from dtj.boundary import Boundary
 from dtj.checkpoint import weights
-from dtj.checkpoint.checkpointer import Checkpointer, Stateful
+from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.checkpoint.parts import Stateful
 from dtj.data.cut import Cut
 from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
@@ -41,6 +42,7 @@ from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
+from dtj.step.replicas import ReplicaCheck
 from dtj.stop import StopFlag
 from dtj.strategies import select
 from dtj.telemetry import heartbeat, report_pipe
@@ -121,19 +123,18 @@ class Run:
             settings=settings,
             world=world,
             strategy=strategy,
-            group=groups.control,
             clock=time.monotonic,
             say=self.say,
         )
         if precision.scales:
-            self._checkpointer.extras["precision"] = precision
+            self._checkpointer.parts.extras["precision"] = precision
         self._boundary = Boundary(
-            rank=self.rank,
             groups=groups,
             stop=stop,
             strategy=strategy,
             checkpointer=self._checkpointer,
             finite=self._finite,
+            replicas=ReplicaCheck(settings.check_every, optimizers=strategy.same_optimizer_state),
             progress=self._progress,
             say=self.say,
         )
@@ -215,17 +216,17 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
-        self._checkpointer.parts = {
+        self._checkpointer.parts.named = {
             name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
             for name, part in parts.items()
         }
         if self._strategy.extra:
-            self._checkpointer.extras["sync"] = self._strategy.extra
+            self._checkpointer.parts.extras["sync"] = self._strategy.extra
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._recovery.joins():
             return
-        restored = self._checkpointer.restore()
+        restored = self._checkpointer.restore(self._groups.control)
         if restored is not None:
             self._progress.step = restored
             self._progress.needs_warm_up = self._strategy.needs_warm_up
@@ -237,7 +238,7 @@ class Run:
         Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
         """
         progress, feed = self._progress, self._progress.need_feed()
-        if self._checkpointer.run_dir and not self._checkpointer.parts:
+        if self._checkpointer.run_dir and not self._checkpointer.parts.named:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
@@ -358,8 +359,8 @@ class Run:
 
         score  the same on every rank, say of `evaluate`; give its negative where less is better
         """
-        if not self._recovery.is_behind and self._checkpointer.offer(score):
-            self._boundary.save_due = True
+        if not self._recovery.is_behind:
+            self._checkpointer.offer(score)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
