@@ -55,7 +55,7 @@ def seen(s: Snapshot) -> Restarts:
 
 
 def backoff_until(s: Snapshot) -> float:
-    """When the present attempt's pods may be created: at once, unless it follows a restart that may repeat."""
+    """When the present attempt may have its pods: at once, unless it follows a restart that may repeat."""
     if s.memory.phase != RECOVERING or s.memory.changed_at is None or _is_first_of_its_kind(s):
         return s.now
     doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
