@@ -119,7 +119,8 @@ class Recovery:
     @property
     def _place(self) -> Place:
         feed = self._progress.feed
-        return Place(self._progress.step, self._progress.verb, feed.position if feed else 0)
+        progress = self._progress
+        return Place(progress.has_begun, progress.step, progress.verb, feed.position if feed else 0)
 
     def _compare(self) -> bool:
         """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""

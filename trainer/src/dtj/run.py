@@ -242,7 +242,7 @@ class Run:
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
-        progress.has_begun, started = True, self.step
+        progress.has_begun, progress.verb, started = True, 0, self.step
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._recovery.hold()
         try:
@@ -251,7 +251,7 @@ class Run:
                 if self.step >= total:
                     break
                 logger.begin(self.step + 1)
-                random_state.begin_step(self._seed, self.step, self.rank, self.device)
+                self._seed_generators(verb=0)
                 batch = feed.batch()
                 yield batch
                 feed.advance()
@@ -279,6 +279,7 @@ class Run:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, models=self._models, strategy=self._strategy)
                 self._progress.needs_warm_up = False
+            self._seed_generators(verb=self._progress.verb + 1)
             loss = self._counted(
                 lambda: step_backward.backward(
                     loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
@@ -289,7 +290,7 @@ class Run:
                 self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
             return loss
 
-        before = step_backward.Rollback(self._tensors, self.device) if self._groups.can_heal else None
+        before = step_backward.Rollback(self._tensors) if self._groups.can_heal else None
         loss = self._recovery.retry(
             act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
         )
@@ -341,6 +342,7 @@ class Run:
         )
 
         def act() -> float:
+            self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
             return step_evaluate.evaluate(
                 score,
@@ -399,6 +401,9 @@ class Run:
             loss = act()
         meter.flops_per_sample = counter.get_total_flops() / batch.samples
         return loss
+
+    def _seed_generators(self, *, verb: int) -> None:
+        random_state.begin(self._seed, step=self.step, verb=verb, rank=self.rank, device=self.device)
 
     def _cut(self, **how: Any) -> Cut:
         layout = self._strategy.layout
