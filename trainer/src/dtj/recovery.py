@@ -46,7 +46,7 @@ class Recovery:
     @property
     def is_behind(self) -> bool:
         """The others wait further on; until there, everything is done without the model and without them."""
-        return self._handover.is_behind(self._place)
+        return self._handover.target is not None and self._handover.is_behind(self._place)
 
     def retry(self, act: Callable[[], T], *, undo: Callable[[], None] | None, stand_in: T) -> T:
         """A verb that takes all ranks: repeated where one is lost, left out where the others have done it."""
