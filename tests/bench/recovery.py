@@ -57,9 +57,7 @@ class Job:
 
     def signal(self, pod: str, name: str) -> float:
         """Signal the pod's rank; the node's own clock says when."""
-        process = faults.rank(self._cluster, self._kubectl, pod)
-        script = f"date +%s.%N; kill -{name} {process.pid}"
-        return float(faults.on_node(self._cluster, process.node, "sh", "-c", script))
+        return faults.send(self._cluster, faults.rank(self._cluster, self._kubectl, pod), name)
 
     def delete(self, pod: str) -> float:
         """Take the pod away at once, as one that is lost; the time is that of the call."""

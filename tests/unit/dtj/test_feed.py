@@ -6,53 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from dtj.data.cut import Cut
-from dtj.data.feed import Feed
-from dtj.data.feed import feed as make_feed
-from dtj.data.load import Loader, Pair
+from dtj.data.load import Pair
 from dtj.errors import RecipeError
-
-CPU = torch.device("cpu")
-
-
-def feed(
-    n: int = 10,
-    *,
-    rank: int = 0,
-    size: int = 1,
-    batch: int = 4,
-    micro: int | None = None,
-    data: Any = None,
-    in_lockstep: bool = False,
-    shuffle: bool = True,
-    once: bool = False,
-    workers: int = 0,
-    collate: Any = default_collate,
-) -> Feed:
-    return make_feed(
-        range(n) if data is None else data,
-        global_batch=batch,
-        cut=Cut(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
-        shuffle=shuffle,
-        once=once,
-        loader=Loader(collate=collate, device=CPU, workers=workers),
-    )
+from tests.unit.dtj.feeds import feed, in_changing_worlds, real
 
 
-def real(f: Feed) -> list[int]:
-    """Samples of the next batch that count for this rank."""
-    return [i for part in f.batch().parts if part.weight for i in part.indices.tolist()]
-
-
-@settings(max_examples=40)  # each one builds a feed for every step and rank
-@given(
-    n=st.integers(1, 100),
-    batch=st.integers(1, 50),
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    micro=st.none() | st.integers(1, 9),
-)
+@in_changing_worlds
 def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
     n: int, batch: int, sizes: list[int], micro: int | None
 ) -> None:

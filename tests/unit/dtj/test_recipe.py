@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj import recipe
+from dtj import recipe_cli
 from dtj.errors import RecipeError
 from dtj.recipe import Recipe
 
@@ -36,7 +36,7 @@ def example(
     ],
 )
 def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> None:
-    assert recipe.arguments(example, words) == expected
+    assert recipe_cli.arguments(example, words) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
 )
 def test_bad_words_are_explained(words: list[str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
-        recipe.arguments(example, words)
+        recipe_cli.arguments(example, words)
     assert message in str(raised.value)
     assert raised.value.exit_code == 78
 
@@ -90,21 +90,28 @@ def test_bad_words_are_explained(words: list[str], message: str) -> None:
 )
 def test_targets_that_do_not_exist_are_explained(target: str, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
-        recipe.resolve(target)
+        recipe_cli.resolve(target)
     assert message in str(raised.value)
 
 
 def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine_for_test.py"
     file.write_text("def recipe(width: int = 3): ...\n")
-    assert recipe.resolve(f"{file}:recipe").__name__ == "recipe"
+    assert recipe_cli.resolve(f"{file}:recipe").__name__ == "recipe"
     file.write_text("import nowhere_to_be_found\n")
     with pytest.raises(RecipeError, match="needs the module 'nowhere_to_be_found', which is not installed"):
-        recipe.resolve(f"{file}:recipe")
+        recipe_cli.resolve(f"{file}:recipe")
+
+
+def test_what_is_no_recipe_is_told_with_its_type(tmp_path: Path) -> None:
+    file = tmp_path / "mine_that_forgets.py"
+    file.write_text("def recipe(width: int = 3): dict(width=width)\n")
+    with pytest.raises(RecipeError, match=r"py:recipe returned a NoneType, expected a dtj\.Recipe"):
+        recipe_cli.build(f"{file}:recipe", ["width=5"])
 
 
 def test_help_is_made_of_docstring_and_signature() -> None:
-    text = recipe.describe("my.py:example", example)
+    text = recipe_cli.describe("my.py:example", example)
     assert text.startswith(
         "Usage: dtj train my.py:example [key=value ...]\n\n  Train something.\n\n  In some way.\n"
     )

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from dtj.errors import RecipeError
-from tests.unit.dtj.test_feed import feed, real
+from tests.unit.dtj.feeds import feed, in_changing_worlds, real
 
 # Told where a test has more workers than this machine has processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -46,13 +46,7 @@ def values(f: Any) -> list[int]:
     return [i for part in batch.parts if part.weight for i in batch.fetch(part).tolist()]
 
 
-@settings(max_examples=40)
-@given(
-    n=st.integers(1, 50),
-    batch=st.integers(1, 50),
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
-    micro=st.none() | st.integers(1, 9),
-)
+@in_changing_worlds
 def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
     n: int, batch: int, sizes: list[int], micro: int | None
 ) -> None:

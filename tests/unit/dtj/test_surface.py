@@ -56,6 +56,7 @@ def test_commands_and_flags() -> None:
     common = {
         *(
             "--async-save",
+            "--check-every",
             "--checkpoint",
             "--compile",
             "--compress",

@@ -16,7 +16,7 @@ from dtj.data import order
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from dtj.parallel.layout import lay_out
-from dtj.settings import COMPRESS, SYNC, Settings
+from dtj.settings import CHECK_EVERY, COMPRESS, SYNC, Settings
 from dtj.strategies import select
 from dtj.sync.compress import PowerSGD, TopK, WithFeedback
 from dtj.world import World
@@ -238,6 +238,9 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
         pytest.param({COMPRESS: "bf16:3"}, None, "'bf16:3'", id="a number where none belongs"),
         pytest.param({SYNC: "local:2"}, "fsdp", "--sync local does not work with .*fsdp", id="sharded"),
         pytest.param({COMPRESS: "bf16"}, "tp", "--compress bf16 does not work with .*tp", id="split"),
+        pytest.param(
+            {CHECK_EVERY: "9"}, "fsdp", "--check-every does not work with .*fsdp", id="nothing to compare"
+        ),
         pytest.param({COMPRESS: "bf16", SYNC: "stale:2"}, None, "exclude each other", id="both"),
     ],
 )

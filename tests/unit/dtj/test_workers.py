@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from dtj.data import load
+from dtj.errors import RecipeError
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
-from tests.unit.dtj.test_feed import feed
+from tests.unit.dtj.feeds import feed
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
 
@@ -140,3 +142,75 @@ for batch in run.steps(2):
     ended = finish("run", "--nproc", 2, "--workers", 1, script)
     assert ended.code == 1
     assert re.search(r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)", ended.err)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "message"),
+    [
+        pytest.param(
+            "a function",
+            78,
+            "the data set Numbers gives cannot pass .*lambda.*\n  fix: make it of",
+            id="a function",
+        ),
+        pytest.param(
+            "a stream of functions", 78, "the data set Endless gives cannot pass .*lambda", id="of a stream"
+        ),
+        pytest.param(
+            "a gradient", 78, "the data set Numbers gives cannot pass .*requires_grad", id="a gradient"
+        ),
+        pytest.param(
+            "a local error", 1, "failed: .*Broken: row 7 is broken", id="an error whose class has no name"
+        ),
+    ],
+)
+def test_what_cannot_leave_a_worker_fails_its_rank_instead_of_hanging_it(
+    finish: Finish, tmp_path: Path, given: str, code: int, message: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import torch
+import dtj
+
+class Numbers:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        class Broken(Exception):
+            pass
+        if {given!r} == "a local error":
+            raise Broken("row 7 is broken")
+        return index
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+def collate(samples):
+    x = torch.tensor(samples, dtype=torch.float32)
+    return (x, x * torch.ones(1, requires_grad=True) if {given!r} == "a gradient" else lambda: x)
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(4, 1))
+run.data(Endless() if "stream" in {given!r} else Numbers(), global_batch=4, collate=collate)
+for batch in run.steps(2):
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+"""
+    )
+    ended = finish("run", "--workers", 1, script)
+    assert ended.code == code, ended.err
+    assert re.search(message, ended.err)
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # what newer versions of torch say besides
+def test_data_set_that_cannot_reach_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workers are not forked, as on macOS, the data set itself is pickled."""
+
+    class Secret(Augmented):
+        pass
+
+    monkeypatch.setattr(load, "_START", "spawn")
+    f = feed(data=Secret(), batch=4, workers=1)
+    with pytest.raises(RecipeError, match="the data set Secret cannot pass between a rank and its worker"):
+        next(iter(f.batch()))

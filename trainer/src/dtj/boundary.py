@@ -17,6 +17,7 @@ from dtj.parallel.strategy import Strategy
 from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress
 from dtj.step.finite import FiniteCheck
+from dtj.step.replicas import ReplicaCheck
 from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat
 from dtj.telemetry.logger import Logger
@@ -25,30 +26,29 @@ from dtj.telemetry.logger import Logger
 class Boundary:
     """What is under way between the ranks from one step to the next.
 
-    rank    of this process; rank 0's clock counts
     logger  what becomes of logged values; None until training begins
     """
 
     def __init__(
         self,
         *,
-        rank: int,
         groups: ProcessGroups,
         stop: StopFlag,
         strategy: Strategy,
         checkpointer: Checkpointer,
         finite: FiniteCheck,
+        replicas: ReplicaCheck,
         progress: Progress,
         say: Callable[[str], None],
     ) -> None:
         self.logger: Logger | None = None
         self._save_due = False
-        self._rank = rank
         self._groups = groups
         self._stop = stop
         self._strategy = strategy
         self._checkpointer = checkpointer
         self._finite = finite
+        self._replicas = replicas
         self._progress = progress
         self._say = say
         self._agreement = agreement.Agreement(groups.control)
@@ -76,6 +76,12 @@ class Boundary:
             decided = self._receive()
         if decided.broken:
             self._check_finite()
+        self._replicas.after_step(
+            step,
+            self._checkpointer.parts.named,
+            in_sync=self._strategy.in_sync(step),
+            group=self._groups.control,
+        )
         self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
         if self._save_due and not decided.stop and self._strategy.in_sync(step):
             self._save_due = False
@@ -110,7 +116,7 @@ class Boundary:
                 save=self._checkpointer.wants_save(),
                 log=logger.wants_line(),
                 broken=self._finite.has_seen_one(),
-                interval=interval if self._rank == 0 else 0,
+                interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0's clock counts
                 values=logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
             )
         )

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import dtj
-from dtj import contract, recipe, settings
+from dtj import contract, recipe_cli, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
@@ -46,6 +46,11 @@ _FLAGS = [
     ),
     click.option(
         "--save-every", type=click.IntRange(min=1), help="Steps between checkpoints. [default: one a minute]"
+    ),
+    click.option(
+        "--check-every",
+        type=click.IntRange(min=1),
+        help="Steps between checks that all ranks hold the same state. [default: never]",
     ),
     click.option(
         "--log-every", type=click.IntRange(min=1), help="Steps between lines. [default: one a second]"
@@ -161,7 +166,7 @@ def _train(
         click.echo(context.get_help())
         return 0
     if wants_help:
-        click.echo(recipe.describe(target, recipe.resolve(target)))
+        click.echo(recipe_cli.describe(target, recipe_cli.resolve(target)))
         return 0
     return _launch(program.recipe(target, words), flags)
 
@@ -203,6 +208,7 @@ def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
         settings.MICRO_BATCH: flags["micro_batch"],
         settings.WORKERS: flags["workers"],
         settings.SAVE_EVERY: flags["save_every"],
+        settings.CHECK_EVERY: flags["check_every"],
         settings.LOG_EVERY: flags["log_every"],
         settings.LOG_FORMAT: flags["log_format"],
         settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),

@@ -42,6 +42,7 @@ from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
+from dtj.step.replicas import ReplicaCheck
 from dtj.stop import StopFlag
 from dtj.strategies import select
 from dtj.telemetry import heartbeat, report_pipe
@@ -129,12 +130,12 @@ class Run:
         if precision.scales:
             self._checkpointer.parts.extras["precision"] = precision
         self._boundary = Boundary(
-            rank=self.rank,
             groups=groups,
             stop=stop,
             strategy=strategy,
             checkpointer=self._checkpointer,
             finite=self._finite,
+            replicas=ReplicaCheck(settings.check_every, optimizers=strategy.same_optimizer_state),
             progress=self._progress,
             say=self.say,
         )

@@ -23,6 +23,7 @@ RECOMPUTE = "DTJ_RECOMPUTE"
 SYNC = "DTJ_SYNC"
 COMPRESS = "DTJ_COMPRESS"
 KEEP = "DTJ_KEEP"
+CHECK_EVERY = "DTJ_CHECK_EVERY"
 METRICS = "DTJ_METRICS"
 WEIGHTS = "DTJ_WEIGHTS"
 ASYNC_SAVE = "DTJ_ASYNC_SAVE"
@@ -63,6 +64,7 @@ class Settings:
                     memory depends on it, never the result (but for rounding).
     workers         processes of each rank that load samples ahead; 0 loads them when they are needed
     save_every      steps between checkpoints; None saves once a minute, which costs little at any step time.
+    check_every     steps between comparisons of what the ranks hold (step/replicas.py); None never compares.
     log_every       steps between lines; None prints about one a second.
     log_json        one JSON object a line instead of text.
     metrics         files that every logged line is written to (telemetry/metric_files.py)
@@ -85,6 +87,7 @@ class Settings:
     micro_batch: int | None = None
     workers: int = 0
     save_every: int | None = None
+    check_every: int | None = None
     log_every: int | None = None
     log_json: bool = False
     metrics: tuple[str, ...] = ()
@@ -117,6 +120,7 @@ class Settings:
             micro_batch=_positive(MICRO_BATCH, env.get(MICRO_BATCH), micro_batch),
             workers=_count(WORKERS, env.get(WORKERS)),
             save_every=_positive(SAVE_EVERY, env.get(SAVE_EVERY), save_every),
+            check_every=_positive(CHECK_EVERY, env.get(CHECK_EVERY), None),
             log_every=_positive(LOG_EVERY, env.get(LOG_EVERY), log_every),
             log_json=env.get(LOG_FORMAT) == "json",
             metrics=tuple(env.get(METRICS, "").splitlines()),

@@ -58,6 +58,11 @@ def _check(settings: Settings, layout: Layout) -> None:
     policy = settings.sync.name if settings.sync else "every"
     wishes = [f"--sync {policy}"] if policy != "every" else []
     wishes += [f"--compress {settings.compress.name}"] if settings.compress else []
+    if settings.check_every and layout.strategy not in {"none", "ddp", "zero1"}:
+        raise RecipeError(
+            f"--check-every does not work with --parallel {layout.strategy}: each rank holds another part",
+            fix="use --parallel ddp or zero1, or leave --check-every out",
+        )
     if wishes and layout.strategy not in {"none", "ddp"}:
         raise RecipeError(
             f"{wishes[0]} does not work with --parallel {layout.strategy}",

@@ -43,10 +43,9 @@ def recipe(target: str, words: Sequence[str]) -> Program:
     """
 
     def program() -> None:
-        from dtj import recipe as recipes  # noqa: PLC0415
+        from dtj import recipe_cli  # noqa: PLC0415
         from dtj.loop import train  # noqa: PLC0415 - loads torch, which the agent has by then
 
-        function = recipes.resolve(target)
-        train(function(**recipes.arguments(function, words)))
+        train(recipe_cli.build(target, words))
 
     return program

@@ -107,7 +107,7 @@ class Indexed:
             if at != position or found > number:
                 break
         loading = _Loading(self._dataset, self._loader.collate, self._seed)
-        self._items = self._loader.ahead(loading, sampler=self._tickets(position))
+        self._items = self._loader.ahead(loading, of=self._dataset, sampler=self._tickets(position))
         return next(data for at, found, data in self._items if (at, found) == (position, number))
 
     def _tickets(self, position: int) -> Iterator[Ticket]:

@@ -1,8 +1,7 @@
 """Samples -> one structure of tensors, in this process or in workers that run ahead of it."""
 
-import ctypes
 import os
-import signal
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,10 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from dtj.data import worker
 from dtj.data.cut import Indices
+from dtj.errors import RecipeError
 
 Collate = Callable[[list[Any]], Any]
-_PR_SET_PDEATHSIG = 1
+# Workers are children of this process, whatever Python's default is: they are to end with it.
+_START = "fork" if sys.platform == "linux" else None
 
 
 class Pair(NamedTuple):
@@ -68,34 +70,36 @@ class Loader:
     device: torch.device
     workers: int = 0
 
-    def ahead(self, dataset: Any, *, sampler: Any = None) -> Iterator[Any]:
-        """What torch's DataLoader yields for items that are batches already.
+    def ahead(self, dataset: Any, *, of: Any, sampler: Any = None) -> Iterator[Any]:
+        """What torch's DataLoader yields for items that are batches already; raises a RecipeError among them.
 
+        of  the user's data set, which errors name
         Its workers end when the iterator is forgotten, and when this process dies in whatever way.
         """
-        return iter(
-            DataLoader(
-                dataset,
-                sampler=sampler,
-                batch_size=None,
-                collate_fn=_as_it_is,
-                num_workers=self.workers,
-                pin_memory=self.workers > 0 and self.device.type == "cuda",
-                # Children of this process, whatever Python's default is: they are to end with it.
-                multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
-                worker_init_fn=partial(_die_with, os.getpid()),
-                generator=torch.Generator(),  # its own: the default one belongs to dropout and augmentation
-            )
+        loading = DataLoader(
+            dataset,
+            sampler=sampler,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=self.workers,
+            pin_memory=self.workers > 0 and self.device.type == "cuda",
+            multiprocessing_context=_START if self.workers else None,
+            worker_init_fn=partial(worker.begin, parent=os.getpid(), kind=type(of).__name__),
+            generator=torch.Generator(),  # its own: the default one belongs to dropout and augmentation
         )
+        try:
+            return map(_raised, iter(loading))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if _START == "fork":  # nothing was pickled
+                raise
+            raise worker.cannot_be_sent(f"the data set {type(of).__name__}", error) from error
 
 
 def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _die_with(parent: int, _worker: int) -> None:
-    """A worker that outlives its rank holds the rank's sockets open, and peers would wait for ever."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before this was asked for
-            os._exit(1)
+def _raised(item: Any) -> Any:
+    if isinstance(item, RecipeError):
+        raise item
+    return item

@@ -7,6 +7,7 @@ belongs into `collate`, which only sees the rank's own samples.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -24,11 +25,10 @@ _EPOCH = 1 << 40
 
 
 class _Loaded(NamedTuple):
-    """This rank's part of a global batch, collated; or what is wrong with the stream."""
+    """This rank's part of a global batch: collated micro-batches."""
 
     share: Share
     data: list[Any]
-    error: RecipeError | None = None
 
 
 class Streamed:
@@ -56,13 +56,14 @@ class Streamed:
         self.steps_per_epoch = None if length is None else -(-length // global_batch)
         self._read = partial(
             _Reading,
-            dataset,
+            stream=dataset,
             global_batch=global_batch,
             cut=cut,
             seed=seed,
             once=once,
             collate=loader.collate,
         )
+        self._dataset = dataset
         self._loader = loader
         self._items: Iterator[_Loaded] | None = None
         self._present: _Loaded | None = None
@@ -72,14 +73,15 @@ class Streamed:
         return position // _EPOCH
 
     def at(self, position: int) -> Share:
-        """The batch that begins there; asking twice gives the same one. Waits until it is read."""
+        """The batch that begins there; asking twice gives the same one. Waits until it is read.
+
+        RecipeError where there is none.
+        """
         if self._present is None or self._present.share.position != position:
             self._present = next(self._items, None) if self._items is not None else None
         if self._present is None or self._present.share.position != position:
-            self._items = self._loader.ahead(self._read(position))
+            self._items = self._loader.ahead(self._read(position=position), of=self._dataset)
             self._present = next(self._items)
-        if self._present.error:
-            raise self._present.error
         return self._present.share
 
     def load(self, share: Share, part: Part) -> Any:
@@ -110,79 +112,68 @@ class Streamed:
         return state["epoch"] * _EPOCH + state["consumed"]
 
 
-class _Reading(IterableDataset[_Loaded]):
-    """Reads the stream from a position on; of N workers, each reads all and collates every Nth batch."""
+@dataclass(kw_only=True, eq=False)
+class _Reading(IterableDataset[_Loaded | RecipeError]):
+    """Reads the stream from a position on; of N workers, each reads all and collates every Nth batch.
 
-    def __init__(
-        self,
-        stream: Any,
-        position: int,
-        *,
-        global_batch: int,
-        cut: Cut,
-        seed: int,
-        once: bool,
-        collate: Collate,
-    ) -> None:
-        self._stream = stream
-        self._position = position
-        self._global_batch = global_batch
-        self._cut = cut
-        self._seed = seed
-        self._once = once
-        self._collate = collate
+    Where nothing is left to read there, it yields what is wrong.
+    """
 
-    def __iter__(self) -> Iterator[_Loaded]:
+    stream: Any
+    position: int
+    global_batch: int
+    cut: Cut
+    seed: int
+    once: bool
+    collate: Collate
+
+    def __iter__(self) -> Iterator[_Loaded | RecipeError]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        is_empty = True
         for number, (share, samples) in enumerate(self._batches()):
+            is_empty = False
             if number % workers == mine:
-                if worker and share.parts:
-                    random_state.seed_for(self._seed, share.position, int(share.parts[0].indices[0]))
+                if worker:
+                    random_state.seed_for(self.seed, share.position, int(share.parts[0].indices[0]))
                 yield self._collated(share, samples)
+        if is_empty and mine == 0:
+            yield self._nothing_left()
 
     def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
-        if not share.parts:
-            return _Loaded(share, [], self._nothing_left(share.position))
         start = share.position % _EPOCH
         data = [
-            dressed(self._collate([samples[i - start] for i in part.indices.tolist()]))
-            for part in share.parts
+            dressed(self.collate([samples[i - start] for i in part.indices.tolist()])) for part in share.parts
         ]
         return _Loaded(share, data)
 
     def _batches(self) -> Iterator[tuple[Share, list[Any]]]:
-        """Batch after batch, epoch after epoch; one without parts where there is nothing to read."""
-        epoch, start = divmod(self._position, _EPOCH)
-        while True:
-            samples = self._epoch(epoch, skip=start)
-            batch = list(islice(samples, self._global_batch))
-            if not batch:
-                yield Share(epoch * _EPOCH + start, 0, epoch, True, []), []
-                return
+        """Batch after batch, epoch after epoch; ends at an epoch of which nothing is left."""
+        epoch, start = divmod(self.position, _EPOCH)
+        while batch := list(islice(samples := self._epoch(epoch, skip=start), self.global_batch)):
             while batch:
-                following = list(islice(samples, self._global_batch))
-                mine = self._cut.mine(len(batch)) or range(1)  # the stand-in of a rank without a sample
+                following = list(islice(samples, self.global_batch))
+                mine = self.cut.mine(len(batch)) or range(1)  # the stand-in of a rank without a sample
                 indices = start + np.arange(mine.start, mine.stop)
-                parts = self._cut.split(indices, samples=len(batch))
+                parts = self.cut.split(indices, samples=len(batch))
                 yield Share(epoch * _EPOCH + start, len(batch), epoch, not following, parts), batch
                 start += len(batch)
                 batch = following
-            if self._once:
+            if self.once:
                 return
             epoch, start = epoch + 1, 0
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
-        if hasattr(self._stream, "set_epoch"):
-            self._stream.set_epoch(epoch)
-        if skip and hasattr(self._stream, "skip"):
-            return iter(self._stream.skip(skip))
-        return islice(iter(self._stream), skip, None)
+        if hasattr(self.stream, "set_epoch"):
+            self.stream.set_epoch(epoch)
+        if skip and hasattr(self.stream, "skip"):
+            return iter(self.stream.skip(skip))
+        return islice(iter(self.stream), skip, None)
 
-    def _nothing_left(self, position: int) -> RecipeError:
-        if position % _EPOCH:
+    def _nothing_left(self) -> RecipeError:
+        if consumed := self.position % _EPOCH:
             return RecipeError(
-                f"the stream has fewer samples than the {position % _EPOCH} of this epoch that are consumed",
+                f"the stream has fewer samples than the {consumed} of this epoch that are consumed",
                 fix="use the same data, or start a new run without the checkpoint",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")

@@ -23,6 +23,7 @@ class Strategy:
 
     replicated   every rank holds the whole state, so a newcomer can take it from any other rank
     in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
+    same_optimizer_state  ranks with the same parameters have the same optimizer state, too
     heals        a lost rank can be replaced while the others go on, over new process groups
     needs_warm_up  the first backward after a start rounds differently from the later ones
     pipelined    micro-batches must have one size; how many of them are good
@@ -31,6 +32,7 @@ class Strategy:
     """
 
     replicated = True
+    same_optimizer_state = True
     in_lockstep = False
     heals = False
     needs_warm_up = False

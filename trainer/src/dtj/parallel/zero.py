@@ -24,6 +24,7 @@ class ZeroOne(DataParallel):
     """
 
     replicated = False
+    same_optimizer_state = False
     heals = False
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:

@@ -27,6 +27,8 @@ _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 class LocalSGD(Replicated):
     """Averages weights every `every` steps; before the part `alone_from` of all steps, gradients at each."""
 
+    same_optimizer_state = False
+
     def __init__(self, layout: Layout, device: torch.device, *, every: int, alone_from: float = 0.0) -> None:
         super().__init__(layout, device)
         self.every = every

@@ -1,0 +1,55 @@
+"""Feeds as one rank among several sees them, without any process but workers; for the tests of data/."""
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from dtj.data.cut import Cut
+from dtj.data.feed import Feed
+from dtj.data.feed import feed as make_feed
+from dtj.data.load import Loader
+
+CPU = torch.device("cpu")
+
+
+def feed(
+    n: int = 10,
+    *,
+    rank: int = 0,
+    size: int = 1,
+    batch: int = 4,
+    micro: int | None = None,
+    data: Any = None,
+    in_lockstep: bool = False,
+    shuffle: bool = True,
+    once: bool = False,
+    workers: int = 0,
+    collate: Any = default_collate,
+) -> Feed:
+    return make_feed(
+        range(n) if data is None else data,
+        global_batch=batch,
+        cut=Cut(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
+        shuffle=shuffle,
+        once=once,
+        loader=Loader(collate=collate, device=CPU, workers=workers),
+    )
+
+
+def real(f: Feed) -> list[int]:
+    """Samples of the next batch that count for this rank."""
+    return [i for part in f.batch().parts if part.weight for i in part.indices.tolist()]
+
+
+def in_changing_worlds(test: Any) -> Any:
+    """Run a test with random lengths, batches and micro-batches, and a random size of the world a step."""
+    examples = given(
+        n=st.integers(1, 100),
+        batch=st.integers(1, 50),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+        micro=st.none() | st.integers(1, 9),
+    )
+    return settings(max_examples=40)(examples(test))  # each one builds a feed for every step and rank

@@ -1,0 +1,197 @@
+"""`module:function key=value ...` -> Recipe: a plain function whose signature is its schema and its help.
+
+This module imports no torch, so that a mistyped name or argument is told at once.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtj.errors import RecipeError
+from dtj.recipe import Recipe
+
+Function = Callable[..., Recipe]
+
+
+def build(target: str, words: Sequence[str]) -> Recipe:
+    """What the function behind `target` returns for `key=value` words; else RecipeError."""
+    function = resolve(target)
+    found = function(**arguments(function, words))
+    if not isinstance(found, Recipe):
+        raise RecipeError(
+            f"{target} returned a {type(found).__name__}, expected a dtj.Recipe", fix="return dtj.Recipe(...)"
+        )
+    return found
+
+
+def resolve(target: str) -> Function:
+    """The function behind `package.module:function` or `./file.py:function`; else RecipeError."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise RecipeError(
+            f"{target!r} does not name a recipe",
+            fix="write module:function, e.g. dtj.recipes.digits:recipe, or ./my.py:recipe",
+        )
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
+    found = getattr(module, name, None)
+    if not inspect.isfunction(found):
+        functions = [
+            n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__
+        ]
+        raise RecipeError(
+            f"{place} has no function {name!r}", fix=_suggest(name, functions) or "define it there"
+        )
+    return found
+
+
+def arguments(function: Function, words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words -> keyword arguments, each of the type that the signature asks for."""
+    known = _parameters(function)
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise RecipeError(
+                f"{word!r} is not an argument of a recipe", fix="write key=value, without spaces"
+            )
+        if key not in known:
+            raise RecipeError(
+                f"the recipe has no argument {key!r}", fix=_suggest(key, known) or "it takes none"
+            )
+        found[key] = _convert(text, known[key])
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in found]
+    if missing:
+        raise RecipeError(
+            f"the recipe lacks {', '.join(missing)}",
+            fix=" ".join(f"{n}=<{_type_name(known[n].annotation)}>" for n in missing),
+        )
+    return found
+
+
+def describe(target: str, function: Function) -> str:
+    """Help text of a recipe, made of its docstring and signature."""
+    lines = [f"Usage: dtj train {target} [key=value ...]", ""]
+    lines += [f"  {line}".rstrip() for line in (inspect.getdoc(function) or "").splitlines()]
+    rows = []
+    for name, parameter in _parameters(function).items():
+        default = "required" if parameter.default is parameter.empty else f"default {parameter.default}"
+        rows.append((name, _type_name(parameter.annotation), default))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)] if rows else []
+    lines += ["", "Arguments:"] if rows else []
+    lines += [f"  {name:<{widths[0]}}  {kind:<{widths[1]}}  {default}" for name, kind, default in rows]
+    return "\n".join(lines)
+
+
+def _from_name(name: str) -> types.ModuleType:
+    if "" not in sys.path:  # as `python -m` has it: the user's own modules lie in the current folder
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise _not_found(name, error) from error
+
+
+def _from_file(path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no file {path}", fix=f"check the path; the current folder is {Path.cwd()}"
+        )
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as for any import: classes defined there can be pickled
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise _not_found(str(path), error) from error
+    return module
+
+
+def _not_found(wanted: str, error: ModuleNotFoundError) -> RecipeError:
+    if error.name and (wanted == error.name or wanted.startswith(f"{error.name}.")):
+        return RecipeError(
+            f"there is no module {error.name!r}", fix="check the name, and that it is installed in this image"
+        )
+    return RecipeError(
+        f"{wanted} needs the module {error.name!r}, which is not installed",
+        fix=f"install what provides {error.name}",
+    )
+
+
+def _parameters(function: Function) -> dict[str, inspect.Parameter]:
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function)
+    return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in signature.parameters.items()}
+
+
+def _convert(text: str, parameter: inspect.Parameter) -> Any:
+    kinds = _kinds(parameter)
+    for kind in kinds:
+        try:
+            return _TYPES[kind][0](text)
+        except ValueError:
+            continue
+    raise RecipeError(
+        f"{parameter.name} is {text!r}, expected {' or '.join(_TYPES[k][1] for k in kinds)}",
+        fix=f"correct {parameter.name}={text}",
+    )
+
+
+def _kinds(parameter: inspect.Parameter) -> list[type]:
+    """Types to try in turn: of the annotation, else of the default, else text."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        annotation = type(parameter.default) if parameter.default not in {parameter.empty, None} else str
+    is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
+    options = typing.get_args(annotation) if is_union else (annotation,)
+    unknown = [o for o in options if o not in _TYPES]
+    if unknown:
+        raise RecipeError(
+            f"argument {parameter.name} is a {_type_name(annotation)}, which the command line cannot give",
+            fix="annotate it with int, float, bool, str, or one of them | None",
+        )
+    return sorted(options, key=list(_TYPES).index)
+
+
+def _none(text: str) -> None:
+    if text.lower() != "none":
+        raise ValueError(text)
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+# Converter and description, in the order in which a union's members are tried: the strictest first.
+_TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
+    type(None): (_none, "none"),
+    bool: (_bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "text"),
+}
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation is inspect.Parameter.empty:
+        return "text"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}? known: {', '.join(names)}"
+    return f"known: {', '.join(names)}" if names else ""
