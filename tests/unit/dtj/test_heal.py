@@ -96,6 +96,14 @@ def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
         assert len(set(found)) == 1
 
 
+def test_newcomer_leaves_out_what_the_program_does_before_training(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors evaluated before their first step; they will not do it again."""
+    healed(finish, tmp_path, "1@0:forward:SIGKILL 2@7:forward:SIGKILL", EVALUATE_FIRST=1)
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
 def test_loss_of_every_rank_goes_back_to_the_checkpoint(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:

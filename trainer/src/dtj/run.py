@@ -117,6 +117,7 @@ class Run:
         self._models: list[nn.Module] = []
         self._tensors = step_backward.Tensors([])
         self._tokens: int | None = None
+        self._no_loss = torch.zeros((), device=self.device)
         self._finite = FiniteCheck(self.device)
         self._progress = Progress()
         self._checkpointer = Checkpointer(
@@ -243,7 +244,7 @@ class Run:
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
-        progress.has_begun, started = True, self.step
+        progress.has_begun, progress.verb, started = True, 0, self.step
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._recovery.hold()
         try:
@@ -252,7 +253,7 @@ class Run:
                 if self.step >= total:
                     break
                 logger.begin(self.step + 1)
-                random_state.begin_step(self._seed, self.step, self.rank, self.device)
+                self._seed_generators(verb=0)
                 batch = feed.batch()
                 yield batch
                 feed.advance()
@@ -280,20 +281,17 @@ class Run:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, models=self._models, strategy=self._strategy)
                 self._progress.needs_warm_up = False
-            loss = self._counted(
-                lambda: step_backward.backward(
+            self._seed_generators(verb=self._progress.verb + 1)
+            with self._counting(batch):
+                loss = step_backward.backward(
                     loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
-                ),
-                batch,
-            )
+                )
             if self._precision.scales:
                 self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
             return loss
 
-        before = step_backward.Rollback(self._tensors, self.device) if self._groups.can_heal else None
-        loss = self._recovery.retry(
-            act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
-        )
+        before = step_backward.Rollback(self._tensors) if self._groups.can_heal else None
+        loss = self._recovery.retry(act, undo=before.restore if before else None, stand_in=self._no_loss)
         self._finite.note(loss, self.step + 1)
         return loss
 
@@ -342,6 +340,7 @@ class Run:
         )
 
         def act() -> float:
+            self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
             return step_evaluate.evaluate(
                 score,
@@ -391,15 +390,19 @@ class Run:
             memory=lambda: memory.most_bytes(self.device),
         )
 
-    def _counted(self, act: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
+    @contextlib.contextmanager
+    def _counting(self, batch: Batch) -> Iterator[None]:
         """Count the operations of the first step, where a peak is stated that they can be compared with."""
         meter = self._boundary.logger.meter if self._boundary.logger else None
         if meter is None or meter.peak_flops is None or meter.flops_per_sample is not None:
-            return act()
+            yield
+            return
         with FlopCounterMode(display=False) as counter:
-            loss = act()
+            yield
         meter.flops_per_sample = counter.get_total_flops() / batch.samples
-        return loss
+
+    def _seed_generators(self, *, verb: int) -> None:
+        random_state.begin(self._seed, step=self.step, verb=verb, rank=self.rank, device=self.device)
 
     def _cut(self, **how: Any) -> Cut:
         layout = self._strategy.layout

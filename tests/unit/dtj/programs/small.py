@@ -8,6 +8,7 @@ worker-<pid>     made by each process that loads samples for a rank
 stuck-<pid>      made by the first process that is to load sample $STUCK_AT, which then does not return
 
 $STREAM makes the data one that can only be read in order.
+$EVALUATE_FIRST evaluates once before training.
 $SCORES, with commas, are what run.keep_best gets, one a step.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
@@ -137,6 +138,8 @@ def main() -> None:
         errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
         return errors
 
+    if "EVALUATE_FIRST" in os.environ:
+        run.evaluate(score, Numbered())
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
             mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
