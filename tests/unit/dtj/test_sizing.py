@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dtj.agent.membership import GRACE_S, Membership
-from dtj.agent.protocol import Action, CoordinatorState, Form, Job, Refuse, RestartBudget
+from dtj.agent.protocol import Action, CoordinatorState, End, Form, Job, Refuse, RestartBudget
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
 from tests.unit.dtj.test_membership import NOW, end, hello
 
@@ -112,6 +112,13 @@ def test_pod_in_the_middle_that_takes_long_to_leave_is_no_reason_to_shrink() -> 
     found = elastic(replicas=3, here=3)
     found.stop("pod-1", NOW)
     assert found.tick(NOW + 2 * PATIENCE_S) == []
+
+
+def test_job_ends_though_a_pod_that_only_waited_is_asked_to_leave() -> None:
+    found = elastic(replicas=2, here=2)
+    found.join(hello(3), NOW)
+    found.stop("pod-3", NOW)
+    assert [found.ended(end(rank, 0), 1, NOW) for rank in range(2)] == [[], [End(None)]]
 
 
 def test_replica_that_left_once_and_is_lost_later_is_waited_for() -> None:
