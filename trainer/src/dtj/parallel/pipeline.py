@@ -60,7 +60,7 @@ class Pipeline(Strategy):
         self._own = [p for p in model.parameters() if not p.is_meta]
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1
         inputs = torch.cat([self._input_of(share, part) for part in parts]) if is_first else None
 
@@ -91,9 +91,9 @@ class Pipeline(Strategy):
         self._join_gradients()
         return total
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float) -> torch.Tensor:
         """The norm over all stages; a weight that two stages share counts once."""
-        mine = [p for p in parameters if p.grad is not None]
+        mine = [p for p in self.parameters if p.grad is not None]
         counted = [p.grad for p in mine if p.grad is not None and p not in self._counted_elsewhere]
         square = torch.stack([g.float().square().sum() for g in counted]).sum()
         dist.all_reduce(square, group=self._group)
