@@ -64,6 +64,25 @@ def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str)
     assert merged_logs(kubectl, job_of(objects)).count("sum 10 of 4 ranks") == 4
 
 
+def test_every_strategy_has_the_losses_of_one_process(kubectl: Kubectl):
+    """One job each, on pods of several nodes: losses of all 38 steps, and the score of the final weights."""
+    found = {}
+    for job in example("strategies"):
+        name = job["metadata"]["name"]
+        args = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        args.insert(1, "--log-every=1")
+        args += ["kilobytes=40", "layers=2", "width=64", "context=32"]
+        kubectl.apply(job)
+        kubectl.until("dtj", name, condition("Complete"), within_s=300)
+        log = kubectl("logs", f"{name}-0")
+        found[name] = [float(each) for each in re.findall(r"(?:  loss|done: .* bits_per_byte) (\S+)", log)]
+        kubectl("delete", "dtj", name)
+
+    expected = found["text-none"]
+    assert len(expected) > 30
+    assert {name: pytest.approx(expected, abs=2e-4) for name in found} == found
+
+
 @pytest.mark.usefixtures("shared_volume")
 def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     *others, job = example("checkpointed")

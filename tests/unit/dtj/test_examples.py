@@ -1,42 +1,91 @@
 """The command line of every example trains on this machine, with as many ranks as it has pods."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from dtj import cli, settings
 from tests.unit.dtj.conftest import Finished
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+NOT_ON_CPUS = {"gpt2"}
 SHORT = {
-    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=32"],
+    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=64", "context=32"],
     "dtj.recipes.digits:recipe": ["epochs=1"],
 }
+Train = Callable[..., Finished]
 
 
-def jobs() -> Iterator[Any]:
-    """(job, arguments of its trainer) of all examples that use the built-in loop."""
-    for file in sorted(EXAMPLES.glob("*.yaml")):
-        for found in yaml.safe_load_all(file.read_text()):
-            if found and found["kind"] == "DistributedTrainingJob":
-                (container,) = found["spec"]["template"]["spec"]["containers"]
-                args = [str(word) for word in container.get("args", [])]
-                if args[:1] == ["train"]:
-                    yield pytest.param(found["spec"], args, id=file.stem)
+def jobs(file: str = "*") -> dict[str, dict[str, Any]]:
+    """Specs of the jobs in examples/ by the job's name."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob(f"{file}.yaml"))]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    return {e["metadata"]["name"]: e["spec"] for e in found if e["kind"] == "DistributedTrainingJob"}
 
 
-@pytest.mark.parametrize(("spec", "args"), list(jobs()))
-def test_example_trains(
-    finish: Callable[..., Finished], tmp_path: Path, spec: dict[str, Any], args: list[str]
-) -> None:
-    _, *words = args
+def arguments(spec: dict[str, Any]) -> list[str]:
+    """What follows `dtj` in a job's pods; nothing where they run something else."""
+    (container,) = spec["template"]["spec"]["containers"]
+    return [str(word) for word in container.get("args", [])]
+
+
+TRAINING = {name: spec for name, spec in jobs().items() if arguments(spec)[:1] == ["train"]}
+
+
+def train(finish: Train, name: str, *flags: object) -> Finished:
+    """An example on this machine, for fewer steps; one rank a pod."""
+    spec = TRAINING[name]
+    _, *words = arguments(spec)
     short = next(changes for recipe, changes in SHORT.items() if recipe in words)
-    flags = ["--nproc", spec.get("replicas", 1)]
-    if "checkpoint" in spec:
-        flags += ["--checkpoint", tmp_path / "run"]
-    ended = finish("train", *flags, *words, *short)
+    ended = finish("train", "--nproc", spec.get("replicas", 1), *flags, *words, *short)
     assert ended.code == 0, ended.err
     assert "dtj: done: " in ended.err
-    assert ("checkpoint" in spec) == any(tmp_path.glob("run/step-*"))
+    return ended
+
+
+def losses(ended: Finished) -> list[float]:
+    """Those of all logged steps, as they are printed: to four places."""
+    return [float(number) for number in re.findall(r"  loss (\S+)", ended.out)]
+
+
+@pytest.fixture(scope="session")
+def alone(finish_once: Train) -> list[float]:
+    """Losses of the strategies' model in one process."""
+    found = losses(train(finish_once, "text-none", "--log-every", 1))
+    assert len(found) > 30
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(jobs("strategies").keys() - {"text-none"}))
+def test_strategy_has_the_losses_of_one_process(finish: Train, alone: list[float], name: str) -> None:
+    found = losses(train(finish, name, "--log-every", 1))
+    assert found == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING.keys() - jobs("strategies").keys() - NOT_ON_CPUS))
+def test_example_trains(finish: Train, tmp_path: Path, name: str) -> None:
+    saves = "checkpoint" in TRAINING[name]
+    train(finish, name, *(["--checkpoint", tmp_path / "run"] if saves else []))
+    assert saves == any(tmp_path.glob("run/step-*"))
+
+
+def test_there_is_an_example_of_every_strategy_policy_and_hook() -> None:
+    words = [word.split(":")[0] for spec in TRAINING.values() for word in arguments(spec)]
+    missing = {*settings.STRATEGIES, *settings.SYNCS, *settings.COMPRESSIONS} - {
+        *words,
+        "none",
+        "every",
+        "fp16",
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ON_CPUS))
+def test_flags_of_an_example_that_needs_gpus_exist(name: str) -> None:
+    command = cli._dtj.commands["train"]
+    given = command.make_context("dtj train", arguments(TRAINING[name])[1:]).params
+    assert (given["target"], given["precision"], given["compile"]) == ("dtj.recipes.text:gpt2", "bf16", True)
