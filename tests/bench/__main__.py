@@ -24,7 +24,15 @@ NAMES = (
     "memory",
     "mistakes",
 )
-BY_NAME_ONLY = ("recovery", "recovery_local", "goodput", "control", "blame", "agents")  # they take hours
+BY_NAME_ONLY = (
+    "recovery",
+    "recovery_local",
+    "recovery_peer",
+    "goodput",
+    "control",
+    "blame",
+    "agents",
+)  # they take hours
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:
     known = ", ".join(NAMES + BY_NAME_ONLY)

@@ -1,7 +1,8 @@
 """What an agent itself takes, and whether more pods heal as fast as few: agents of one job on this machine.
 
-A rank each, mostly asleep. An agent's memory is what is its own (pages that it shares with its ranks, such as
-torch's, are the ranks' in any launcher); its CPU is that of its process, without the ranks.
+A rank each, mostly asleep. An agent's memory is the anonymous one of its processes, without the rank; a page
+that several share is divided among them (libraries on disk are in memory once, whoever uses them). Its CPU is
+that of the agent itself.
 """
 
 from __future__ import annotations
@@ -83,11 +84,15 @@ class Job:
             time.sleep(0.05)
         raise TimeoutError(f"no step in {_WITHIN_S:.0f} s: {(self._folder / 'log').read_text()[-2000:]}")
 
+    def pid(self, rank: int) -> int:
+        """Of the rank's newest process."""
+        starts = [line for line in self.texts()[rank].splitlines() if " start " in line]
+        return int(starts[-1].split()[2])
+
     def kill(self, rank: int) -> float:
         """Seconds from a rank's death until all train again."""
-        starts = [line for line in self.texts()[rank].splitlines() if " start " in line]
         fault = time.time()
-        os.kill(int(starts[-1].split()[2]), signal.SIGKILL)
+        os.kill(self.pid(rank), signal.SIGKILL)
         return self.until_trained(rank, fault) - fault
 
     def end(self) -> None:
@@ -98,10 +103,16 @@ class Job:
             agent.wait(_WITHIN_S)
 
 
-def own_mib(pid: int) -> float:
-    """Memory that no other process has mapped."""
+def own_mib(agent: int, ranks: set[int]) -> float:
+    """Anonymous memory of an agent and of what it has forked besides ranks: their share of each page."""
+    forked = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    return sum(share_mib(pid) for pid in {agent, *map(int, forked)} - ranks)
+
+
+def share_mib(pid: int) -> float:
+    """Of one process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1024
 
 
 def cpu_s(pid: int) -> float:
@@ -131,7 +142,7 @@ def measure(pods: int) -> Taken:
         before, began = cpu_s(agent), time.monotonic()
         time.sleep(_WATCH_S)
         taken.percent = 100 * (cpu_s(agent) - before) / (time.monotonic() - began)
-        taken.own_mib = own_mib(agent)
+        taken.own_mib = own_mib(agent, {job.pid(0)})
         for number in range(KILLS if pods > 1 else 0):
             taken.heals_s.append(job.kill(number % pods))
             time.sleep(2 * _STEP_S)

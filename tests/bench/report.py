@@ -1,4 +1,4 @@
-"""Benchmark results: kept as JSON, shown as Markdown, written into docs/benchmarks.md between markers.
+"""Benchmark results: shown as Markdown, written into docs/benchmarks.md between markers.
 
 No number reaches the page by hand: `write` replaces the section of one benchmark with what this run measured.
 """
@@ -31,15 +31,18 @@ def seconds(samples: Sequence[float]) -> str:
 
 def circumstances() -> str:
     """Return one line: when, on what machine, at which commit."""
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    commit = _git("describe", "--always")
+    # The page itself is no part of what was measured: the section before has just been written.
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"):
+        commit += "-dirty"
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release().split('-')[0]}"
     return f"[M] {datetime.now(UTC):%Y-%m-%d}, {machine}, commit {commit}."
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def write(name: str, text: str) -> None:

@@ -96,8 +96,14 @@ def signal_rank(
     kubectl  of the pod's namespace
     """
     process = rank(cluster, kubectl, pod, local_rank=local_rank)
-    on_node(cluster, process.node, "kill", f"-{name}", str(process.pid))
+    send(cluster, process, name)
     return process
+
+
+def send(cluster: Cluster, process: Process, signal: str) -> float:
+    """Send a signal, like "KILL", to a process; when, by its node's clock, in seconds since 1970."""
+    script = f"date +%s.%N; kill -{signal} {process.pid}"
+    return float(on_node(cluster, process.node, "sh", "-c", script))
 
 
 def rank(cluster: Cluster, kubectl: Kubectl, pod: str, *, local_rank: int = 0) -> Process:

@@ -69,7 +69,7 @@ def test_trainer_reads_only_variables_that_the_page_names():
 
 def test_variables_that_the_agent_gives_to_its_ranks_are_those_on_the_page():
     ours = [trainer.USE_AGENT_STORE, trainer.RUN_ID, trainer.RESTART_COUNT]
-    ours += [trainer.GENERATION, trainer.HEALING]
+    ours += [trainer.GENERATION, trainer.HEALING, trainer.CONNECT_SECONDS]
     assert ours == flat("Between the agents of a job")
 
 

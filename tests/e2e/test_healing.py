@@ -80,11 +80,14 @@ def test_lost_pod_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
     kubectl.follow("pods-0", "did step 3 ")
     kubectl.until("dtj", "pods", lambda job: job["status"].get("recoveryScope") == "Replica", within_s=60)
     before = uids(kubectl, "pods")
+    node = (kubectl.get("pod", f"pods-{lost}") or {})["spec"]["nodeName"]
 
     kubectl("delete", "pod", f"pods-{lost}", "--grace-period=0", "--force")
 
     job = kubectl.until("dtj", "pods", condition("Complete"), within_s=180)
     assert job["status"]["attempt"] == 0
+    told = job["status"]["failure"]
+    assert (told["reason"], told["replica"], told["node"]) == ("Evicted", lost, node)
     after = uids(kubectl, "pods")
     assert after[f"pods-{lost}"] != before[f"pods-{lost}"]
     assert after[f"pods-{1 - lost}"] == before[f"pods-{1 - lost}"]

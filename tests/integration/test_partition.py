@@ -4,12 +4,14 @@ Real network namespaces; it takes as long as the limits that hold without a sett
 """
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,17 +26,20 @@ pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.t
 class Job:
     """`pods` agents, each in a network of its own, whose ranks train slowly."""
 
-    def __init__(self, nets: Networks, out: Path, *, pods: int) -> None:
+    def __init__(self, nets: Networks, out: Path, *, pods: int, **env: object) -> None:
         self._out = out
-        self.agents = [self._start(nets, pod, pods) for pod in range(pods)]
+        self.agents = [self._start(nets, pod, pods, env) for pod in range(pods)]
 
-    def _start(self, nets: Networks, pod: int, pods: int) -> "subprocess.Popen[bytes]":
+    def _start(
+        self, nets: Networks, pod: int, pods: int, more: Mapping[str, object]
+    ) -> "subprocess.Popen[bytes]":
         env = {
             **{"NNODES": pods, "NODE_RANK": pod, "MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
             **{"DTJ_MAX_RESTARTS": 5, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0", "OUT": self._out},
-            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": 39},
+            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": 39, **more},
         }
         words = [*nets.inside(pod), sys.executable, "-m", "dtj", "run"]
+        words += ["--termination-log", str(self._out / f"words-{pod}")]
         with (self._out / f"err-{pod}").open("wb") as err:
             return subprocess.Popen(
                 [*words, "--checkpoint", str(self._out / "saved"), "--save-every", "4", str(SMALL)],
@@ -62,17 +67,29 @@ class Job:
     def finish(self) -> list[int]:
         """Let it come to its end: exit codes."""
         (self._out / "go-39").touch()
+        return self.codes()
+
+    def codes(self) -> list[int]:
+        """Wait until all agents have ended."""
         return [agent.wait(_DEADLINE_S) for agent in self.agents]
+
+    def last_words(self, pod: int) -> dict[str, Any]:
+        """Its termination message."""
+        found: dict[str, Any] = json.loads((self._out / f"words-{pod}").read_text())
+        return found
+
+
+Start = Callable[..., tuple[Job, Networks]]
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[[int], tuple[Job, Networks]]]:
-    """started(pods): a job of so many pods that has done some steps."""
+def started(tmp_path: Path) -> Iterator[Start]:
+    """started(pods, VARIABLE=...): a job of so many pods that has done some steps."""
     with contextlib.ExitStack() as stack:
 
-        def begin(pods: int) -> tuple[Job, Networks]:
+        def begin(pods: int, **env: object) -> tuple[Job, Networks]:
             nets = stack.enter_context(networks(pods))
-            job = Job(nets, tmp_path, pods=pods)
+            job = Job(nets, tmp_path, pods=pods, **env)
             for agent in job.agents:
                 stack.callback(agent.wait)
                 stack.callback(agent.kill)
@@ -82,9 +99,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[int], tuple[Job, Networks]]]:
         yield begin
 
 
-def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(
-    started: Callable[[int], tuple[Job, Networks]],
-) -> None:
+def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(started: Start) -> None:
     job, nets = started(2)
     with nets.cut(0, 1):
         job.until(lambda: "replica 1 is silent: taken as lost" in job.err(0), "the loss")
@@ -95,9 +110,7 @@ def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(
     assert "dtj: generation 2: all ranks keep their state; 0 of 5 restarts in place used" in job.err(0)
 
 
-def test_pods_that_reach_the_coordinator_but_not_each_other(
-    started: Callable[[int], tuple[Job, Networks]],
-) -> None:
+def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> None:
     """Nobody is lost and nothing moves: that is a hang, and the ranks go back to the checkpoint."""
     job, nets = started(3)
     with nets.cut(1, 2):
@@ -107,3 +120,14 @@ def test_pods_that_reach_the_coordinator_but_not_each_other(
     job.until(lambda: job.steps() > done, "a step after it")
     assert job.finish() == [0, 0, 0]
     assert "waits for its peers, as all of them do" in "".join(job.err(pod) for pod in range(3))
+
+
+def test_cut_that_does_not_end_uses_up_the_budget_of_restarts(started: Start) -> None:
+    """The hang is one restart; that the ranks do not reach each other is free once, then counts."""
+    job, nets = started(3, DTJ_MAX_RESTARTS=1, DTJ_HANG_SECONDS=20)
+    with nets.cut(1, 2):
+        assert job.codes() == [76, 76, 76]
+    assert "generation 2: all ranks anew; 1 of 1 restarts in place used" in job.err(0)
+    words = [job.last_words(pod) for pod in range(3)]
+    assert {each["reason"] for each in words} == {"PeerLost"}
+    assert all("does not reach its peers" in each["message"] for each in words)

@@ -6,7 +6,7 @@ planner.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtj_operator import names, spec
 from dtj_operator.kube.api import Api, Json, decode
@@ -98,7 +98,7 @@ class Gatherer:
         policy = network_policy(job, self._operator_namespace)
         pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
         mended_s = min(cache.since_mended(key) for cache in (self._caches.services, self._caches.policies))
-        return Snapshot(
+        snapshot = Snapshot(
             job=job,
             memory=memory,
             pods=pods,
@@ -111,6 +111,11 @@ class Gatherer:
             operator_namespace=self._operator_namespace,
             now=now,
         )
+        last_nodes = {
+            index: self._caches.pods.last_node(key, names.pod_name(key.name, index))
+            for index in snapshot.vanished
+        }
+        return replace(snapshot, last_nodes=last_nodes) if last_nodes else snapshot
 
     def _gone(self, key: Key) -> Gone:
         self._poller.forget(key)

@@ -1,6 +1,7 @@
 """What the coordinator makes of messages that cross: over a real connection, with a real store."""
 
 import selectors
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,7 +85,35 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
+def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_together(pod: Pod) -> None:
+    pod.watchdog.timeout_s = 0.01
+    for step in (5, 6, 7, 8):
+        pod.tell(heartbeats(1, step, 0, 1, 2))
+    due = pod.watchdog.due
+    assert due
+    assert pod.coordinator.deadline == due[0]
+    pod.coordinator.membership.is_formed = False
+    assert pod.coordinator.deadline > due[1]
+
+
 def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
     pod.tell({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))
     assert sorted(pod.watchdog.ranks) == [0, 2]
+
+
+def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_died_yet(pod: Pod) -> None:
+    pod.watchdog.timeout_s = 0.01
+    for step in (5, 6, 7, 8):
+        pod.tell(heartbeats(1, step, 0, 1, 2))
+    due = pod.watchdog.due
+    assert due
+    while time.monotonic() < due[1]:
+        time.sleep(0.001)
+    pod.coordinator.tick()
+    waits = ["/lib/torch/autograd/graph.py:865 in _engine_run_backward", False]
+    pod.tell({"probes": {str(rank): waits for rank in range(3)}})
+    pod.coordinator.tick()
+    pod.tell(killed(1, 1))
+    orders = pod.agent.receive(0.0)
+    assert [order["form"]["kept"] for order in orders if "form" in order] == [[], []]

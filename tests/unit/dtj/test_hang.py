@@ -4,12 +4,13 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dtj.agent.hang import LEAST_S, Probe, Watchdog, culprits, innermost, sentence
+from dtj.agent.hang import LATE_S, LEAST_S, WAITS, Probe, Watchdog, culprits, innermost, sentence
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
@@ -55,7 +56,7 @@ def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> No
     assert watchdog.silent_for(1e6) is None
     watchdog.observe(1, 20, 1000.0, paused=False)
     assert watchdog.silent_for(1000.0 + LEAST_S - 1) is None  # rank 0 has waited, and may go on
-    assert watchdog.limit(0) == LEAST_S  # the pause did not enter the usual length
+    assert watchdog.limit(0) == LEAST_S - LATE_S  # the pause did not enter the usual length
 
 
 def test_rank_that_is_done_is_not_expected_to_step() -> None:
@@ -76,6 +77,12 @@ def test_rank_that_is_done_is_not_expected_to_step() -> None:
 )
 def test_culprits(probes: dict[int, Probe], named: list[int]) -> None:
     assert culprits(probes) == named
+
+
+@pytest.mark.parametrize("place", WAITS)
+def test_code_that_waits_for_peers_is_where_it_is_looked_for(place: str) -> None:
+    """A module that moves would make whoever waits in it the culprit."""
+    assert [folder for folder in sys.path if (Path(folder) / place).exists()]
 
 
 def test_sentence_says_where_the_rank_is() -> None:
@@ -131,6 +138,7 @@ def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) ->
     env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 2}
     command = start("run", "--nproc", 2, "--port", port, SMALL, DTJ_HANG_ACTION="Report", **env)
     wait_for((tmp_path / "ready").exists, "step 20")
+    wait_for(lambda: len(status(port)["ranks"]) == 2, "both ranks in the status")
     pid = status(port)["ranks"][1]["pid"]
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: status(port)["hang"], "the hang to be named")

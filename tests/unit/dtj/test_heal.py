@@ -96,6 +96,14 @@ def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
         assert len(set(found)) == 1
 
 
+def test_newcomer_leaves_out_what_the_program_does_before_training(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors evaluated before their first step; they will not do it again."""
+    healed(finish, tmp_path, "1@0:forward:SIGKILL 2@7:forward:SIGKILL", EVALUATE_FIRST=1)
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
 def test_loss_of_every_rank_goes_back_to_the_checkpoint(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -104,6 +112,27 @@ def test_loss_of_every_rank_goes_back_to_the_checkpoint(
     ended = healed(finish, tmp_path, faults, *flags, nproc=2)
     assert f"resuming from {tmp_path / 'saved' / 'step-5'}" in ended.err
     assert_identical(weights(unbroken(2)), weights(tmp_path))
+
+
+def test_saving_in_the_background_goes_on_with_the_newcomer(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors have saved before, the newcomer has not: no rank may wait for another in a save."""
+    saved = tmp_path / "saved"
+    flags = ("--checkpoint", saved, "--save-every", 3, "--async-save", "--keep", 9)
+    healed(finish, tmp_path, "1@7:forward:SIGKILL", *flags)
+    assert sorted(p.name for p in saved.iterdir()) == sorted(f"step-{n}" for n in (3, 6, 9, 12, 15, 16))
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_newcomer_knows_the_best_score(finish: Finish, tmp_path: Path, rank: int) -> None:
+    """The best was at step 2: a newcomer that took step 9 for it would save alone, or throw step 2 away."""
+    saved = tmp_path / "saved"
+    scores = ",".join("0.9" if step == 2 else "0.5" for step in range(1, STEPS + 1))
+    flags = ("--checkpoint", saved, "--save-every", 7)
+    healed(finish, tmp_path, f"{rank}@8:forward:SIGKILL", *flags, SCORES=scores)
+    assert sorted(p.name for p in saved.iterdir()) == ["step-14", "step-16", "step-2"]
 
 
 def test_job_of_one_rank_is_restarted_from_its_checkpoint(

@@ -182,7 +182,7 @@ def test_line_without_an_end_does_not_fill_the_memory() -> None:
 @pytest.mark.parametrize(
     ("steps", "seconds", "pause"),
     [
-        pytest.param(10, 0.01, 100, id="short steps: ten messages a second"),
+        pytest.param(10, 0.01, 200, id="short steps: five messages a second"),
         pytest.param(1, 3.0, 1, id="long steps: every one"),
         pytest.param(0, 0.0, 1, id="nothing measured yet"),
     ],

@@ -8,11 +8,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dtj.agent.ledger import Ledger
-from dtj.agent.membership import GRACE_S, VERDICT_S, Membership
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Job, Refuse, RestartBudget
+from dtj.agent.hang import LEAST_S, STARTUP_TIMES
+from dtj.agent.membership import GRACE_S, LONGEST_CONNECT_S, VERDICT_S, Membership
+from dtj.agent.protocol import (
+    CONNECT_S,
+    Action,
+    CoordinatorState,
+    End,
+    Form,
+    Go,
+    Hello,
+    Job,
+    Refuse,
+    RestartBudget,
+)
 from dtj.agent.report import Ending
-from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 100.0
@@ -126,6 +136,52 @@ def test_lost_peer_without_a_cause_is_decided_after_a_grace() -> None:
     assert found.lost(end(0, 76), 1, NOW) == []
     assert found.tick(NOW + GRACE_S - 0.1) == []
     assert found.tick(NOW + GRACE_S) == [Form(2, frozenset({0, 1, 2}), 3)]
+
+
+def not_reached(found: Membership, now: float) -> list[Action]:
+    """All ranks are there, and two of them do not reach each other."""
+    generation = found.state.generation
+    for rank in range(3):
+        found.ready(rank, generation)
+    assert [found.unformed(end(rank, 76), generation, now) for rank in (1, 2)] == [[], []]
+    return found.tick(now + GRACE_S)
+
+
+def test_ranks_that_do_not_reach_each_other_get_more_time_and_only_the_first_time_is_free() -> None:
+    found = formed()
+    kept = frozenset({0, 1, 2})
+    assert not_reached(found, NOW) == [Form(2, kept, 3, connect_s=2 * CONNECT_S)]
+    assert found.state.in_place == 0
+    assert not_reached(found, NOW) == [Form(3, kept, 3, connect_s=4 * CONNECT_S)]
+    assert found.state.in_place == 1
+    found.stepped(1)
+    assert not_reached(found, NOW) == [Form(4, kept, 3, connect_s=2 * CONNECT_S)]
+    assert found.state.in_place == 1
+
+
+def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
+    found = formed(restarts=100)
+    found.stepped(10)
+    said = [not_reached(found, NOW) for _ in range(5)]
+    assert [type(actions[0]) for actions in said[:4]] == [Form] * 4
+    assert said[4] == []
+    assert found.tick(NOW + GRACE_S + VERDICT_S) == [End(end(1, 76))]
+
+
+def test_time_to_connect_has_an_end() -> None:
+    found = formed(restarts=100)
+    forms = [not_reached(found, NOW)[0] for _ in range(20)]
+    assert max(form.connect_s for form in forms if isinstance(form, Form)) == LONGEST_CONNECT_S
+    assert LONGEST_CONNECT_S + GRACE_S < STARTUP_TIMES * LEAST_S, "it would be taken for a hang"
+
+
+def test_death_while_the_ranks_connect_is_a_death() -> None:
+    found = formed()
+    found.unformed(end(0, 76), 1, NOW)
+    assert found.ended(end(1, 137), 1, NOW) == [Form(2, frozenset({0, 2}), 3)]
+    assert (found.state.in_place, found.state.unformed) == (1, 0)
+    assert found.unformed(end(2, 76), 1, NOW) == []
+    assert found.tick(NOW + GRACE_S) == []
 
 
 def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:
@@ -306,6 +362,10 @@ class Machine(RuleBasedStateMachine):
     def lost(self, rank: int) -> None:
         self.act(self.found.lost(end(rank, 76), self.generation, self.now))
 
+    @rule(rank=st.integers(0, 2), lag=st.sampled_from([0, 0, 1]))
+    def unformed(self, rank: int, lag: int) -> None:
+        self.act(self.found.unformed(end(rank, 76), self.generation - lag, self.now))
+
     @rule(step=st.integers(0, 50))
     def stepped(self, step: int) -> None:
         self.act(self.found.stepped(step))
@@ -330,180 +390,3 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_machine = Machine.TestCase
-
-
-def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: bool = True) -> Membership:
-    """An elastic job for so many replicas, of which the first `here` have joined."""
-    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most), saves=saves)
-    found = Membership(job=job, budget=RestartBudget())
-    for replica in range(here):
-        found.join(hello(replica), NOW)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("now", "here", "left", "is_patient", "expected"),
-    [
-        pytest.param(2, {0, 1}, set(), True, 2, id="all there"),
-        pytest.param(2, {0, 1, 2, 3}, set(), True, 4, id="two more"),
-        pytest.param(2, {0, 1, 3}, set(), True, 2, id="one behind a gap waits"),
-        pytest.param(3, {0, 1}, {2}, True, 2, id="the last one was asked to leave"),
-        pytest.param(4, {0}, {1, 2, 3}, True, 1, id="all but the first"),
-        pytest.param(4, {0, 2, 3}, {1}, True, 4, id="one in the middle will be replaced"),
-        pytest.param(4, {0, 2, 3}, {1}, False, 1, id="or will not"),
-        pytest.param(3, {0, 1}, set(), True, 3, id="a lost one is waited for"),
-        pytest.param(3, {0, 1}, set(), False, 2, id="but not for ever"),
-        pytest.param(3, set(), {0, 1, 2}, False, 3, id="never fewer than the least"),
-        pytest.param(3, {1, 2}, {0}, True, 3, id="the coordinator's own pod"),
-    ],
-)
-def test_size(now: int, here: set[int], left: set[int], is_patient: bool, expected: int) -> None:
-    assert size(now, here=here, left=left, limits=Limits(1, 4), is_patient=is_patient) == expected
-
-
-def test_elastic_job_grows_when_the_next_replicas_join() -> None:
-    found = elastic(replicas=2, here=2)
-    assert found.join(hello(3), NOW) == []
-    assert found.join(hello(2), NOW + 1) == []
-    assert found.tick(NOW + 1 + SETTLE_S) == [Form(2, frozenset(), 4, gracefully=True)]
-    assert found.state.replicas == 4
-
-
-def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_leave() -> None:
-    found = elastic(replicas=3, here=3)
-    for replica in (1, 2):
-        found.stop(f"pod-{replica}", NOW)
-    found.leave("pod-2", NOW)
-    assert found.ended(end(0, 75), 1, NOW) == []
-    assert found.tick(NOW + SETTLE_S) == [Form(2, frozenset(), 1)]
-
-
-def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
-    found = elastic(replicas=3, here=3)
-    found.stop("pod-1", NOW)
-    assert [found.ended(end(rank, 75), 1, NOW) for rank in (0, 1, 2)] == [[], [], []]
-    found.leave("pod-1", NOW)
-    assert found.tick(NOW + SETTLE_S) == []
-    assert found.join(hello(1, "again"), NOW + 5) == [Form(2, frozenset(), 3)]
-
-
-def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -> None:
-    found = elastic(replicas=3, here=3)
-    found.leave("pod-2", NOW)
-    assert found.tick(NOW + PATIENCE_S - 1) == []
-    assert found.deadline == NOW + PATIENCE_S
-    assert found.tick(NOW + PATIENCE_S) == [Form(2, frozenset(), 2)]
-    assert found.join(hello(2, "again"), NOW + 100) == []
-    assert found.tick(NOW + 100 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
-
-
-def test_elastic_job_begins_smaller_where_not_all_come() -> None:
-    found = elastic(replicas=4, here=2, least=2)
-    assert found.tick(NOW + PATIENCE_S) == [Form(1, frozenset(), 2)]
-
-
-def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
-    found = elastic(replicas=2, here=3, saves=False)
-    assert found.tick(NOW + SETTLE_S) == []
-    assert found.state.generation == 1
-
-
-def test_coordinator_that_comes_anew_learns_the_size_from_the_others() -> None:
-    found = elastic(replicas=4, here=0)
-    for replica in (1, 0):
-        actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=2)), NOW)
-    assert actions == [Form(6, frozenset(), 2)]
-
-
-def test_replica_beyond_the_largest_size_is_refused() -> None:
-    why = "replica 4 of 4: sizes differ between the pods"
-    assert elastic(replicas=2, here=0).join(hello(4), NOW) == [Refuse("pod-4", why, for_good=True)]
-
-
-class ElasticMachine(RuleBasedStateMachine):
-    """Pods of an elastic job come, go and are lost, in any order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = elastic(replicas=2, here=0)
-        self.now = NOW
-        self.pods = 0
-        self.formed: Form | None = None
-
-    def act(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Form):
-                assert action.generation == (self.formed.generation if self.formed else 0) + 1
-                assert 1 <= action.replicas <= 4
-                assert self.found.agents.keys() >= set(range(action.replicas))
-                self.formed = action
-
-    @rule(replica=st.integers(0, 3))
-    def join(self, replica: int) -> None:
-        self.pods += 1
-        self.act(self.found.join(hello(replica, f"pod {self.pods}"), self.now))
-
-    @rule(replica=st.integers(0, 3))
-    def leave(self, replica: int) -> None:
-        self.act(self.found.leave(self.found.agents.get(replica, "nobody"), self.now))
-
-    @rule(replica=st.integers(0, 3))
-    def stop(self, replica: int) -> None:
-        self.act(self.found.stop(self.found.agents.get(replica, "nobody"), self.now))
-
-    @precondition(lambda self: self.formed is not None)
-    @rule(rank=st.integers(0, 3), code=st.sampled_from([75, 75, 137]))
-    def ended(self, rank: int, code: int) -> None:
-        if self.formed and rank < self.formed.replicas:
-            self.act(self.found.ended(end(rank, code), self.formed.generation, self.now))
-
-    @rule(seconds=st.sampled_from([0.1, 2.0, PATIENCE_S]))
-    def passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.act(self.found.tick(self.now))
-
-    @invariant()
-    def waits_only_for_who_may_come(self) -> None:
-        """With the first replica there and time gone by, somebody trains, or the job is over."""
-        if 0 in self.found.agents and not self.found.agents.keys() & self.found.stopping:
-            for _ in range(2):
-                self.act(self.found.tick(self.now + PATIENCE_S + GRACE_S))
-            assert self.found.is_formed or self.found.is_over
-            self.now += PATIENCE_S + GRACE_S
-
-
-ElasticMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-test_elastic_machine = ElasticMachine.TestCase
-
-
-def test_every_second_is_in_one_kind() -> None:
-    ledger = Ledger(since=0.0)
-    ledger.stepped(1, 4.0)  # start-up
-    ledger.stepped(2, 5.0)  # productive
-    ledger.fault(5.5)  # half a step for nothing
-    ledger.fault(6.0)  # the same incident goes on
-    ledger.formed(7.0)
-    ledger.stepped(1, 8.0)  # back, but behind
-    ledger.stepped(2, 9.0)  # done again
-    ledger.stepped(3, 10.5)  # productive again
-    assert ledger.at(11.0) == {"startup": 4.0, "productive": 3.0, "lost": 1.5, "recovering": 2.5}
-    assert sum(ledger.at(11.0).values()) == 11.0
-
-
-def test_step_that_is_told_of_after_a_later_fault_was_good() -> None:
-    ledger = Ledger(since=0.0)
-    ledger.stepped(1, 4.0)
-    ledger.fault(6.0)
-    ledger.stepped(2, 5.0)
-    ledger.formed(6.5)
-    ledger.stepped(3, 6.25)  # by those that did not notice yet
-    ledger.stepped(4, 8.0)
-    assert ledger.at(8.0) == {"startup": 4.0, "productive": 2.25, "lost": 0.0, "recovering": 1.75}
-
-
-def test_fault_in_the_start_up_belongs_to_it() -> None:
-    ledger = Ledger(since=0.0)
-    ledger.fault(2.0)
-    ledger.formed(3.0)
-    ledger.stepped(1, 5.0)
-    assert ledger.at(6.0) == {"startup": 5.0, "productive": 1.0, "lost": 0.0, "recovering": 0.0}

@@ -68,7 +68,7 @@ def place(env: Mapping[str, str], nproc: int | None = None) -> Placement:
 def test_laptop_needs_nothing() -> None:
     found = place({}, nproc=2)
     assert list(found.ranks) == [0, 1]
-    assert found.env_of(1, generation=1, store=("127.0.0.1", 4242), heals=False) == {
+    assert found.env_of(1, generation=1, store=("127.0.0.1", 4242), heals=False, connect_s=20.0) == {
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
@@ -87,6 +87,7 @@ def test_laptop_needs_nothing() -> None:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "DTJ_GENERATION": "1",
         "DTJ_HEALING": "0",
+        "DTJ_CONNECT_SECONDS": "20.0",
     }
 
 
@@ -102,7 +103,7 @@ def test_pod_follows_the_operator() -> None:
     found = place(env)
     assert list(found.ranks) == [4, 5]
     assert (found.master_addr, found.master_port) == ("digits-0.digits.ns.svc", 29500)
-    env = found.env_of(5, generation=3, store=("10.0.0.7", 41234), heals=True)
+    env = found.env_of(5, generation=3, store=("10.0.0.7", 41234), heals=True, connect_s=40.0)
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.7", "41234")
     assert (env["RANK"], env["LOCAL_RANK"], env["GROUP_RANK"]) == ("5", "1", "2")
     assert (env["TORCHELASTIC_RESTART_COUNT"], env["DTJ_HEALING"]) == ("2", "1")

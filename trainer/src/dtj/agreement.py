@@ -6,9 +6,9 @@ size, whatever is in it, so that a rank which logs more or less than the others 
 
     step k    ... start
     step k+1  ... read                     every rank sees the same answer after the same step
-    step k+n  ... start                    n, too, is part of the answer: about ten messages a second
+    step k+n  ... start                    n, too, is part of the answer: about five messages a second
 
-Why not every step: on CPUs the message costs half a millisecond, and a step can be as short as that.
+Why not every step: on CPUs the message costs up to a millisecond, and a step can be as short as that.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import torch.distributed as dist
 SLOTS = 17
 _FLAGS = 5
 # A stop is noticed within this time and a step; so are the values of a line.
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)

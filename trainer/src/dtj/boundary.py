@@ -26,8 +26,7 @@ from dtj.telemetry.logger import Logger
 class Boundary:
     """What is under way between the ranks from one step to the next.
 
-    logger    what becomes of logged values; None until training begins
-    save_due  this rank wants the state saved after this step
+    logger  what becomes of logged values; None until training begins
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Boundary:
         say: Callable[[str], None],
     ) -> None:
         self.logger: Logger | None = None
-        self.save_due = False
+        self._save_due = False
         self._groups = groups
         self._stop = stop
         self._strategy = strategy
@@ -79,16 +78,16 @@ class Boundary:
             self._check_finite()
         self._replicas.after_step(
             step,
-            self._checkpointer.parts,
+            self._checkpointer.parts.named,
             in_sync=self._strategy.in_sync(step),
             group=self._groups.control,
         )
-        self.save_due = self.save_due or decided.save or self._checkpointer.is_due(step)
-        if self.save_due and not decided.stop and self._strategy.in_sync(step):
-            self.save_due = False
+        self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
+        if self._save_due and not decided.stop and self._strategy.in_sync(step):
+            self._save_due = False
             self._check_finite()
             with heartbeat.mine.paused():
-                self._checkpointer.save(step)
+                self._checkpointer.save(step, group=self._groups.control)
         is_due = step >= self._next or self._need_logger().is_due or decided.stop
         if is_due and not self._agreement.is_under_way:
             self._send(epoch)
@@ -104,7 +103,7 @@ class Boundary:
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite()
         with heartbeat.mine.paused():
-            return self._checkpointer.save(self._progress.step, last=True)
+            return self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
 
     def _send(self, epoch: int) -> None:
         step, feed, logger = self._progress.step, self._progress.need_feed(), self._need_logger()

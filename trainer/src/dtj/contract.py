@@ -39,6 +39,7 @@ RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # by it scripts and libraries know that a
 RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 where other ranks of this generation hold the run in memory
+CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # within which a rank has to reach all others
 
 # Exit codes.
 EXIT_DONE: Final = 0

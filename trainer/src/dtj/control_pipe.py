@@ -18,11 +18,12 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Where the ranks meet next."""
+    """Where the ranks meet next, and how many seconds they have to reach each other there."""
 
     number: int
     addr: str
     port: int
+    connect_s: float
 
 
 class ControlPipe:
@@ -87,5 +88,6 @@ def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> Cont
         number=int(environ[contract.GENERATION]),
         addr=environ[contract.MASTER_ADDR],
         port=int(environ[contract.MASTER_PORT]),
+        connect_s=float(environ[contract.CONNECT_SECONDS]),
     )
     return ControlPipe(fd, first, on_change=on_change)

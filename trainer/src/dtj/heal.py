@@ -1,9 +1,9 @@
 """Ranks that were apart come together again: the newest survivor hands its state to those behind it.
 
-Every rank calls the same verbs of Run in the same order, so (steps done, verbs done since) is a place in
-the program that means the same on each of them. After a loss the ranks compare places; those behind run on
-without training until they reach the place of the furthest, and there take over its state. Usually the
-survivors are all in the same backward pass and only the newcomer, at place -1, is behind.
+Every rank calls the same verbs of Run in the same order, so (begun or not, steps done, verbs since) is
+a place in the program that means the same on each of them. After a loss the ranks compare places; those
+behind run on without training until they reach the place of the furthest, and there take over its state.
+Usually the survivors are all in the same backward pass and only the newcomer, at place -1, is behind.
 
     rank 0  step 7, backward      .................. hands over   backward again   ...
     rank 1  step 7, backward      .................. waits        backward again   ...
@@ -18,14 +18,21 @@ import torch.distributed as dist
 
 
 class Place(NamedTuple):
-    """Where a rank is in the program; `position` is that of its data, which follows from the rest."""
+    """Where a rank is in the program, in the order of the fields.
 
+    has_begun  0 before `run.steps`, 1 from there on
+    step       steps that are done
+    verb       verbs done since
+    position   of its data, which follows from the rest
+    """
+
+    has_begun: int
     step: int
     verb: int
     position: int
 
 
-NOWHERE = Place(-1, 0, 0)
+NOWHERE = Place(-1, 0, 0, 0)
 
 
 class Handover:
@@ -39,7 +46,7 @@ class Handover:
     def compare(self, mine: Place, group: "dist.ProcessGroup") -> Place | None:
         """Tell the others where this rank is; where all will meet, None where nobody is anywhere."""
         size = dist.get_world_size(group)
-        places = [torch.zeros(3, dtype=torch.int64) for _ in range(size)]
+        places = [torch.zeros(len(mine), dtype=torch.int64) for _ in range(size)]
         dist.all_gather(places, torch.tensor(mine), group=group)
         found = [Place(*place.tolist()) for place in places]
         furthest = max(found)
@@ -50,7 +57,7 @@ class Handover:
 
     def is_behind(self, place: Place) -> bool:
         """This rank has not reached the place where the others wait."""
-        return self.target is not None and place[:2] < self.target[:2]
+        return self.target is not None and place[:3] < self.target[:3]
 
     def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
         """All are at the target: hand over, wait, or return the state that was taken over."""

@@ -22,9 +22,6 @@ from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
 
-# All ranks are known to be there when they connect, so this only lasts where one dies in that very moment.
-_CONNECT_TIMEOUT = timedelta(seconds=20)
-
 
 class ProcessGroups:
     """The groups of this rank, through all generations.
@@ -44,7 +41,6 @@ class ProcessGroups:
         self._in_place = in_place
         self._control_pipe: control_pipe.ControlPipe | None = None
         self._generation = 0
-        self._timeout = _CONNECT_TIMEOUT
         self._sockets: frozenset[str] = frozenset()
         self._retired = RetiredGroups()
 
@@ -103,7 +99,6 @@ class ProcessGroups:
                 self._open(target)
             except RuntimeError as error:
                 self.close()
-                self._timeout *= 2  # perhaps it was no death but a machine that is slower than we think
                 report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
                 self._control_pipe.wait_newer(target.number, give_up=self._give_up)
                 continue
@@ -111,7 +106,7 @@ class ProcessGroups:
 
     def _open(self, target: control_pipe.Generation) -> None:
         before = set(_open_sockets().values())
-        timeout = self._timeout if self.can_heal else RENDEZVOUS_TIMEOUT
+        timeout = timedelta(seconds=target.connect_s) if self.can_heal else RENDEZVOUS_TIMEOUT
         choose_store()
         store = dist.TCPStore(  # type: ignore[attr-defined]
             target.addr,

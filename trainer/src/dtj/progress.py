@@ -11,7 +11,7 @@ class Progress:
     """Where this rank is in the program.
 
     step       steps that are done
-    verb       verbs that all ranks did together since the last step
+    verb       verbs that all ranks did together since the last step, or since the program began
     feed       where the data comes from; None until `run.data`
     has_begun  `run.steps` was entered
     needs_warm_up  the next backward is the first with its process groups, see step/backward.py

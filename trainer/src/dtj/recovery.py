@@ -46,7 +46,7 @@ class Recovery:
     @property
     def is_behind(self) -> bool:
         """The others wait further on; until there, everything is done without the model and without them."""
-        return self._handover.is_behind(self._place)
+        return self._handover.target is not None and self._handover.is_behind(self._place)
 
     def retry(self, act: Callable[[], T], *, undo: Callable[[], None] | None, stand_in: T) -> T:
         """A verb that takes all ranks: repeated where one is lost, left out where the others have done it."""
@@ -78,7 +78,7 @@ class Recovery:
         if (
             self._is_whole
             and self._groups.can_heal
-            and self._checkpointer.parts
+            and self._checkpointer.parts.named
             and self._groups.control is not None
         ):
             report_pipe.send({"hold": True}, wait_s=1.0)
@@ -119,7 +119,8 @@ class Recovery:
     @property
     def _place(self) -> Place:
         feed = self._progress.feed
-        return Place(self._progress.step, self._progress.verb, feed.position if feed else 0)
+        progress = self._progress
+        return Place(progress.has_begun, progress.step, progress.verb, feed.position if feed else 0)
 
     def _compare(self) -> bool:
         """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""

@@ -24,7 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dtj import random_state
 from dtj.boundary import Boundary
 from dtj.checkpoint import weights
-from dtj.checkpoint.checkpointer import Checkpointer, Stateful
+from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.checkpoint.parts import Stateful
 from dtj.data.cut import Cut
 from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
@@ -116,18 +117,18 @@ class Run:
         self._models: list[nn.Module] = []
         self._tensors = step_backward.Tensors([])
         self._tokens: int | None = None
+        self._no_loss = torch.zeros((), device=self.device)
         self._finite = FiniteCheck(self.device)
         self._progress = Progress()
         self._checkpointer = Checkpointer(
             settings=settings,
             world=world,
             strategy=strategy,
-            group=groups.control,
             clock=time.monotonic,
             say=self.say,
         )
         if precision.scales:
-            self._checkpointer.extras["precision"] = precision
+            self._checkpointer.parts.extras["precision"] = precision
         self._boundary = Boundary(
             groups=groups,
             stop=stop,
@@ -216,17 +217,17 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
-        self._checkpointer.parts = {
+        self._checkpointer.parts.named = {
             name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
             for name, part in parts.items()
         }
         if self._strategy.extra:
-            self._checkpointer.extras["sync"] = self._strategy.extra
+            self._checkpointer.parts.extras["sync"] = self._strategy.extra
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._recovery.joins():
             return
-        restored = self._checkpointer.restore()
+        restored = self._checkpointer.restore(self._groups.control)
         if restored is not None:
             self._progress.step = restored
             self._progress.needs_warm_up = self._strategy.needs_warm_up
@@ -238,12 +239,12 @@ class Run:
         Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
         """
         progress, feed = self._progress, self._progress.need_feed()
-        if self._checkpointer.run_dir and not self._checkpointer.parts:
+        if self._checkpointer.run_dir and not self._checkpointer.parts.named:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
-        progress.has_begun, started = True, self.step
+        progress.has_begun, progress.verb, started = True, 0, self.step
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._recovery.hold()
         try:
@@ -252,7 +253,7 @@ class Run:
                 if self.step >= total:
                     break
                 logger.begin(self.step + 1)
-                random_state.begin_step(self._seed, self.step, self.rank, self.device)
+                self._seed_generators(verb=0)
                 batch = feed.batch()
                 yield batch
                 feed.advance()
@@ -280,20 +281,17 @@ class Run:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, models=self._models, strategy=self._strategy)
                 self._progress.needs_warm_up = False
-            loss = self._counted(
-                lambda: step_backward.backward(
+            self._seed_generators(verb=self._progress.verb + 1)
+            with self._counting(batch):
+                loss = step_backward.backward(
                     loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
-                ),
-                batch,
-            )
+                )
             if self._precision.scales:
                 self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
             return loss
 
-        before = step_backward.Rollback(self._tensors, self.device) if self._groups.can_heal else None
-        loss = self._recovery.retry(
-            act, undo=before.restore if before else None, stand_in=torch.zeros((), device=self.device)
-        )
+        before = step_backward.Rollback(self._tensors) if self._groups.can_heal else None
+        loss = self._recovery.retry(act, undo=before.restore if before else None, stand_in=self._no_loss)
         self._finite.note(loss, self.step + 1)
         return loss
 
@@ -342,6 +340,7 @@ class Run:
         )
 
         def act() -> float:
+            self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
             return step_evaluate.evaluate(
                 score,
@@ -359,8 +358,8 @@ class Run:
 
         score  the same on every rank, say of `evaluate`; give its negative where less is better
         """
-        if not self._recovery.is_behind and self._checkpointer.offer(score):
-            self._boundary.save_due = True
+        if not self._recovery.is_behind:
+            self._checkpointer.offer(score)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
@@ -391,15 +390,19 @@ class Run:
             memory=lambda: memory.most_bytes(self.device),
         )
 
-    def _counted(self, act: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
+    @contextlib.contextmanager
+    def _counting(self, batch: Batch) -> Iterator[None]:
         """Count the operations of the first step, where a peak is stated that they can be compared with."""
         meter = self._boundary.logger.meter if self._boundary.logger else None
         if meter is None or meter.peak_flops is None or meter.flops_per_sample is not None:
-            return act()
+            yield
+            return
         with FlopCounterMode(display=False) as counter:
-            loss = act()
+            yield
         meter.flops_per_sample = counter.get_total_flops() / batch.samples
-        return loss
+
+    def _seed_generators(self, *, verb: int) -> None:
+        random_state.begin(self._seed, step=self.step, verb=verb, rank=self.rank, device=self.device)
 
     def _cut(self, **how: Any) -> Cut:
         layout = self._strategy.layout

@@ -166,6 +166,7 @@ class PodCache(Cache[PodView]):
         super().__init__(doubts)
         self._on_change, self._on_recall = on_change, on_recall
         self._on_node: dict[str, Counter[Key]] = {}
+        self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of pods that are gone
 
     def pods(self, key: Key) -> tuple[PodView, ...]:
         return self.of(key)
@@ -177,6 +178,10 @@ class PodCache(Cache[PodView]):
         """Whose pods are on this node."""
         return list(self._on_node.get(node, ()))
 
+    def last_node(self, key: Key, name: str) -> str:
+        """Where the pod was that had this name last; empty where this process did not see it."""
+        return self._last_node.get((key, name), "")
+
     def _moved(self, old: PodView | None, new: PodView | None) -> None:
         if old is not None and old.node:
             jobs = self._on_node[old.node]
@@ -185,6 +190,10 @@ class PodCache(Cache[PodView]):
                 del jobs[old.key]
             if not jobs:
                 del self._on_node[old.node]
+            if new is None:
+                self._last_node[old.key, old.name] = old.node
+                if len(self._last_node) > REMEMBERED_DEAD:
+                    self._last_node.popitem(last=False)
         if new is not None and new.node:
             self._on_node.setdefault(new.node, Counter())[new.key] += 1
 

@@ -109,6 +109,7 @@ def _vanished(s: Snapshot, index: int) -> Fault:
         reason="Evicted",
         replica=index,
         rank=index if s.job.processes == 1 else None,
+        node=s.last_nodes.get(index, ""),
         message="its pod was deleted by somebody else",
         at=s.now,
         disruption=True,

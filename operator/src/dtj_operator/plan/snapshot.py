@@ -277,6 +277,7 @@ class Snapshot(Placed):
     mend_at: float = 0.0  # edited ones are made anew from then on
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
+    last_nodes: Mapping[int, str] = field(default_factory=dict)  # where vanished pods were, by index
     operator_namespace: str = "dtj-system"
 
     @property

@@ -8,6 +8,8 @@ worker-<pid>     made by each process that loads samples for a rank
 stuck-<pid>      made by the first process that is to load sample $STUCK_AT, which then does not return
 
 $STREAM makes the data one that can only be read in order.
+$EVALUATE_FIRST evaluates once before training.
+$SCORES, with commas, are what run.keep_best gets, one a step.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
 place  end (of the step), forward, evaluate, start (of the program, where step does not matter)
@@ -37,6 +39,7 @@ PAUSE_AT = int(os.environ.get("PAUSE_AT", "-1"))
 HOLD_AT = os.environ.get("HOLD_AT", "").split()
 EVALUATE_EVERY = int(os.environ.get("EVALUATE_EVERY", "0"))
 STUCK_AT = int(os.environ.get("STUCK_AT", "-1"))
+SCORES = os.environ.get("SCORES", "").split(",")
 FAIL_AT = int(os.environ.get("FAIL_AT", "-1"))
 FAIL_RANK = int(os.environ.get("FAIL_RANK", "0"))
 
@@ -135,6 +138,8 @@ def main() -> None:
         errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
         return errors
 
+    if "EVALUATE_FIRST" in os.environ:
+        run.evaluate(score, Numbered())
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
             mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
@@ -152,6 +157,8 @@ def main() -> None:
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
                 mean = run.evaluate(score, Numbered(), batch=1 if EVALUATE_S else 256)
                 print(f"evaluated {mean:.12f} at {run.step}", flush=True)
+            if SCORES != [""]:
+                run.keep_best(float(SCORES[run.step]))
             if run.step == PAUSE_AT and run.rank == 0:
                 with run.pause("a test"):
                     time.sleep(float(os.environ["PAUSE_S"]))

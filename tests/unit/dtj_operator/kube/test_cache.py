@@ -46,6 +46,14 @@ def test_a_pod_is_found_by_its_job(watched: Watched) -> None:
     assert len(watched.cache) == 1
 
 
+def test_the_node_of_a_pod_that_is_gone_is_remembered(watched: Watched) -> None:
+    watched.cache.observe(at(5, node="worker-1"))
+    watched.cache.forget(at(6, node="worker-1"))
+
+    assert watched.cache.last_node(KEY, "digits-0") == "worker-1"
+    assert watched.cache.last_node(KEY, "digits-1") == ""
+
+
 @pytest.mark.parametrize(
     ("change", "can_wait"),
     [

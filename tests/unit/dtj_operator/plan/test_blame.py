@@ -164,3 +164,8 @@ def test_a_long_message_keeps_its_end() -> None:
 
     assert len(found.message) == blame.MESSAGE_TAIL
     assert found.message.endswith("the end")
+
+
+def test_a_pod_that_vanished_is_said_to_have_been_on_its_node() -> None:
+    assert fault(FOUR.without(2).seeing(last_nodes={2: "worker-1"})).node == "worker-1"
+    assert fault(FOUR.without(2)).node == ""

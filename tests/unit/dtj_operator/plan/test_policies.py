@@ -226,6 +226,50 @@ def test_back_off_doubles_per_restart_without_progress(without_progress, delay) 
     assert 0.8 * delay <= waits <= 1.2 * delay
 
 
+HEALTHY_UNTIL_NOW = {"conditions": [{"type": "Healthy", "status": "False", "lastTransitionTime": at(0)}]}
+SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransitionTime": at(-5)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "waits"),
+    [
+        param({**HEALTHY_UNTIL_NOW, "failure": {"reason": "Evicted"}}, False, id="a pod taken away"),
+        param({**HEALTHY_UNTIL_NOW, "failure": {"reason": "NodeLost"}}, False, id="a node lost"),
+        param({**SICK_BEFORE, "failure": {"reason": "Evicted"}}, True, id="its replacement taken away, too"),
+        param(
+            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1, highestStep=7)},
+            False,
+            id="a rank, after new steps",
+        ),
+        param(
+            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=2, highestStep=7)},
+            True,
+            id="a rank, at the same step",
+        ),
+        param({**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1)}, True, id="a rank that tells no steps"),
+        param(
+            {**SICK_BEFORE, **restarts(withoutProgress=1, highestStep=7)},
+            True,
+            id="a rank that came back to fail",
+        ),
+        param(
+            {
+                **HEALTHY_UNTIL_NOW,
+                **restarts(highestStep=7),
+                "failure": {"reason": "ExitCode", "exitCode": 75},
+            },
+            True,
+            id="one that stops of its own accord",
+        ),
+        param({"failure": {"reason": "Evicted"}}, True, id="a job that was never said to be well"),
+    ],
+)
+def test_only_what_may_repeat_itself_is_held_back(fields, waits) -> None:
+    given = job().was("Recovering", lastTransitionTime=at(0), **fields).recovery(backoffSeconds=10)
+
+    assert (restart_policy.backoff_until(given.snapshot()) > NOW) == waits
+
+
 def test_back_off_is_the_same_at_every_look_and_another_for_every_attempt() -> None:
     def until(attempt: int) -> float:
         return restart_policy.backoff_until(job().was("Recovering", attempt=attempt).snapshot())

@@ -8,6 +8,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from dtj.agent import report
 from dtj.agent.hang import Watchdog
@@ -68,7 +69,7 @@ class Coordinator:
         known = [
             self._keepalive_at,
             self.membership.deadline,
-            self._monitor.deadline,
+            self._monitor.deadline if self._is_whole else None,
         ]
         return min(at for at in known if at is not None)
 
@@ -76,20 +77,25 @@ class Coordinator:
         """Time has passed."""
         now = time.monotonic()
         self._act(self.membership.tick(now))
-        if not self.membership.is_formed:
+        if self._is_whole:
+            for rank in self._monitor.tick(now):
+                self.membership.hold(rank, holds=False)  # all of them are about to die, whoever is first
+        else:
             self._monitor.give_up()
-        self._monitor.tick(now)
         if now < self._keepalive_at:
             return
         self._keepalive_at = now + KEEPALIVE_S
-        if self.membership.is_formed and not self.membership.is_over:
-            self._monitor.check(now)
         for link in list(self._links):
             link.send({"keepalive": vars(self.membership.state)})
             if link.is_silent(now):
                 self._say(f"replica {self._replica(link)} is silent: taken as lost")
                 link.close()
         self._drop_closed()
+
+    @property
+    def _is_whole(self) -> bool:
+        """All ranks of the generation are expected to bring steps."""
+        return self.membership.is_formed and not self.membership.is_over
 
     def reaped(self, pid: int) -> bool:
         """A process of ours ended; True where it was the store."""
@@ -144,7 +150,7 @@ class Coordinator:
             case {"heartbeats": heartbeats}:
                 found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
                 actions = self._on_heartbeats(found, now)
-            case {"probes": probes} if member.is_formed:
+            case {"probes": probes} if self._is_whole:
                 self._monitor.probed(probes)
             case {"stopping": _}:
                 actions = member.stop(self._links[link], now)
@@ -152,8 +158,8 @@ class Coordinator:
                 actions = member.lost(Ending.from_json(fields), generation, now)
             case {"failing": fields, "generation": generation}:
                 actions = member.failing(Ending.from_json(fields), generation)
-            case {"unformed": generation}:
-                actions = member.unformed(generation, now)
+            case {"unformed": fields, "generation": generation}:
+                actions = member.unformed(Ending.from_json(fields), generation, now)
             case {"ended": fields, "generation": generation}:
                 ending = Ending.from_json(fields)
                 if generation == member.state.generation:  # else the rank has begun anew
@@ -221,8 +227,7 @@ class Coordinator:
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
-        order = {"generation": generation, "port": self._store.port, "kept": sorted(kept)}
-        self._tell({"form": order | {"replicas": form.replicas, "gracefully": form.gracefully}})
+        self._tell({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
         if old:
             old.stop()  # wakes whoever still waits in it
 

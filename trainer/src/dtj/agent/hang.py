@@ -7,7 +7,7 @@ do: who is in a collective waits for somebody else; who is anywhere else, or can
 import re
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 # A pause of this length between two steps is never taken for a hang, however short the steps are.
@@ -18,10 +18,15 @@ TIMES = 5.0
 STARTUP_TIMES = 10.0
 _STARTUP_STEPS = 3
 _WINDOW = 64
+# A sign of life is this late at most: a hang is named before the limit is over, as its ranks count it.
+LATE_S = 0.5
+# So long before the limit is over the ranks are asked for their stacks, which take a second to be written.
+PROBE_S = 2.0
 
 # The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
-_WAITS = re.compile(
-    r"torch/distributed/|torch/autograd/graph\.py|dtj/(agreement|control_pipe|process_groups|heal)\.py|nn/parallel/distributed\.py"
+WAITS = (
+    *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
+    *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
 )
 # Where Python waits for somebody: who called it tells more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
@@ -32,7 +37,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 class Watchdog:
     """How long the ranks have brought no step, against what is usual.
 
-    budget_s  what the user allows between two steps; None derives it from the steps
+    timeout_s  what the user allows between two steps; None derives it from the steps
     """
 
     timeout_s: float | None = None
@@ -62,9 +67,9 @@ class Watchdog:
         self._heard_at[rank] = now
 
     @property
-    def ranks(self) -> list[int]:
+    def ranks(self) -> Set[int]:
         """Those of which something is expected."""
-        return list(self._heard_at)
+        return self._heard_at.keys()
 
     def ended(self, rank: int) -> None:
         """A rank is done; nothing more is expected of it."""
@@ -75,12 +80,13 @@ class Watchdog:
         if not self._lengths and not self._steps:
             return None
         usual = statistics.median(self._lengths) if self._lengths else 0.0
-        limit = self.timeout_s or max(LEAST_S, TIMES * usual)
         done = self._steps.get(rank, 0) - self._first.get(rank, 0)
-        return limit if done >= _STARTUP_STEPS else limit * STARTUP_TIMES
+        times = 1.0 if done >= _STARTUP_STEPS else STARTUP_TIMES
+        return times * self.timeout_s if self.timeout_s else times * max(LEAST_S, TIMES * usual) - LATE_S
 
-    def silent_for(self, now: float) -> float | None:
-        """Seconds since any rank gave a sign of life, where they are too many.
+    @property
+    def due(self) -> tuple[float, float] | None:
+        """When to look at the ranks, and when to judge, should none of them give a sign of life before.
 
         One at work may be what all others wait for, in an evaluation for instance, and so may one that
         has declared a pause; when one is stuck, the others are soon silent too.
@@ -88,8 +94,14 @@ class Watchdog:
         limits = [limit for rank in self._heard_at if (limit := self.limit(rank)) is not None]
         if self._paused or not limits:
             return None
-        silence = now - max(self._heard_at.values())
-        return silence if silence > max(limits) else None
+        end = max(self._heard_at.values()) + max(limits)
+        return end - min(PROBE_S, max(limits) / 2), end
+
+    def silent_for(self, now: float) -> float | None:
+        """Seconds since any rank gave a sign of life, where they are too many."""
+        if self.due is None or now < self.due[1]:
+            return None
+        return now - max(self._heard_at.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +118,7 @@ class Probe:
     @property
     def waits(self) -> bool:
         """It waits for others, and is not what they wait for."""
-        return bool(self.frame) and not self.is_stopped and bool(_WAITS.search(self.frame))
+        return bool(self.frame) and not self.is_stopped and any(place in self.frame for place in WAITS)
 
 
 def innermost(stacks: str) -> str:

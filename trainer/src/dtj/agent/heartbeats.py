@@ -13,9 +13,9 @@ _READ_S = {True: 0.05, False: 0.25}
 class Heartbeat(NamedTuple):
     """That a rank is at work.
 
-    paused  with something that it declared to take long
+    paused     with something that it declared to take long
     busy_time  steps whose work was measured, and seconds of work in them
-    at      when the step was completed, by time.monotonic() of the rank's machine
+    at         when the step was completed, by time.monotonic() of the rank's machine
     """
 
     generation: int
@@ -51,9 +51,8 @@ class HeartbeatReader:
             return None
         before = self._said.get(process.pid, now)
         if before[0] >= 0 and now[0] > before[0]:
-            self.step_s = (heartbeat.stepped_at - self._stepped_at.get(process.pid, heartbeat.stepped_at)) / (
-                now[0] - before[0]
-            )
+            stepped_at = self._stepped_at.get(process.pid, heartbeat.stepped_at)
+            self.step_s = (heartbeat.stepped_at - stepped_at) / (now[0] - before[0])
         self._stepped_at[process.pid] = heartbeat.stepped_at
         self._said[process.pid] = now
         return Heartbeat(

@@ -73,6 +73,7 @@ class _Agent:
         self._culprit: Ending | None = None  # of the whole job
         self._heartbeats = HeartbeatReader(of_rank_0=placement.node_rank == 0)
         self._stacks = Stacks()
+        self._probed: list[RankStacks] = []  # shown once they belong to a hang
         self._client = CoordinatorClient(
             self._selector,
             (placement.master_addr, placement.master_port),
@@ -186,8 +187,7 @@ class _Agent:
         self._stacks.ask(self._supervisor.alive(), lambda found: self._page.show_stacks(as_text(found)))
 
     def _send_probes(self, found: list[RankStacks]) -> None:
-        for one in found:
-            self._supervisor.show_stacks(one.process, one.text)
+        self._probed = found
         self._client.tell(
             {"probes": {one.process.rank: [one.probe.frame, one.probe.is_stopped] for one in found}}
         )
@@ -228,6 +228,9 @@ class _Agent:
         elif "probe" in message:
             self._stacks.ask(self._supervisor.alive(), self._send_probes)
         elif "hang" in message:
+            for one in self._probed:
+                self._supervisor.show_stacks(one.process, one.text)
+            self._probed = []
             for process in self._supervisor.alive():
                 if str(process.rank) in message["hang"] and process.generation == message["generation"]:
                     process.kill_as_hung(message["hang"][str(process.rank)])
@@ -247,7 +250,16 @@ class _Agent:
             )
             self._supervisor.kill()
 
-    def _form(self, *, generation: int, port: int, kept: list[int], replicas: int, gracefully: bool) -> None:
+    def _form(
+        self,
+        *,
+        generation: int,
+        port: int,
+        kept: list[int],
+        replicas: int,
+        gracefully: bool,
+        connect_s: float,
+    ) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
         if self._asked_to_stop:
             self._client.tell({"stopping": True})
@@ -265,9 +277,11 @@ class _Agent:
             if process and process.ending is None and process.holds and rank in kept:
                 process.generation = generation
                 self._heartbeats.forget(process)
-                process.order({"number": generation, "addr": addr, "port": port})
+                process.order({"number": generation, "addr": addr, "port": port, "connect_s": connect_s})
                 continue
-            env = self._placement.env_of(rank, generation=generation, store=(addr, port), heals=bool(kept))
+            env = self._placement.env_of(
+                rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
+            )
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
 
     # What the node says.

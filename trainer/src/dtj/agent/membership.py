@@ -13,7 +13,18 @@ it, all start anew and go on from the newest checkpoint. `now` is seconds of a c
 from dataclasses import dataclass, field, replace
 
 from dtj import contract
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Job, Refuse, RestartBudget
+from dtj.agent.protocol import (
+    CONNECT_S,
+    Action,
+    CoordinatorState,
+    End,
+    Form,
+    Go,
+    Hello,
+    Job,
+    Refuse,
+    RestartBudget,
+)
 from dtj.agent.report import Ending, first_cause
 from dtj.agent.sizing import PATIENCE_S, SETTLE_S, size
 
@@ -21,6 +32,8 @@ from dtj.agent.sizing import PATIENCE_S, SETTLE_S, size
 GRACE_S = 5.0
 # Before a failure ends the job: time to hear of an earlier one, on another node or of a rank slow to die.
 VERDICT_S = 0.5
+# A machine may be slower than we think: ranks that do not reach each other get twice the time, up to this.
+LONGEST_CONNECT_S = 160.0
 
 
 @dataclass(kw_only=True)
@@ -47,6 +60,7 @@ class Membership:
     _failing: dict[int, Ending] = field(default_factory=dict)  # those that said so and have not ended yet
     _decide_at: float | None = None
     _is_settled: bool = False  # enough time has gone by for a final verdict
+    _is_unformed: bool = False  # some rank did not reach the others in this generation
     _best_at_fault: int | None = None
     _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
     _resize_at: float | None = None
@@ -109,8 +123,8 @@ class Membership:
 
     def stepped(self, step: int) -> list[Action]:
         """Some rank completed a step."""
-        if self.state.best_step is None or step > self.state.best_step:
-            self.state = replace(self.state, best_step=step)
+        if self.state.best_step is None or step > self.state.best_step or self.state.unformed:
+            self.state = replace(self.state, best_step=max(step, self.state.best_step or 0), unformed=0)
         return []
 
     def stop(self, incarnation: str, now: float) -> list[Action]:
@@ -126,11 +140,10 @@ class Membership:
             self._decide_by(now + GRACE_S)
         return []
 
-    def unformed(self, generation: int, now: float) -> list[Action]:
-        """A rank could not open its groups: somebody died in that moment, or a machine is very slow."""
-        if generation == self.state.generation and self.is_formed:
-            self._decide_by(now + GRACE_S)
-        return []
+    def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank did not reach its peers: somebody died in that moment, packets vanish, a machine is slow."""
+        self._is_unformed = self._is_unformed or generation == self.state.generation
+        return self.lost(ending, generation, now)
 
     def failing(self, ending: Ending, generation: int) -> list[Action]:
         """A rank says that it failed; it will end, perhaps later than those that it takes along."""
@@ -164,7 +177,7 @@ class Membership:
 
     def renew(self) -> list[Action]:
         """This generation cannot be completed, through no rank's fault."""
-        self.is_formed = False
+        self._end_generation()
         return self._form()
 
     def tick(self, now: float) -> list[Action]:
@@ -178,6 +191,10 @@ class Membership:
         culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
+        is_cut = self._is_unformed and culprit.cause == "PeerLost"
+        self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
+        if self.state.unformed == 1:  # more time may be all that it takes
+            return self.renew()
         self.failure, self.failed_in = culprit, self.state.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
             if not self._is_settled and len(self._gone) < len(self.job.ranks):
@@ -187,9 +204,7 @@ class Membership:
             return self._over(culprit)
         if self._counts(culprit):
             self.state = self._counted()
-        self._last_incident, self._incident = self._incident, {}
-        self.is_formed = False
-        return self._form()
+        return self.renew()
 
     def _decide_by(self, at: float) -> None:
         self._decide_at = at if self._decide_at is None else min(at, self._decide_at)
@@ -233,10 +248,9 @@ class Membership:
             return []  # it would cost the run; perhaps the lost ones come back
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
-        self._decide_at = self._patient_until = None
-        self._last_incident, self._incident = self._incident, {}
+        self._patient_until = None
         self._healable = set()
-        self.is_formed = False
+        self._end_generation()
         return self._form(gracefully=is_running)
 
     def _lose(self, replica: int, now: float) -> None:
@@ -250,6 +264,10 @@ class Membership:
             return  # it only waited
         self._schedule_resize(now)
         self._healable -= set(self.job.ranks_of(replica))
+        self._end_generation()
+
+    def _end_generation(self) -> None:
+        """The generation is over; what is still told of it can only change who is to blame."""
         self._decide_at = None
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
@@ -261,11 +279,12 @@ class Membership:
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
-        self._failing, self._is_settled = {}, False
+        self._failing, self._is_settled, self._is_unformed = {}, False, False
         self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
         self._patient_until = None
         self.is_formed = True
-        return [Form(self.state.generation, self._kept, self.job.replicas, gracefully)]
+        connect_s = min(CONNECT_S * 2**self.state.unformed, LONGEST_CONNECT_S)
+        return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]
 
     def _over(self, culprit: Ending | None) -> list[Action]:
         self.is_over = True

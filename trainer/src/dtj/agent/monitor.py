@@ -3,10 +3,10 @@
     heartbeats -> silence -> stacks of every rank -> a verdict -> the culprits are ended
                -> pace    -> the slowest is named
 
-An ended culprit is a death like any other, and heals as one.
+The stacks are asked for shortly before the silence is too long, and forgotten where it ends in time. An ended
+culprit is a death like any other, and heals as one.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,8 +15,8 @@ from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.straggler import StragglerDetector
 
-# An agent that has not answered by then, a second after it looked, will not.
-_VERDICT_S = 5.0
+# An agent that was asked for stacks, which take a second, and has not answered by then, will not.
+_ANSWER_S = 5.0
 
 
 class Monitor:
@@ -44,13 +44,16 @@ class Monitor:
         self._generation = 0
         self._processes = 1
         self._probes: dict[int, Probe] | None = None  # while a silence is being looked into
-        self._verdict_at = 0.0
+        self._probed_at = 0.0
         self.hang: dict[str, Any] | None = None  # one that was named, and lasts
 
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._verdict_at if self._probes is not None else None
+        due = None if self.hang else self._watchdog.due
+        if due is None or self._probes is None:
+            return due and due[0]
+        return due[1] if self._has_answers else max(due[1], self._probed_at + _ANSWER_S)
 
     @property
     def slowest(self) -> dict[str, Any] | None:
@@ -74,6 +77,9 @@ class Monitor:
     def observe(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
         """A rank of this generation gave a sign of life."""
         self._watchdog.observe(rank, heartbeat.step, now, paused=heartbeat.paused)
+        if self.hang and self._watchdog.silent_for(now) is None:
+            self.hang = None
+            self._say("the ranks are at work again")
         before = self._stragglers.named
         self._stragglers.observe(rank, heartbeat.busy_time, now)
         found = self._stragglers.named
@@ -83,44 +89,38 @@ class Monitor:
         elif before and not found:
             self._say(f"rank {before.rank} is as fast as the others again")
 
-    def check(self, now: float) -> None:
-        """Called now and then while the generation is whole: is it silent?"""
-        silent_s = self._watchdog.silent_for(now)
-        if self.hang and silent_s is None:
-            self.hang = None
-            self._say("the ranks are at work again")
-        if silent_s is None or self.hang or self._probes is not None:
-            return
-        self._say(f"no step for {silent_s:.0f} s: the stacks of all ranks follow")
-        self._probes, self._verdict_at = {}, now + _VERDICT_S
-        self._tell({"probe": True})
-
     def probed(self, probes: Mapping[str, tuple[str, bool]]) -> None:
         """What an agent found where its ranks are."""
         if self._probes is None:
             return
         for rank, (frame, is_stopped) in probes.items():
             self._probes[int(rank)] = Probe(frame=frame, is_stopped=is_stopped)
-        if len(self._probes) == len(self._watchdog.ranks):
-            self._judge(time.monotonic())
 
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-        if self._probes is not None and now >= self._verdict_at:
-            self._judge(now)
+    def tick(self, now: float) -> list[int]:
+        """Time has passed, and the generation is whole: the ranks that are ended now."""
+        due = None if self.hang else self._watchdog.due
+        if due is None or now < due[0]:  # a sign of life came after all
+            self._probes = None
+        elif self._probes is None:
+            self._probes, self._probed_at = {}, now
+            self._tell({"probe": True})
+        elif now >= due[1] and (self._has_answers or now >= self._probed_at + _ANSWER_S):
+            return self._judge({rank: self._probes.get(rank, Probe()) for rank in self._watchdog.ranks}, now)
+        return []
 
     def give_up(self) -> None:
         """The generation broke while it was looked into: whoever died was what the others waited for."""
         self._probes = self.hang = None
 
-    def _judge(self, now: float) -> None:
-        """All answers are there, or too late."""
-        assert self._probes is not None
-        probes = {rank: self._probes.get(rank, Probe()) for rank in self._watchdog.ranks}
+    @property
+    def _has_answers(self) -> bool:
+        return self._probes is not None and self._watchdog.ranks <= self._probes.keys()
+
+    def _judge(self, probes: Mapping[int, Probe], now: float) -> list[int]:
         self._probes = None
         silent_s = self._watchdog.silent_for(now)
-        if silent_s is None:  # a step came after all
-            return
+        assert silent_s is not None  # it is due
+        self._say(f"no step for {silent_s:.0f} s: the stacks of all ranks follow")
         named = culprits(probes)
         deadlock = all(probe.waits for probe in probes.values())
         said = {r: sentence(r, probes[r], silent_s=silent_s, deadlock=deadlock) for r in named}
@@ -128,7 +128,9 @@ class Monitor:
             # What is known of the steps begins anew with the next generation.
             self._watchdog.begin(self._ranks, now)
             self._tell({"hang": said, "generation": self._generation})
-            return
+            return named
+        self._tell({"hang": {}, "generation": self._generation})
         message = "; ".join(said.values())
         self._say(f"{message}; nobody is ended, as DTJ_HANG_ACTION says")
         self.hang = {"ranks": named, "message": message}
+        return []

@@ -75,11 +75,14 @@ class Placement:
         """Global ranks of this node."""
         return range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc)
 
-    def env_of(self, rank: int, *, generation: int, store: tuple[str, int], heals: bool) -> dict[str, str]:
+    def env_of(
+        self, rank: int, *, generation: int, store: tuple[str, int], heals: bool, connect_s: float
+    ) -> dict[str, str]:
         """What torchrun would set, under the same names, and which generation it is.
 
-        store  address and port of the generation's store
-        heals  other ranks of it hold the run in memory
+        store      address and port of the generation's store
+        heals      other ranks of it hold the run in memory
+        connect_s  how long it may take to reach them all
         """
         local, world = rank - self.ranks.start, self.nnodes * self.nproc
         values = {
@@ -97,6 +100,7 @@ class Placement:
             contract.RESTART_COUNT: generation - 1,
             contract.GENERATION: generation,
             contract.HEALING: int(heals),
+            contract.CONNECT_SECONDS: connect_s,
             "GROUP_RANK": self.node_rank,
             "GROUP_WORLD_SIZE": self.nnodes,
             "ROLE_RANK": rank,

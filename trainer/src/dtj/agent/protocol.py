@@ -7,6 +7,9 @@ from typing import Any
 from dtj.agent.report import Ending
 from dtj.agent.sizing import Limits
 
+# It lasts that long only where somebody dies in that very moment, or packets vanish.
+CONNECT_S = 20.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -59,6 +62,7 @@ class CoordinatorState:
     generation: int = 0
     in_place: int = 0
     without_progress: int = 0
+    unformed: int = 0  # generations in a row whose ranks did not reach each other
     best_step: int | None = None
     replicas: int | None = None
 
@@ -86,12 +90,14 @@ class Form:
 
     replicas    how many take part, from 0 on; the others of an elastic job wait
     gracefully  ranks that live are first asked to save and to stop
+    connect_s   how long a rank may take to reach all others, once all are there
     """
 
     generation: int
     kept: frozenset[int]
     replicas: int
     gracefully: bool = False
+    connect_s: float = CONNECT_S
 
 
 @dataclass(frozen=True)

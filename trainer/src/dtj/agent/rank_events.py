@@ -50,8 +50,9 @@ class RankEvents:
                 process.holds = holds
                 self._tell({"hold": process.rank, "holds": holds})
             case {"unformed": generation, "message": why}:
-                self._say(f"rank {process.rank} could not open its groups: {why}")
-                self._tell({"unformed": generation})
+                what = f"rank {process.rank} does not reach its peers: {why}"
+                self._say(what)
+                self._tell({"unformed": process.lost(what).to_json(), "generation": generation})
             case {"lost": why, "generation": generation}:
                 self._tell({"lost": process.lost(why).to_json(), "generation": generation})
             case {"failure": _}:

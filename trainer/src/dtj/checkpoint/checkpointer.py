@@ -1,26 +1,26 @@
 """When state is saved and how all ranks come by it: the collective side of checkpoints.
 
-`save.py`, `load.py` and `sharded.py` touch the disk and know little of ranks; this stands between them and
-`run.py`.
+`parts.py` knows what is saved; `save.py`, `load.py` and `sharded.py` touch the disk and know little of ranks.
 
     snapshot   what the parts hold now; with --async-save a copy in memory, all that training waits for
     write      replicated state: rank 0 alone. Sharded state: every rank its shards, then rank 0 commits
+
+Groups are arguments: those of a run change whenever a lost rank is replaced.
 """
 
-import copy
 import io
 import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from dtj.checkpoint import layout, load, save
-from dtj.errors import CheckpointError, RecipeError
+from dtj.checkpoint.parts import Parts, Snapshot
+from dtj.errors import CheckpointError, DtjError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.telemetry import report_pipe
@@ -29,36 +29,14 @@ from dtj.world import World
 # Where the flags name no interval: a save costs milliseconds to seconds, a lost minute is bearable.
 _SAVE_INTERVAL_S = 60.0
 
-
-class Stateful(Protocol):
-    """What can be saved: models, optimizers, schedules, feeds."""
-
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """State after a step: on rank 0 the tree (empty on the others), and this rank's shards by key."""
-
-    step: int
-    tree: dict[str, Any]
-    shards: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The checkpoint that is kept besides the newest ones."""
-
-    step: int
-    score: float
+Group: TypeAlias = "dist.ProcessGroup | None"
+T = TypeVar("T")
 
 
 class Checkpointer:
-    """Saves and restores named parts and the step, which is all: the random generators follow from it.
+    """Saves and restores `parts` and the step.
 
-    parts   what `run.state` names; a checkpoint must hold exactly these
-    extras  what flags add (the loss scale of fp16, an outer optimizer): restored where the checkpoint has it
+    saved_step  of the newest checkpoint that this run knows to be committed; None where there is none
     """
 
     def __init__(
@@ -67,146 +45,117 @@ class Checkpointer:
         settings: Settings,
         world: World,
         strategy: Strategy,
-        group: "dist.ProcessGroup | None",
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
+        self.parts = Parts(strategy)
         self.run_dir = Path(settings.checkpoint_dir) if settings.checkpoint_dir else None
-        self.parts: dict[str, Stateful] = {}
-        self.extras: dict[str, Stateful] = {}
-        self.best: Best | None = None
-        self._offered = -math.inf
+        self.saved_step: int | None = None
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._keep = settings.keep
         self._in_background = settings.async_save
-        self._world = world
-        self._strategy = strategy
-        self._group = group
+        self._is_first = world.rank == 0
+        self._is_replicated = strategy.replicated
         self._clock = clock
         self._say = say
-        self.saved_step: int | None = None
+        # The checkpoint that is kept besides the newest, its score, and a better one that is yet to be saved.
+        self._best_step: int | None = None
+        self._best_score = -math.inf
+        self._offered = -math.inf
         self._saved_at = clock()
         self._began = clock()  # the save under way, or the last one
         self._writer: threading.Thread | None = None
-        self._writer_group: dist.ProcessGroup | None = None
+        self._writer_group: Group = None
         self._failure: CheckpointError | None = None
 
     def wants_save(self) -> bool:
         """Rank 0's clock says that a save is due; it happens once all ranks know."""
-        if self._world.rank != 0 or not self.run_dir or self._every is not None:
+        if not self._is_first or not self.run_dir or self._every is not None:
             return False
         return self._clock() - self._saved_at >= _SAVE_INTERVAL_S
 
     def is_due(self, step: int) -> bool:
-        """The flag `save_every` says so, on every rank alike."""
-        return self._every is not None and step % self._every == 0
+        """The flag `save_every` says so, or a score was offered; on every rank alike."""
+        return (self._every is not None and step % self._every == 0) or self._offered > -math.inf
 
-    def offer(self, score: float) -> bool:
-        """The score, the same on every rank, is the highest so far: the next save is to be kept for it."""
-        if score <= max(self._offered, self.best.score if self.best else -math.inf):
-            return False
-        self._offered = score
-        return True
+    def offer(self, score: float) -> None:
+        """Save now, and keep that, if the score, the same on every rank, is the highest so far."""
+        if self.run_dir and score > max(self._offered, self._best_score):
+            self._offered = score
 
-    def save(self, step: int, *, last: bool = False) -> Path | None:
+    def save(self, step: int, *, group: Group, last: bool = False) -> Path | None:
         """Save the state after `step`, unless that is done; None where there is nowhere or nothing to save.
 
         Every rank calls this after the same step. A disk that fails costs a warning and leaves the older
         checkpoints as they are; with `last`, when there is no later one to make up for it, it raises
         CheckpointError. Only rank 0's return after a last save means that the disk has it.
         """
-        if not self.run_dir or not self.parts:
+        offered, self._offered = self._offered, -math.inf
+        if not self.run_dir or not self.parts.named:
             return None
         self._wait_for_writer()
         self._tell_failure()
-        folder = self.run_dir / layout.name_of(step)
         if self.saved_step != step:
-            if self._offered > -math.inf:
-                self.best, self._offered = Best(step=step, score=self._offered), -math.inf
+            if offered > -math.inf:
+                self._best_step, self._best_score = step, offered
             self._began = self._clock()
-            snapshot = self._snapshot(step)
+            snapshot = self.parts.snapshot(step, group)
             self._saved_at = self._clock()
             if self._in_background and not last:
-                self._start_writer(snapshot)
+                self._start_writer(snapshot.copied(), group)
             else:
-                self._try_to_write(snapshot, self._group)
+                self._try_to_write(snapshot, group)
         if last and self._failure:
             raise self._failure
         self._tell_failure()
-        return folder
+        return self.run_dir / layout.name_of(step)
 
-    def restore(self) -> int | None:
-        """Load the newest checkpoint into the parts; its step, None where there is none."""
-        found = self._read()
+    def restore(self, group: Group) -> int | None:
+        """Load the newest checkpoint into the parts; its step, None where there is none.
+
+        Rank 0 reads and all get the same bytes: unless there are shards, only rank 0 needs the volume.
+        """
+        found = _from_first(lambda: load.find(self.run_dir, self._resume_dir, warn=self._say), group)
         if found is None:
             return None
+        self._say(f"resuming from {found.folder}")
+        self._report(found.folder)
         state = load.parse(found.data)
-        self._load(state, found.folder)
+        self.parts.load(state, found.folder)
         step: int = state["step"]
         if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
             self.saved_step = step
-            if best := state.get("best"):
-                self.best = Best(**best)
+            self._take_over(state)
         return step
 
     def pack(self, step: int) -> bytes:
-        """The parts as they are now, for another rank. Only where every rank holds all of them."""
-        state = self._tree(step, {n: p.state_dict() for n, p in (self.parts | self.extras).items()})
+        """The state as it is now, for another rank. Only where every rank holds all of it."""
         buffer = io.BytesIO()
-        torch.save(state, buffer)
+        torch.save(self._described(self.parts.state(step)) | {"offered": self._offered}, buffer)
         return buffer.getvalue()
 
     def unpack(self, data: bytes) -> None:
         """Take over what another rank packed."""
-        self._load(load.parse(data), None)
+        state = load.parse(data)
+        self.parts.load(state, None)
+        self._take_over(state)
+        self._offered = state["offered"]
 
-    def _load(self, state: dict[str, Any], folder: Path | None) -> None:
-        """folder: where the shards of the state lie, if it has some."""
-        self._check_names(state["parts"])
-        extras = state.get("extras", {})
-        everything = self.parts | {name: part for name, part in self.extras.items() if name in extras}
-        loaded = self._here(state["parts"] | extras, everything, folder)
-        for name, part in everything.items():
-            try:
-                part.load_state_dict(loaded[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                raise RecipeError(
-                    f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
-                    fix="build the same model and optimizer, or start a new run without the checkpoint",
-                ) from error
+    def _described(self, tree: dict[str, Any]) -> dict[str, Any]:
+        best = {"step": self._best_step, "score": self._best_score}
+        return tree | {"best": best if self._best_step is not None else None}
 
-    def _tree(self, step: int, parts: dict[str, Any]) -> dict[str, Any]:
-        """What state.pt holds."""
-        save.check_loadable(parts, "state")
-        return {
-            "step": step,
-            "parts": {name: parts[name] for name in self.parts},
-            "extras": {name: parts[name] for name in self.extras},
-            "best": vars(self.best) if self.best else None,
-        }
+    def _take_over(self, state: dict[str, Any]) -> None:
+        if best := state.get("best"):
+            self._best_step, self._best_score = best["step"], best["score"]
 
-    def _snapshot(self, step: int) -> Snapshot:
-        if self._strategy.replicated and self._world.rank != 0:
-            return Snapshot(step=step, tree={}, shards={})
-        parts: Any = {name: part.state_dict() for name, part in (self.parts | self.extras).items()}
-        shards: dict[str, torch.Tensor] = {}
-        if not self._strategy.replicated:
-            from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
-
-            parts, shards = sharded.split(parts)
-            everyone = self._gather(parts)
-            if self._world.rank != 0:
-                return Snapshot(step=step, tree={}, shards=shards)
-            parts = sharded.merge(everyone)
-        return Snapshot(step=step, tree=self._tree(step, parts), shards=shards)
-
-    def _start_writer(self, snapshot: Snapshot) -> None:
-        if self._group is not None and self._writer_group is None:  # two threads must not share a group
+    def _start_writer(self, snapshot: Snapshot, group: Group) -> None:
+        if group is not None and not self._is_replicated and self._writer_group is None:
+            # Two threads must not share a group. Ranks with shards are never replaced: one for the whole run.
             self._writer_group = dist.new_group(backend="gloo")  # type: ignore[assignment]
-        stage = Snapshot(step=snapshot.step, tree=_copied(snapshot.tree), shards=_copied(snapshot.shards))
         self._writer = threading.Thread(
-            target=self._try_to_write, args=(stage, self._writer_group), name="checkpoint", daemon=True
+            target=self._try_to_write, args=(snapshot, self._writer_group), name="checkpoint", daemon=True
         )
         self._writer.start()
 
@@ -215,63 +164,47 @@ class Checkpointer:
             self._writer.join()
             self._writer = None
 
-    def _try_to_write(self, snapshot: Snapshot, group: "dist.ProcessGroup | None") -> None:
+    def _try_to_write(self, snapshot: Snapshot, group: Group) -> None:
         """A failure is kept for `save`, which every rank enters at the same step."""
-        assert self.run_dir
         try:
-            if self._strategy.replicated:
-                folder = self._commit(snapshot) if self._world.rank == 0 else None
-            else:
-                folder = self._write_together(snapshot, group)
+            folder = self._write(snapshot, group)
         except CheckpointError as error:
             self._failure = error
             return
         self._failure, self.saved_step = None, snapshot.step
-        if folder:
-            done = {"step": snapshot.step, "path": str(folder)}
-            took_s = round(self._clock() - self._began, 3)
-            report_pipe.send({"step": snapshot.step, "checkpoint": done, "saveSeconds": took_s})
+        if folder is not None:
+            self._report(folder, step=snapshot.step, saveSeconds=round(self._clock() - self._began, 3))
 
-    def _commit(self, snapshot: Snapshot, *, prepared: bool = False) -> Path:
-        assert self.run_dir
-        if not prepared:
-            save.prepare(self.run_dir, snapshot.step)
-        best = self.best.step if self.best else None
-        return save.commit(self.run_dir, snapshot.step, snapshot.tree, keep=self._keep, best=best)
-
-    def _write_together(self, snapshot: Snapshot, group: "dist.ProcessGroup | None") -> Path | None:
-        """Every rank writes its shards. Where one cannot, all raise the same error."""
-        from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
-
-        from dtj.checkpoint import sharded  # noqa: PLC0415
-
+    def _write(self, snapshot: Snapshot, group: Group) -> Path | None:
+        """Where ranks hold shards all write, and where one cannot, all raise its error; else rank 0 alone."""
         assert self.run_dir
         run_dir, step = self.run_dir, snapshot.step
-        self._on_rank_0(lambda: save.prepare(run_dir, step), group)
-        try:
-            sharded.write(run_dir / layout.pending_name_of(step), snapshot.shards, group=group)
-        except CheckpointException as error:
-            if self._world.rank == 0:
-                save.abandon(run_dir, step)
-            cause = next(iter(error.failures.values()))[0]
-            raise CheckpointError(
-                f"checkpoint {run_dir / layout.name_of(step)} could not be written: {cause}",
-                fix="check that the volume is mounted on every node, writable for this user and has space",
-            ) from error
-        return self._on_rank_0(lambda: self._commit(snapshot, prepared=True), group)
+        if self._is_replicated:
+            if not self._is_first:
+                return None
+            save.prepare(run_dir, step)
+            return self._commit(run_dir, snapshot)
+        from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-    def _on_rank_0(self, act: Callable[[], Path], group: "dist.ProcessGroup | None") -> Path:
-        shared: list[Any] = [None, None]
-        if self._world.rank == 0:
-            try:
-                shared[0] = str(act())
-            except CheckpointError as error:
-                shared[1] = error
-        if group is not None:
-            dist.broadcast_object_list(shared, src=0, group=group)
-        if shared[1]:
-            raise shared[1]
-        return Path(shared[0])
+        _from_first(lambda: save.prepare(run_dir, step), group)
+        try:
+            sharded.write(run_dir, step, snapshot.shards, group=group)
+        except CheckpointError:
+            if self._is_first:
+                save.abandon(run_dir, step)
+            raise
+        return _from_first(lambda: self._commit(run_dir, snapshot), group)
+
+    def _commit(self, run_dir: Path, snapshot: Snapshot) -> Path:
+        tree = self._described(snapshot.tree)
+        return save.commit(run_dir, snapshot.step, tree, keep=self._keep, best=self._best_step)
+
+    def _report(self, newest: Path, **more: float) -> None:
+        """To the agent."""
+        if self._is_first:
+            report_pipe.send(
+                {"checkpoint": {"step": layout.step_of(newest.name), "path": str(newest)}} | more
+            )
 
     def _tell_failure(self) -> None:
         if self._failure is not None:
@@ -281,60 +214,18 @@ class Checkpointer:
             self._say(f"{self._failure.what}; {good}, training goes on\n  fix: {self._failure.fix}")
             self._failure = None
 
-    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-        """What this rank needs of a state, whoever wrote it and however it was sharded then."""
-        is_sharded = folder is not None and (folder / layout.SHARDS).exists()
-        if self._strategy.replicated and not is_sharded:
-            return whole
-        from dtj.checkpoint import sharded  # noqa: PLC0415
 
-        places = sharded.Places(parts, keeps=self._strategy.keeps)
-        if folder is not None and is_sharded:
-            return sharded.fill(whole, folder, places)  # type: ignore[no-any-return]
-        return sharded.localise(whole, places)  # type: ignore[no-any-return]
-
-    def _gather(self, mine: Any) -> list[Any]:
-        if self._group is None:
-            return [mine]
-        everyone: list[Any] = [None] * self._world.size
-        dist.gather_object(mine, everyone if self._world.rank == 0 else None, group=self._group)
-        return everyone
-
-    def _read(self) -> load.Found | None:
-        """Rank 0 reads, all get the same bytes: unless there are shards, only rank 0 needs the volume."""
-        shared: list[Any] = [None, None]
-        if self._world.rank == 0:
-            try:
-                shared[0] = load.find(self.run_dir, self._resume_dir, warn=self._say)
-            except RecipeError as error:
-                shared[1] = error
-        if self._group is not None:
-            dist.broadcast_object_list(shared, src=0, group=self._group)
-        found, failure = shared
-        if failure:
-            raise failure
-        if found is not None:
-            self._say(f"resuming from {found.folder}")
-            if self._world.rank == 0:
-                step = layout.step_of(found.folder.name)
-                report_pipe.send({"checkpoint": {"step": step, "path": str(found.folder)}})
-        return found  # type: ignore[no-any-return]
-
-    def _check_names(self, saved: Mapping[str, Any]) -> None:
-        if saved.keys() != self.parts.keys():
-            raise RecipeError(
-                f"the checkpoint holds {', '.join(sorted(saved))}, "
-                f"but run.state names {', '.join(sorted(self.parts))}",
-                fix="name the same parts, or start a new run without the checkpoint",
-            )
-
-
-def _copied(state: Any) -> Any:
-    """The same structure, its tensors in memory of their own that no step changes."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_copied(value) for value in state)
-    return copy.copy(state)
+def _from_first(act: Callable[[], T], group: Group) -> T:
+    """What rank 0 finds, on every rank; or its error."""
+    shared: list[Any] = [None, None]
+    if group is None or dist.get_rank(group) == 0:
+        try:
+            shared[0] = act()
+        except DtjError as error:
+            shared[1] = error
+    if group is not None:
+        dist.broadcast_object_list(shared, src=0, group=group)
+    if shared[1] is not None:
+        raise shared[1]
+    found: T = shared[0]
+    return found

@@ -75,6 +75,14 @@ def check_loadable(value: Any, path: str) -> None:
         )
 
 
+def not_written(run_dir: Path, step: int, reason: object) -> CheckpointError:
+    """The error of a disk that does not take the checkpoint of `step`."""
+    return CheckpointError(
+        f"checkpoint {run_dir / layout.name_of(step)} could not be written: {reason}",
+        fix="check that the volume is mounted on every node, writable for this user and has space",
+    )
+
+
 @contextlib.contextmanager
 def _explained(run_dir: Path, step: int) -> Iterator[None]:
     try:
@@ -83,10 +91,7 @@ def _explained(run_dir: Path, step: int) -> Iterator[None]:
         abandon(run_dir, step)
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else None
-        raise CheckpointError(
-            f"checkpoint {run_dir / layout.name_of(step)} could not be written: {reason or error}",
-            fix="check that the volume is mounted, writable for this user and has space",
-        ) from error
+        raise not_written(run_dir, step, reason or error) from error
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:

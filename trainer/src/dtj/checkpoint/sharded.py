@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
-from dtj.checkpoint import layout
+from dtj.checkpoint import layout, save
 
 # A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
 _MARK = "dtj/shard"
@@ -46,11 +47,16 @@ def merge(trees: list[Any]) -> Any:
     return {key: merge([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
-def write(folder: Path, tensors: Tensors, *, group: Any) -> None:
-    """Write this rank's tensors, once where several hold them; returns when all ranks of the group have."""
-    save_shards(
-        tensors, storage_writer=FileSystemWriter(folder / layout.SHARDS), process_group=group
-    )  # fsyncs every file
+def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
+    """Write this rank's tensors, once where several hold them, into the prepared folder of `step`.
+
+    Returns when all ranks of the group have; CheckpointError on all of them where one could not.
+    """
+    writer = FileSystemWriter(run_dir / layout.pending_name_of(step) / layout.SHARDS)  # fsyncs every file
+    try:
+        save_shards(tensors, storage_writer=writer, process_group=group)
+    except CheckpointException as error:
+        raise save.not_written(run_dir, step, next(iter(error.failures.values()))[0]) from error
 
 
 class Places:

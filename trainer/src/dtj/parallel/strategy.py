@@ -67,14 +67,13 @@ class Strategy:
 
         Returns () detached, this rank's part of the loss: its mean over the ranks is the global one.
         """
-        total = torch.zeros((), device=self.device)
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            with contextlib.nullcontext() if is_last else self.without_sync(models):
-                loss = share(part)
-                loss.backward()  # type: ignore[no-untyped-call]
-            total = total + loss.detach()
-        return total
+        *others, last = parts
+        losses = []
+        if others:
+            with self.without_sync(models):
+                losses = [_backward(share(part)) for part in others]
+        losses.append(_backward(share(last)))
+        return sum(losses[1:], start=losses[0])
 
     @contextlib.contextmanager
     def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
@@ -128,6 +127,12 @@ class Strategy:
         if dist.is_initialized():
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+
+def _backward(loss: torch.Tensor) -> torch.Tensor:
+    """() detached."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 class Replicated(Strategy):

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtj import random_state
 from dtj.data.cut import Part
 from dtj.data.feed import Batch
 from dtj.errors import RecipeError
@@ -50,7 +49,7 @@ def warm_up(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy:
     first layout where the unbroken one was in the second, and with three ranks or more their sums round
     differently.
     """
-    before = Rollback(Tensors(models), strategy.device)
+    before = Rollback(Tensors(models))
     with strategy.warming_up():
         strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
     before.restore()
@@ -65,12 +64,10 @@ class Tensors:
 
 
 class Rollback:
-    """What a backward pass changes beside the result: buffers, generators, gradients of earlier passes."""
+    """What a backward pass changes beside the result: buffers, and gradients of earlier passes."""
 
-    def __init__(self, tensors: Tensors, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, tensors: Tensors) -> None:
         self._buffers = [(b, b.clone()) for b in tensors.buffers]
-        self._generators = random_state.capture(device)
         gradients = [(p, p.grad) for p in tensors.parameters]
         self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
 
@@ -81,7 +78,6 @@ class Rollback:
                 buffer.copy_(value)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        random_state.restore(self._generators, self._device)
 
 
 def _checked(loss: Any) -> torch.Tensor:

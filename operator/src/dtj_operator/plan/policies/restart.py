@@ -55,8 +55,8 @@ def seen(s: Snapshot) -> Restarts:
 
 
 def backoff_until(s: Snapshot) -> float:
-    """When the pods of the present attempt may be created: at once, unless it follows a restart."""
-    if s.memory.phase != RECOVERING or s.memory.changed_at is None:
+    """When the present attempt may have its pods: at once, unless it follows a restart that may repeat."""
+    if s.memory.phase != RECOVERING or s.memory.changed_at is None or _is_first_of_its_kind(s):
         return s.now
     doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
     delay = min(LONGEST_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
@@ -64,6 +64,21 @@ def backoff_until(s: Snapshot) -> float:
         return s.now  # the clock was set back since: the delay has no beginning any more
     so_far = s.memory.restarts.counted + s.memory.restarts.disruptions
     return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}/{so_far}"))
+
+
+def _is_first_of_its_kind(s: Snapshot) -> bool:
+    """Whether a job that was well lost a pod to somebody else, or a rank after it had made progress.
+
+    A job is well again once all its pods run, so that even a pod that is taken away each time is not made
+    anew faster than kubelets start it.
+    """
+    healthy, failure, restarts = s.memory.condition("Healthy"), s.memory.failure, s.memory.restarts
+    was_well = healthy is not None and times.parse(healthy["lastTransitionTime"]) == s.memory.changed_at
+    taken_away = failure.get("reason") in blame.DISRUPTIONS
+    # Whoever stops of its own accord is not counted, and may do so for ever.
+    stopped = failure.get("exitCode") == blame.STOPPED
+    progressed = restarts.highest_step is not None and restarts.without_progress <= 1 and not stopped
+    return was_well and (taken_away or progressed)
 
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:

@@ -1,0 +1,126 @@
+"""What the coordinator says and does about ranks that live, and when: the clock is the test's."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from dtj.agent.hang import LATE_S, LEAST_S, PROBE_S, Watchdog
+from dtj.agent.heartbeats import Heartbeat
+from dtj.agent.link import Message
+from dtj.agent.monitor import Monitor
+
+WAITS = ("/lib/torch/autograd/graph.py:865 in _engine_run_backward", False)
+STOPPED = ("", True)
+END = 10.0 + LEAST_S - LATE_S  # of the silence of ranks that were last heard of at 10
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """A generation of two ranks that have stepped once a second, until 10."""
+
+    ends: bool = True
+    said: list[str] = field(default_factory=list)
+    told: list[Message] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(Watchdog(), ends=self.ends, say=self.said.append, tell=self.told.append)
+        self.monitor.begin(range(2), 0.0, generation=1, processes=1)
+        for step in range(1, 11):
+            self.step(step, float(step))
+
+    def step(self, step: int, now: float, *, paused: bool = False) -> None:
+        """Both ranks complete a step."""
+        for rank in range(2):
+            self.monitor.observe(rank, Heartbeat(1, step, paused), now)
+
+    def run_until(self, end: float) -> float:
+        """Let time pass from one deadline to the next, as the agent's loop does; when the last was."""
+        now = 10.0
+        for _ in range(100):
+            deadline = self.monitor.deadline
+            if deadline is None or deadline > end:
+                return now
+            now = max(now, deadline)
+            self.ended += self.monitor.tick(now)
+        raise AssertionError(f"busy at {now}")
+
+
+def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
+    """The stacks, which take a second, are there by then."""
+    watched = Watched()
+    assert watched.run_until(END - 0.01) == END - PROBE_S
+    assert (watched.told, watched.said) == ([{"probe": True}], [])
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    assert watched.run_until(END + 10) == END <= 10.0 + LEAST_S
+    said = "no step for 30 s: rank 1 is stopped (SIGSTOP, or a debugger)"
+    assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
+    assert watched.said == ["no step for 30 s: the stacks of all ranks follow"]
+    assert watched.ended == [1]
+
+
+def test_silence_that_ends_after_the_stacks_were_asked_for_is_not_spoken_of() -> None:
+    watched = Watched()
+    watched.run_until(END - 0.01)
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.step(11, END - 0.01)
+    watched.monitor.tick(END)
+    assert watched.said == []
+    watched.run_until(END + 10)
+    assert watched.told == [{"probe": True}]
+
+
+def test_answers_to_a_question_of_long_ago_are_not_those_of_the_next() -> None:
+    watched = Watched()
+    watched.run_until(END - 0.01)
+    watched.monitor.probed({"0": STOPPED, "1": WAITS})
+    watched.step(11, END - 0.01)
+    watched.monitor.tick(END)
+    watched.monitor.tick(END + LEAST_S)
+    assert watched.told == [{"probe": True}] * 2
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.monitor.tick(END + LEAST_S)
+    assert list(watched.told[2]["hang"]) == [1]
+
+
+def test_agent_that_does_not_answer_is_waited_for_some_seconds() -> None:
+    watched = Watched()
+    watched.run_until(END - 0.01)
+    watched.monitor.probed({"0": WAITS})
+    assert END < watched.run_until(END + 10) < END + 5
+    assert watched.told[1]["hang"] == {1: "no step for 32 s: rank 1 does not answer"}
+
+
+def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
+    watched = Watched()
+    watched.run_until(END - 0.01)
+    watched.step(10, END - 0.01, paused=True)
+    watched.monitor.tick(1e6)
+    assert (watched.monitor.deadline, watched.said) == (None, [])
+
+
+def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
+    watched = Watched(ends=False)
+    watched.run_until(END - 0.01)
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.run_until(END + 10)
+    assert watched.told[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, nobody is ended"
+    assert (watched.monitor.hang or {})["ranks"] == [1]
+    assert watched.ended == []
+    watched.step(11, 2000.0)
+    assert watched.monitor.hang is None
+    assert [line.partition(":")[0] for line in watched.said] == ["no step for 30 s"] * 2 + [
+        "the ranks are at work again"
+    ]
+
+
+@pytest.mark.parametrize("step", [None, 10])
+def test_generation_that_broke_is_not_looked_into(step: int | None) -> None:
+    watched = Watched()
+    watched.run_until(END - 0.01)
+    watched.monitor.give_up()
+    watched.monitor.begin(range(2), END, generation=2, processes=1)
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.monitor.observe(0, Heartbeat(2, step, False), END)
+    watched.monitor.tick(END + LEAST_S)
+    assert watched.told == [{"probe": True}], "the first steps may take longer"

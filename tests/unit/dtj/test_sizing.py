@@ -1,0 +1,155 @@
+"""How large the next generation of an elastic job is, and when; test_elastic.py does it with real pods."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dtj.agent.membership import GRACE_S, Membership
+from dtj.agent.protocol import Action, CoordinatorState, Form, Job, Refuse, RestartBudget
+from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
+from tests.unit.dtj.test_membership import NOW, end, hello
+
+
+def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: bool = True) -> Membership:
+    """An elastic job for so many replicas, of which the first `here` have joined."""
+    job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most), saves=saves)
+    found = Membership(job=job, budget=RestartBudget())
+    for replica in range(here):
+        found.join(hello(replica), NOW)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("now", "here", "left", "is_patient", "expected"),
+    [
+        pytest.param(2, {0, 1}, set(), True, 2, id="all there"),
+        pytest.param(2, {0, 1, 2, 3}, set(), True, 4, id="two more"),
+        pytest.param(2, {0, 1, 3}, set(), True, 2, id="one behind a gap waits"),
+        pytest.param(3, {0, 1}, {2}, True, 2, id="the last one was asked to leave"),
+        pytest.param(4, {0}, {1, 2, 3}, True, 1, id="all but the first"),
+        pytest.param(4, {0, 2, 3}, {1}, True, 4, id="one in the middle will be replaced"),
+        pytest.param(4, {0, 2, 3}, {1}, False, 1, id="or will not"),
+        pytest.param(3, {0, 1}, set(), True, 3, id="a lost one is waited for"),
+        pytest.param(3, {0, 1}, set(), False, 2, id="but not for ever"),
+        pytest.param(3, set(), {0, 1, 2}, False, 3, id="never fewer than the least"),
+        pytest.param(3, {1, 2}, {0}, True, 3, id="the coordinator's own pod"),
+    ],
+)
+def test_size(now: int, here: set[int], left: set[int], is_patient: bool, expected: int) -> None:
+    assert size(now, here=here, left=left, limits=Limits(1, 4), is_patient=is_patient) == expected
+
+
+def test_elastic_job_grows_when_the_next_replicas_join() -> None:
+    found = elastic(replicas=2, here=2)
+    assert found.join(hello(3), NOW) == []
+    assert found.join(hello(2), NOW + 1) == []
+    assert found.tick(NOW + 1 + SETTLE_S) == [Form(2, frozenset(), 4, gracefully=True)]
+    assert found.state.replicas == 4
+
+
+def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_leave() -> None:
+    found = elastic(replicas=3, here=3)
+    for replica in (1, 2):
+        found.stop(f"pod-{replica}", NOW)
+    found.leave("pod-2", NOW)
+    assert found.ended(end(0, 75), 1, NOW) == []
+    assert found.tick(NOW + SETTLE_S) == [Form(2, frozenset(), 1)]
+
+
+def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
+    found = elastic(replicas=3, here=3)
+    found.stop("pod-1", NOW)
+    assert [found.ended(end(rank, 75), 1, NOW) for rank in (0, 1, 2)] == [[], [], []]
+    found.leave("pod-1", NOW)
+    assert found.tick(NOW + SETTLE_S) == []
+    assert found.join(hello(1, "again"), NOW + 5) == [Form(2, frozenset(), 3)]
+
+
+def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -> None:
+    found = elastic(replicas=3, here=3)
+    found.leave("pod-2", NOW)
+    assert found.tick(NOW + PATIENCE_S - 1) == []
+    assert found.deadline == NOW + PATIENCE_S
+    assert found.tick(NOW + PATIENCE_S) == [Form(2, frozenset(), 2)]
+    assert found.join(hello(2, "again"), NOW + 100) == []
+    assert found.tick(NOW + 100 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
+
+
+def test_elastic_job_begins_smaller_where_not_all_come() -> None:
+    found = elastic(replicas=4, here=2, least=2)
+    assert found.tick(NOW + PATIENCE_S) == [Form(1, frozenset(), 2)]
+
+
+def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
+    found = elastic(replicas=2, here=3, saves=False)
+    assert found.tick(NOW + SETTLE_S) == []
+    assert found.state.generation == 1
+
+
+def test_coordinator_that_comes_anew_learns_the_size_from_the_others() -> None:
+    found = elastic(replicas=4, here=0)
+    for replica in (1, 0):
+        actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=2)), NOW)
+    assert actions == [Form(6, frozenset(), 2)]
+
+
+def test_replica_beyond_the_largest_size_is_refused() -> None:
+    why = "replica 4 of 4: sizes differ between the pods"
+    assert elastic(replicas=2, here=0).join(hello(4), NOW) == [Refuse("pod-4", why, for_good=True)]
+
+
+class ElasticMachine(RuleBasedStateMachine):
+    """Pods of an elastic job come, go and are lost, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = elastic(replicas=2, here=0)
+        self.now = NOW
+        self.pods = 0
+        self.formed: Form | None = None
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Form):
+                assert action.generation == (self.formed.generation if self.formed else 0) + 1
+                assert 1 <= action.replicas <= 4
+                assert self.found.agents.keys() >= set(range(action.replicas))
+                self.formed = action
+
+    @rule(replica=st.integers(0, 3))
+    def join(self, replica: int) -> None:
+        self.pods += 1
+        self.act(self.found.join(hello(replica, f"pod {self.pods}"), self.now))
+
+    @rule(replica=st.integers(0, 3))
+    def leave(self, replica: int) -> None:
+        self.act(self.found.leave(self.found.agents.get(replica, "nobody"), self.now))
+
+    @rule(replica=st.integers(0, 3))
+    def stop(self, replica: int) -> None:
+        self.act(self.found.stop(self.found.agents.get(replica, "nobody"), self.now))
+
+    @precondition(lambda self: self.formed is not None)
+    @rule(rank=st.integers(0, 3), code=st.sampled_from([75, 75, 137]))
+    def ended(self, rank: int, code: int) -> None:
+        if self.formed and rank < self.formed.replicas:
+            self.act(self.found.ended(end(rank, code), self.formed.generation, self.now))
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, PATIENCE_S]))
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.act(self.found.tick(self.now))
+
+    @invariant()
+    def waits_only_for_who_may_come(self) -> None:
+        """With the first replica there and time gone by, somebody trains, or the job is over."""
+        if 0 in self.found.agents and not self.found.agents.keys() & self.found.stopping:
+            for _ in range(2):
+                self.act(self.found.tick(self.now + PATIENCE_S + GRACE_S))
+            assert self.found.is_formed or self.found.is_over
+            self.now += PATIENCE_S + GRACE_S
+
+
+ElasticMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+test_elastic_machine = ElasticMachine.TestCase
