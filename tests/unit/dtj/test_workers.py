@@ -86,7 +86,7 @@ class Counting:
 
     @property
     def calls(self) -> int:
-        return self._calls.value
+        return int(self._calls.value)
 
     def __call__(self, samples: list[int]) -> torch.Tensor:
         with self._calls.get_lock():
