@@ -167,10 +167,12 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
-        self._checkpointer.parts.named = {
-            name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
-            for name, part in parts.items()
-        }
+        self._checkpointer.parts.name(
+            {
+                name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
+                for name, part in parts.items()
+            }
+        )
         if self._strategy.extra:
             self._checkpointer.parts.extras["sync"] = self._strategy.extra
         if not self._checkpointer.run_dir:
