@@ -76,7 +76,7 @@ def test_every_strategy_has_the_losses_of_one_process(kubectl: Kubectl):
         kubectl.until("dtj", name, condition("Complete"), within_s=300)
         log = kubectl("logs", f"{name}-0")
         found[name] = [float(each) for each in re.findall(r"(?:  loss|done: .* bits_per_byte) (\S+)", log)]
-        kubectl("delete", "dtj", name)
+        kubectl("delete", "dtj", name, "--wait=false")
 
     expected = found["text-none"]
     assert len(expected) > 30

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dtj.checkpoint import layout, load, save
+from dtj.checkpoint.parts import Parts
 from dtj.errors import RecipeError
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy
 from tests.unit.dtj.conftest import PROGRAMS, Start, wait_for
 
 GPT = PROGRAMS / "gpt.py"
@@ -187,6 +191,28 @@ def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_state_that_could_not_be_loaded_is_refused_when_saved(value: Any, where: str) -> None:
+def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> None:
     with pytest.raises(RecipeError, match=where):
         save.check_loadable(value, "state")
+
+
+class Remembering(nn.Linear):
+    """A layer that saves more than tensors."""
+
+    def get_extra_state(self) -> Any:
+        return lambda: self
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        pytest.param(
+            Remembering(2, 2), r"state model\['_extra_state'\] is a function", id="a model with a lambda"
+        ),
+        pytest.param([1.0], "run.state got model, a list without state_dict", id="no state at all"),
+    ],
+)
+def test_part_that_could_not_be_saved_is_told_before_training(part: Any, message: str) -> None:
+    parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
+    with pytest.raises(RecipeError, match=message):
+        parts.name({"model": part})

@@ -1,5 +1,7 @@
 """Global batches and this rank's share of them."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -51,6 +53,35 @@ def test_state_is_one_number_and_what_it_counts_in() -> None:
     assert f.state_dict() == {"position": 4, "length": 10, "seed": 0}
 
 
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        pytest.param(
+            {"position": 4, "length": 11, "seed": 0}, "data of length 11, now it is 10", id="other data"
+        ),
+        pytest.param(
+            {"position": 4, "length": 10, "seed": 7}, "data of seed 7, now it is 0", id="another order"
+        ),
+        pytest.param({"epoch": 0, "consumed": 4}, "data of length None, now it is 10", id="a stream's"),
+    ],
+)
+def test_position_in_other_data_is_refused(state: dict[str, int], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        feed(10).load_state_dict(state)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_order_is_a_new_one_in_each_epoch_or_that_of_the_data(shuffle: bool) -> None:
+    f = feed(30, batch=30, shuffle=shuffle)
+    orders = []
+    for _ in range(3):
+        orders.append(real(f))
+        f.advance()
+    in_order = list(range(30))
+    assert [sorted(each) for each in orders] == [in_order] * 3
+    assert len({tuple(each) for each in [*orders, in_order]}) == (4 if shuffle else 1)
+
+
 def test_last_batch_of_an_epoch_is_smaller_and_says_so() -> None:
     f = feed(10, batch=4)
     batches = []
@@ -96,6 +127,45 @@ class Doubled(TensorDataset):
 def test_subclass_that_indexes_otherwise_is_asked() -> None:
     f = feed(data=Doubled(torch.arange(4)), batch=4)
     assert sorted(next(iter(f.batch()))[0].tolist()) == [0, 2, 4, 6]
+
+
+class Many:
+    """Looks up all samples of a micro-batch at once, as Hugging Face's data sets do."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("one by one")
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [10 * index for index in indices]
+
+
+def test_data_that_looks_up_many_samples_at_once_is_asked_once() -> None:
+    assert sorted(next(iter(feed(data=Many(), batch=4).batch())).tolist()) == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_wait_for_samples_is_measured(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    clock = SimpleNamespace(now=0.0)
+
+    def slow(samples: list[int]) -> torch.Tensor:
+        clock.now += 3.0
+        return torch.tensor(samples)
+
+    monkeypatch.setattr("dtj.data.feed.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    f = feed(data=Forward() if stream else range(8), batch=4, collate=slow)
+    for _ in range(2):
+        list(f.batch())
+        clock.now += 100.0  # the step
+        f.advance()
+    assert f.waited_s == 6.0
+
+
+class Forward:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
 
 
 def test_pair_holds_the_samples_asked_for() -> None:

@@ -1,18 +1,21 @@
 """Processes that load samples ahead: same samples, same order, and none is left behind."""
 
+import multiprocessing
 import re
 import signal
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from dtj.data import load
 from dtj.errors import RecipeError
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
-from tests.unit.dtj.feeds import feed
+from tests.unit.dtj.feeds import feed, real
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
 
@@ -48,18 +51,91 @@ def test_workers_bring_the_same_samples_as_the_rank_itself() -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_noise_depends_on_the_samples_alone_so_that_a_resumed_run_repeats_it() -> None:
-    whole = batches(feed(data=Augmented(), batch=8, workers=2), 5)
-    later = feed(data=Augmented(), batch=8, workers=3)
-    later.load_state_dict({"position": 24, "length": 40, "seed": 0})
-    assert all(torch.equal(a, b) for a, b in zip(whole[3:], batches(later, 2), strict=True))
+class InOrder(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
 
 
-def test_micro_batch_that_is_asked_for_twice_is_the_same() -> None:
+def noisy(samples: list[int]) -> torch.Tensor:
+    """A collate that augments."""
+    return torch.tensor(samples) + torch.rand(len(samples)) / 2
+
+
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [
+        pytest.param({"data": Augmented()}, {"position": 24, "length": 40, "seed": 0}, id="map-style"),
+        pytest.param({"data": InOrder(), "collate": noisy}, {"epoch": 0, "consumed": 24}, id="stream"),
+    ],
+)
+def test_noise_depends_on_the_samples_alone_so_that_a_resumed_run_repeats_it(
+    how: dict[str, Any], state: dict[str, int]
+) -> None:
+    whole = batches(feed(batch=8, micro=2, workers=2, **how), 5)
+    later = feed(batch=8, micro=2, workers=3, **how)
+    later.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(whole[12:], batches(later, 2), strict=True))
+    assert len({(sample % 1).item() for batch in whole for sample in batch}) > 30, "each has noise of its own"
+
+
+class Counting:
+    """A collate that counts its calls over all processes."""
+
+    def __init__(self) -> None:
+        self._calls = multiprocessing.Value("i", 0)
+
+    @property
+    def calls(self) -> int:
+        return int(self._calls.value)
+
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        with self._calls.get_lock():
+            self._calls.value += 1
+        return torch.tensor(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("data", [range(40), InOrder()], ids=["map-style", "stream"])
+def test_evaluation_makes_each_batch_once_and_none_beyond_its_end(data: Any, workers: int) -> None:
+    f = feed(data=data, batch=8, once=True, workers=workers, collate=(collate := Counting()))
+    assert sorted(i for batch in f.epoch_once() for mb in batch for i in mb.tolist()) == list(range(40))
+    f.close()
+    assert collate.calls == 5
+
+
+def test_micro_batch_that_is_asked_for_twice_is_loaded_once() -> None:
     """A backward pass that a lost rank has broken off is repeated."""
-    f = feed(data=Augmented(), batch=8, workers=2)
+    f = feed(40, batch=40, micro=20, once=True, workers=2, collate=(collate := Counting()))
     batch = f.batch()
-    assert torch.equal(batch.fetch(batch.parts[0]), batch.fetch(batch.parts[0]))
+    first, second, again = (batch.fetch(batch.parts[n]) for n in (0, 1, 0))
+    f.close()
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert collate.calls == 2
+
+
+def test_batch_that_is_done_is_let_go() -> None:
+    f = feed(40, batch=8, workers=1)
+    done = weakref.ref(next(iter(f.batch())))
+    assert done() is not None
+    f.advance()
+    next(iter(f.batch()))
+    f.close()
+    assert done() is None
+
+
+def test_workers_leave_the_random_numbers_of_dropout_alone() -> None:
+    before = torch.get_rng_state()
+    batches(feed(40, batch=8, workers=1), 5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_follow_where_the_position_goes() -> None:
+    """As where another rank's state is taken over, or a checkpoint's."""
+    f = feed(40, batch=8, workers=2)
+    for position in (0, 24, 8):
+        f.load_state_dict({"position": position, "length": 40, "seed": 0})
+        assert next(iter(f.batch())).tolist() == real(f)
     f.close()
 
 
@@ -123,6 +199,7 @@ def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_pat
         """
 import os
 import signal
+import weakref
 import torch
 import dtj
 

@@ -50,6 +50,17 @@ class Parts:
         self.extras: dict[str, Stateful] = {}
         self._strategy = strategy
 
+    def name(self, parts: Mapping[str, Stateful]) -> None:
+        """Take them as `named`. RecipeError for what could not be saved: now, not at the first save."""
+        for name, part in parts.items():
+            if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+                raise RecipeError(
+                    f"run.state got {name}, a {type(part).__qualname__} without state_dict",
+                    fix="give it state_dict and load_state_dict, or leave it out",
+                )
+            save.check_loadable(part.state_dict(), name)
+        self.named = dict(parts)
+
     def state(self, step: int) -> dict[str, Any]:
         """All of it as this rank has it. Whole only where every rank holds the whole state."""
         return self._tree(step, {name: part.state_dict() for name, part in self._all.items()})

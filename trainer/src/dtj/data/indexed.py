@@ -40,7 +40,7 @@ class Indexed:
         loader: Loader,
     ) -> None:
         self._length = length_of(dataset)
-        self._global_batch = min(global_batch, self._length)
+        self._global_batch = global_batch
         self._dataset = dataset
         self._cut = cut
         self._seed = seed

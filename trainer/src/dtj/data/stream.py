@@ -137,7 +137,7 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
                 if worker:
                     random_state.seed_for(self.seed, share.position, int(share.parts[0].indices[0]))
                 yield self._collated(share, samples)
-        if is_empty and mine == 0:
+        if is_empty:
             yield self._nothing_left()
 
     def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
