@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import dtj
 from dtj.agent.hang import LATE_S, LEAST_S, WAITS, Probe, Watchdog, culprits, innermost, sentence
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
@@ -128,6 +129,14 @@ def test_culprits(probes: dict[int, Probe], named: list[int]) -> None:
 def test_code_that_waits_for_peers_is_where_it_is_looked_for(place: str) -> None:
     """A module that moves would make whoever waits in it the culprit."""
     assert [folder for folder in sys.path if (Path(folder) / place).exists()]
+
+
+def test_code_of_ours_that_waits_for_a_collective_is_known_to_wait() -> None:
+    """The wait itself is none of Python's: the frame that is seen is ours."""
+    package = Path(dtj.__file__).parent
+    waiting = [path for path in package.rglob("*.py") if "work.wait()" in path.read_text()]
+    assert waiting
+    assert {str(path.relative_to(package.parent)) for path in waiting} <= set(WAITS)
 
 
 def test_sentence_says_where_the_rank_is() -> None:

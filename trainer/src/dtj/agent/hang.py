@@ -27,6 +27,7 @@ PROBE_S = 2.0
 WAITS = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
     *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
+    *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
 )
 # Where Python waits for somebody: who called it tells more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
