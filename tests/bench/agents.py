@@ -1,8 +1,7 @@
 """What an agent itself takes, and whether more pods heal as fast as few: agents of one job on this machine.
 
-A rank each, mostly asleep. An agent's memory is the anonymous one of its processes, without the rank; a page
-that several share is divided among them (libraries on disk are in memory once, whoever uses them). Its CPU is
-that of the agent itself.
+A rank each, mostly asleep. An agent's memory is the anonymous one of all processes of a pod less its rank's:
+what would be free without the agent, where the rank had imported torch by itself. Its CPU is its alone.
 """
 
 from __future__ import annotations
@@ -103,16 +102,17 @@ class Job:
             agent.wait(_WITHIN_S)
 
 
-def own_mib(agent: int, ranks: set[int]) -> float:
-    """Anonymous memory of an agent and of what it has forked besides ranks: their share of each page."""
+def own_mib(agent: int, rank: int) -> float:
+    """Anonymous memory of an agent and of what it has forked, less what its rank has mapped."""
     forked = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    return sum(share_mib(pid) for pid in {agent, *map(int, forked)} - ranks)
+    together = sum(memory_mib(pid, "Pss_Anon") for pid in (agent, *map(int, forked)))
+    return together - memory_mib(rank, "Anonymous")
 
 
-def share_mib(pid: int) -> float:
-    """Of one process."""
+def memory_mib(pid: int, kind: str) -> float:
+    """Of one process, by a field of /proc/PID/smaps_rollup."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
 
 
 def cpu_s(pid: int) -> float:
@@ -142,7 +142,7 @@ def measure(pods: int) -> Taken:
         before, began = cpu_s(agent), time.monotonic()
         time.sleep(_WATCH_S)
         taken.percent = 100 * (cpu_s(agent) - before) / (time.monotonic() - began)
-        taken.own_mib = own_mib(agent, {job.pid(0)})
+        taken.own_mib = own_mib(agent, job.pid(0))
         for number in range(KILLS if pods > 1 else 0):
             taken.heals_s.append(job.kill(number % pods))
             time.sleep(2 * _STEP_S)

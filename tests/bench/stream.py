@@ -65,7 +65,7 @@ async def measure() -> list[object]:
             async with process.running(plane, rate=rig.REQUESTS_PER_S) as operator:
                 await cluster.until(lambda: len(cluster.statuses) == MANY)
                 started_s = time.monotonic() - began
-                await _calm(cluster)
+                await _calm(cluster, operator)
                 quiet = await usage(operator)
                 written = cluster.written
                 await asyncio.sleep(fleet.REST_S)
@@ -311,10 +311,10 @@ def _merge(old: Json, patch: Json) -> Json:
     return merged
 
 
-async def _calm(cluster: Cluster) -> None:
-    """Wait until nothing has been written for a while."""
+async def _calm(cluster: Cluster, operator: Operator) -> None:
+    """Wait until nothing has been written for a while and no job waits to be looked at."""
     before = -1
-    while before != cluster.written:
+    while before != cluster.written or (await usage(operator)).waiting:
         before = cluster.written
         await asyncio.sleep(fleet.CALM_S)
 
@@ -332,7 +332,7 @@ async def _cpu_ms(cluster: Cluster, operator: Operator, change: Callable[[Json],
         cluster.tell("pods", "MODIFIED", json.dumps(seen))
         if number % 50 == 49:
             await asyncio.sleep(max(0.0, began + number / PER_S - time.monotonic()))
-    await _calm(cluster)
+    await _calm(cluster, operator)
     spent = (await usage(operator)).cpu_s - before - idle_per_s * (time.monotonic() - began)
     return 1000 * spent / EVENTS
 

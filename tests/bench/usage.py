@@ -13,10 +13,11 @@ from tests.integration.operator.process import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """CPU seconds so far, resident memory now."""
+    """CPU seconds so far; resident memory and jobs that wait for a worker, now."""
 
     cpu_s: float
     resident_mib: float
+    waiting: int
 
 
 async def usage(operator: Operator) -> Usage:
@@ -33,6 +34,7 @@ async def usage(operator: Operator) -> Usage:
     return Usage(
         cpu_s=value("process_cpu_seconds_total"),
         resident_mib=value("process_resident_memory_bytes") / 2**20,
+        waiting=int(value("dtj_queue_depth")),
     )
 
 

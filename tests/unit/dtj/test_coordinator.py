@@ -34,11 +34,13 @@ class Pod:
 
 
 @pytest.fixture
-def pod() -> Iterator[Pod]:
+def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
+    """Its parameter says whether hung ranks are ended."""
+    ends_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
     watchdog = Watchdog()
     membership = Membership(job=Job(processes=3), budget=RestartBudget(restarts=5))
-    coordinator = Coordinator(membership, watchdog, selector, say=lambda _: None)
+    coordinator = Coordinator(membership, watchdog, selector, ends_hung=ends_hung, say=lambda _: None)
     agent = Link(coordinator.link(), now=0.0)
     found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent)
     hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "a", "healable": [], "state": {}}
@@ -102,7 +104,8 @@ def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(
     assert sorted(pod.watchdog.ranks) == [0, 2]
 
 
-def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_died_yet(pod: Pod) -> None:
+def hang(pod: Pod) -> None:
+    """All ranks wait for all, for longer than they may, and the stacks of all are there."""
     pod.watchdog.timeout_s = 0.01
     for step in (5, 6, 7, 8):
         pod.tell(heartbeats(1, step, 0, 1, 2))
@@ -114,6 +117,19 @@ def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_
     waits = ["/lib/torch/autograd/graph.py:865 in _engine_run_backward", False]
     pod.tell({"probes": {str(rank): waits for rank in range(3)}})
     pod.coordinator.tick()
+
+
+@pytest.mark.parametrize("pod", [False], indirect=True, ids=["hangs are reported"])
+def test_hang_ends_with_its_generation(pod: Pod) -> None:
+    hang(pod)
+    assert pod.coordinator.facts().hang
+    pod.coordinator.membership.leave("a", time.monotonic())
+    pod.coordinator.tick()
+    assert pod.coordinator.facts().hang is None
+
+
+def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_died_yet(pod: Pod) -> None:
+    hang(pod)
     pod.tell(killed(1, 1))
     orders = pod.agent.receive(0.0)
     assert [order["form"]["kept"] for order in orders if "form" in order] == [[], []]

@@ -59,6 +59,51 @@ def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> No
     assert watchdog.limit(0) == LEAST_S - LATE_S  # the pause did not enter the usual length
 
 
+def test_usual_length_is_that_of_steps_alone() -> None:
+    """Not of declared pauses, nor of a generation's first one, for which the ranks come together."""
+    watchdog = stepping()
+    for step in range(21, 121):
+        watchdog.observe(0, step, 100.0 * step, paused=True)
+    for generation in range(100):
+        watchdog.begin(range(2), 1e6 * generation)
+        for step in range(2):
+            watchdog.observe(0, step, 1e6 * generation + 1000 * step, paused=False)
+    watchdog.begin(range(1), 1e9)
+    for step in range(10):
+        watchdog.observe(0, step, 1e9 + step, paused=False)
+    assert watchdog.limit(0) == LEAST_S - LATE_S
+
+
+def test_heartbeat_that_tells_of_many_steps_is_not_a_long_step() -> None:
+    watchdog = Watchdog()
+    watchdog.begin(range(1), 0.0)
+    for step in range(0, 200, 20):
+        watchdog.observe(0, step, float(step), paused=False)
+    assert watchdog.limit(0) == LEAST_S - LATE_S
+
+
+def test_rank_in_its_start_up_may_be_what_the_others_wait_for() -> None:
+    watchdog = Watchdog()
+    watchdog.begin(range(2), 0.0)
+    for step in range(20):
+        watchdog.observe(0, step, float(step), paused=False)
+    watchdog.observe(1, 19, 19.0, paused=False)
+    assert watchdog.silent_for(19 + LEAST_S) is None
+    assert watchdog.silent_for(19 + 10 * LEAST_S)
+
+
+def test_pause_ends_with_its_generation() -> None:
+    watchdog = stepping()
+    watchdog.observe(1, 20, 25.0, paused=True)
+    watchdog.begin(range(2), 30.0)
+    assert watchdog.silent_for(30 + 10 * LEAST_S)
+
+
+def test_ranks_are_looked_at_before_the_limit_is_over_however_short_it_is() -> None:
+    assert stepping(timeout_s=1).due == (20.5, 21)
+    assert stepping(timeout_s=100).due == (20 + 98, 20 + 100)
+
+
 def test_rank_that_is_done_is_not_expected_to_step() -> None:
     watchdog = stepping(ranks=1)
     watchdog.ended(0)

@@ -34,3 +34,18 @@ def test_fault_in_the_start_up_belongs_to_it() -> None:
     ledger.formed(3.0)
     ledger.stepped(1, 5.0)
     assert ledger.at(6.0) == {"startup": 5.0, "productive": 1.0, "lost": 0.0, "recovering": 0.0}
+
+
+def test_what_is_told_of_too_late_takes_no_time_back() -> None:
+    ledger = Ledger(since=0.0)
+    ledger.stepped(1, 4.0)
+    ledger.stepped(2, 3.0)
+    ledger.fault(2.0)
+    assert ledger.at(5.0) == {"startup": 4.0, "productive": 0.0, "lost": 0.0, "recovering": 1.0}
+
+
+def test_books_can_be_read_while_the_job_recovers() -> None:
+    ledger = Ledger(since=0.0)
+    ledger.stepped(1, 4.0)
+    ledger.fault(4.5)
+    assert ledger.at(6.0) == {"startup": 4.0, "productive": 0.0, "lost": 0.5, "recovering": 1.5}

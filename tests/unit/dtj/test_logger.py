@@ -92,7 +92,7 @@ def test_number_noted_between_lines_waits_for_the_next_one() -> None:
 
 def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    d = logger(clock, log_json=True)
+    d = logger(clock, log_format="json")
     d.begin(1)
     d.note({"loss": torch.tensor(math.nan)}, now=False)
     clock.now = 1.0

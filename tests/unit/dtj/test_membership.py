@@ -168,6 +168,17 @@ def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
     assert found.tick(NOW + GRACE_S + VERDICT_S) == [End(end(1, 76))]
 
 
+def test_word_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
+    found = formed()
+    found.ended(end(1, 1), 1, NOW)
+    for rank in range(3):
+        found.ready(rank, 2)
+    found.unformed(end(0, 76), 1, NOW)
+    found.lost(end(0, 76), 2, NOW)
+    found.tick(NOW + GRACE_S)
+    assert (found.state.in_place, found.state.unformed) == (2, 0)
+
+
 def test_time_to_connect_has_an_end() -> None:
     found = formed(restarts=100)
     forms = [not_reached(found, NOW)[0] for _ in range(20)]
@@ -303,6 +314,14 @@ def test_pod_that_was_asked_to_end_is_not_healed() -> None:
     assert found.ended(end(1, 143), 1, NOW) == []
     assert found.leave("pod-1", NOW) == []
     assert found.state.in_place == 0
+
+
+def test_replacement_of_a_pod_that_was_asked_to_end_is_healed() -> None:
+    found = formed()
+    found.stop("pod-1", NOW)
+    found.leave("pod-1", NOW)
+    assert found.join(hello(1, "again"), NOW) == [Form(2, frozenset({0, 2}), 3)]
+    assert found.ended(end(1, 137), 2, NOW) == [Form(3, frozenset({0, 2}), 3)]
 
 
 class Machine(RuleBasedStateMachine):

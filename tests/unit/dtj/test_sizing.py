@@ -17,6 +17,8 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
     found = Membership(job=job, budget=RestartBudget())
     for replica in range(here):
         found.join(hello(replica), NOW)
+    for rank in range(here if found.is_formed else 0):
+        found.hold(rank, holds=True)
     return found
 
 
@@ -87,11 +89,40 @@ def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
     assert found.state.generation == 1
 
 
-def test_coordinator_that_comes_anew_learns_the_size_from_the_others() -> None:
-    found = elastic(replicas=4, here=0)
+@pytest.mark.parametrize(("wished", "remembered"), [(4, 2), (2, 4)])
+def test_coordinator_that_comes_anew_learns_the_size_from_the_others(wished: int, remembered: int) -> None:
+    """Unless the job has been made smaller since."""
+    found = elastic(replicas=wished, here=0)
     for replica in (1, 0):
-        actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=2)), NOW)
+        actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=remembered)), NOW)
     assert actions == [Form(6, frozenset(), 2)]
+
+
+def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> None:
+    """It costs the run: perhaps the pod that was asked to leave is replaced."""
+    found = elastic(replicas=3, here=3, saves=False)
+    found.stop("pod-2", NOW)
+    assert found.tick(NOW + SETTLE_S) == []
+    found.leave("pod-2", NOW + 10)
+    assert found.tick(NOW + 10 + SETTLE_S) == []
+    assert found.tick(NOW + 10 + PATIENCE_S) == [Form(2, frozenset(), 2)]
+
+
+def test_pod_in_the_middle_that_takes_long_to_leave_is_no_reason_to_shrink() -> None:
+    found = elastic(replicas=3, here=3)
+    found.stop("pod-1", NOW)
+    assert found.tick(NOW + 2 * PATIENCE_S) == []
+
+
+def test_replica_that_left_once_and_is_lost_later_is_waited_for() -> None:
+    found = elastic(replicas=3, here=3)
+    found.stop("pod-2", NOW)
+    found.leave("pod-2", NOW)
+    assert found.tick(NOW + SETTLE_S) == [Form(2, frozenset(), 2)]
+    found.join(hello(2, "again"), NOW + 5)
+    assert found.tick(NOW + 5 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
+    found.leave("again", NOW + 10)
+    assert found.tick(NOW + 10 + SETTLE_S) == []
 
 
 def test_replica_beyond_the_largest_size_is_refused() -> None:

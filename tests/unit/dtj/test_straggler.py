@@ -73,11 +73,35 @@ def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
     assert [found and found.rank for found in windows(*rows)] == named
 
 
+def test_window_is_no_shorter_than_half_a_second() -> None:
+    """However many steps there are in it: what a busy machine does in between is no rank's fault."""
+    detector = StragglerDetector()
+    detector.begin(range(2), 0.0)
+    for number in range(10):
+        for rank in range(2):
+            detector.observe(rank, (STEPS * number, 0.1 * STEPS * number * (1 + rank)), LEAST_S * number / 10)
+    assert detector.named is None
+
+
+def test_processes_of_a_new_generation_begin_to_count_at_zero() -> None:
+    detector, now = StragglerDetector(), 0.0
+    for base in (100, 0):
+        detector.begin(range(2), now)
+        for number in range(3):
+            now += 2 * LEAST_S
+            for rank in range(2):
+                work = (base + STEPS * number) * 0.1 * (1 + rank)
+                detector.observe(rank, (base + STEPS * number, work), now)
+        assert detector.named
+        assert detector.named.rank == 1
+
+
 def test_new_generation_is_judged_anew() -> None:
     detector = StragglerDetector(named=Straggler(rank=1, ratio=2.0))
     detector.begin(range(2), 0.0)
     assert detector.named is None
     detector.observe(7, (100, 9.0), 1.0)  # of a rank that is no more
+    detector.observe(0, (0, 0.0), 2.0)
     assert detector.named is None
 
 

@@ -16,7 +16,8 @@ from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel.average import buckets
 from dtj.parallel.layout import lay_out
-from dtj.parallel.pipeline import Pipeline, cut_evenly
+from dtj.parallel.pipeline import Pipeline
+from dtj.parallel.stages import cut_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import deal

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
     from dtj.node import first_on_node
     from dtj.recipe import Recipe
-    from dtj.run import Run, init
+    from dtj.run import Run
+    from dtj.start import init
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,7 @@ _HOME = {
     "Run": "dtj.run",
     "Stopped": "dtj.errors",
     "first_on_node": "dtj.node",
-    "init": "dtj.run",
+    "init": "dtj.start",
 }
 
 

@@ -3,6 +3,7 @@
 It adds no collective to a step but the message of agreement.py, which is read a step after it was sent.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,10 @@ class Boundary:
         """Training goes on from the present step."""
         self.logger = logger
         self._sent = (self._progress.step, time.monotonic())
+
+    def counting_operations(self, samples: int) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of a step, see `Meter.counting`."""
+        return self.logger.meter.counting(samples) if self.logger else contextlib.nullcontext()
 
     def renew(self) -> None:
         """The process groups are new ones: what was under way over the old is lost."""

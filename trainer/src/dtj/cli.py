@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import dtj
-from dtj import contract, recipe_cli, settings
+from dtj import contract, flags, recipe_cli, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
@@ -18,6 +18,29 @@ from dtj.agent.protocol import RestartBudget
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
 
+
+def _option(name: str) -> Any:
+    """The option of a setting, as settings.py declares it."""
+    flag = settings.FLAGS[name]
+    how: dict[str, Any]
+    match flag.kind:
+        case flags.Whole(least):
+            how = {"type": click.IntRange(min=least)}
+        case flags.Positive():
+            how = {"type": click.FloatRange(min=0, min_open=True)}
+        case flags.OneOf(known):
+            how = {"type": click.Choice(list(known))}
+        case flags.Switch():
+            how = {"is_flag": True}
+        case flags.Place(form):
+            how = {"type": click.Path(file_okay=form == "FILE", dir_okay=form == "FOLDER")}
+        case flags.Places(form):
+            how = {"multiple": True, "metavar": form}
+        case flags.Text(form) | flags.OneWithAmount(form=form):
+            how = {"metavar": form}
+    return click.option(flag.option or f"--{name.replace('_', '-')}", name, help=flag.help, **how)
+
+
 _FLAGS = [
     click.option(
         "--nproc",
@@ -25,76 +48,7 @@ _FLAGS = [
         help="Processes on this machine. [default: what the pod says, else 1]",
     ),
     click.option("--ranks", "shown", help="Print only these ranks' lines, e.g. 0,2. [default: all]"),
-    click.option(
-        "--log",
-        "log_format",
-        type=click.Choice(["text", "json"]),
-        default="text",
-        help="Format of every line.",
-    ),
-    click.option(
-        "--checkpoint",
-        "checkpoint_dir",
-        type=click.Path(file_okay=False),
-        help="Folder for this run's checkpoints.",
-    ),
-    click.option(
-        "--resume",
-        "resume_dir",
-        type=click.Path(file_okay=False),
-        help="Earlier run to start from; only read.",
-    ),
-    click.option(
-        "--save-every", type=click.IntRange(min=1), help="Steps between checkpoints. [default: one a minute]"
-    ),
-    click.option(
-        "--check-every",
-        type=click.IntRange(min=1),
-        help="Steps between checks that all ranks hold the same state. [default: never]",
-    ),
-    click.option(
-        "--log-every", type=click.IntRange(min=1), help="Steps between lines. [default: one a second]"
-    ),
-    click.option(
-        "--micro-batch", type=click.IntRange(min=1), help="Samples a rank takes at once, to save memory."
-    ),
-    click.option(
-        "--workers",
-        type=click.IntRange(min=0),
-        help="Processes of each rank that load samples ahead. [default: 0, the rank itself]",
-    ),
-    click.option(
-        "--metrics",
-        multiple=True,
-        metavar="FILE.jsonl|FILE.csv|tensorboard:FOLDER",
-        help="Write every logged line there too; may be repeated.",
-    ),
-    click.option(
-        "--peak-tflops",
-        type=click.FloatRange(min=0, min_open=True),
-        help="What one device can do at this precision, in TFLOP/s: the log then has MFU.",
-    ),
-    click.option(
-        "--weights",
-        type=click.Path(dir_okay=False),
-        help="Begin with these weights: .safetensors, or .pt with a state_dict.",
-    ),
-    click.option("--keep", type=click.IntRange(min=2), help="Newest checkpoints to keep. [default: 2]"),
-    click.option("--async-save", is_flag=True, help="Write checkpoints in the background."),
-    click.option(
-        "--parallel",
-        type=click.Choice(list(settings.STRATEGIES)),
-        help="How ranks share the work. [default: ddp]",
-    ),
-    click.option("--mesh", metavar="AXIS=SIZE,...", help="Sizes of its axes, e.g. tp=2. [default: derived]"),
-    click.option(
-        "--precision", type=click.Choice(settings.PRECISIONS), help="Of forward and backward. [default: fp32]"
-    ),
-    click.option("--sync", metavar="every|local:K|postlocal:K|diloco:K|stale:K", help="When ranks exchange."),
-    click.option("--compress", metavar="bf16|fp16|powersgd[:RANK]|topk[:PERCENT]", help="Smaller gradients."),
-    click.option("--tf32", is_flag=True, help="Faster, less exact float32 matrix products on CUDA."),
-    click.option("--compile", is_flag=True, help="torch.compile the model."),
-    click.option("--recompute", is_flag=True, help="Keep fewer activations; compute them again in backward."),
+    *map(_option, settings.FLAGS),
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
@@ -143,9 +97,9 @@ def _flagged(command: Any) -> Any:
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
 @click.argument("script")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def _run(script: str, words: tuple[str, ...], *, module: bool, **flags: Any) -> int:
+def _run(script: str, words: tuple[str, ...], *, module: bool, **given: Any) -> int:
     """Run any script that uses `env://` as ranks: what torchrun does, with the same variables."""
-    return _launch(program.module(script, words) if module else program.script(script, words), flags)
+    return _launch(program.module(script, words) if module else program.script(script, words), given)
 
 
 @_dtj.command("train", add_help_option=False)
@@ -155,7 +109,7 @@ def _run(script: str, words: tuple[str, ...], *, module: bool, **flags: Any) -> 
 @click.argument("words", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def _train(
-    context: click.Context, /, target: str | None, words: tuple[str, ...], *, wants_help: bool, **flags: Any
+    context: click.Context, /, target: str | None, words: tuple[str, ...], *, wants_help: bool, **given: Any
 ) -> int:
     """Train a recipe: package.module:function or ./file.py:function, e.g. dtj.recipes.digits:recipe."""
     if target is None:
@@ -168,7 +122,7 @@ def _train(
     if wants_help:
         click.echo(recipe_cli.describe(target, recipe_cli.resolve(target)))
         return 0
-    return _launch(program.recipe(target, words), flags)
+    return _launch(program.recipe(target, words), given)
 
 
 @_dtj.command("export")
@@ -196,38 +150,30 @@ def _plot(source: Path, target: Path | None) -> int:
     return 0
 
 
-def _launch(what: Program, flags: Mapping[str, Any]) -> int:
-    os.environ.update(_environment(flags))
-    placement = Placement.read(os.environ, nproc=flags["nproc"])
-    return launch(what, placement, _options(flags, os.environ))
+def _launch(what: Program, given: Mapping[str, Any]) -> int:
+    os.environ.update(_environment(given))
+    placement = Placement.read(os.environ, nproc=given["nproc"])
+    return launch(what, placement, _options(given, os.environ))
 
 
-def _environment(flags: Mapping[str, Any]) -> dict[str, str]:
-    """Flags that are for the ranks, under the names that settings.py reads."""
-    values = {
-        settings.MICRO_BATCH: flags["micro_batch"],
-        settings.WORKERS: flags["workers"],
-        settings.SAVE_EVERY: flags["save_every"],
-        settings.CHECK_EVERY: flags["check_every"],
-        settings.LOG_EVERY: flags["log_every"],
-        settings.LOG_FORMAT: flags["log_format"],
-        settings.WEIGHTS: flags["weights"] and Path(flags["weights"]).resolve(),
-        settings.METRICS: "\n".join(map(_absolute, flags["metrics"])) or None,
-        settings.PEAK_TFLOPS: flags["peak_tflops"],
-        settings.KEEP: flags["keep"],
-        settings.ASYNC_SAVE: _switch(flags["async_save"]),
-        settings.PARALLEL: flags["parallel"],
-        settings.MESH: flags["mesh"],
-        settings.PRECISION: flags["precision"],
-        settings.SYNC: flags["sync"],
-        settings.COMPRESS: flags["compress"],
-        settings.TF32: _switch(flags["tf32"]),
-        settings.COMPILE: _switch(flags["compile"]),
-        settings.RECOMPUTE: _switch(flags["recompute"]),
-        contract.CHECKPOINT_DIR: flags["checkpoint_dir"] and Path(flags["checkpoint_dir"]).resolve(),
-        contract.RESUME_DIR: flags["resume_dir"] and Path(flags["resume_dir"]).resolve(),
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
+def _environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """Flags that are for the ranks, under the names that settings.py reads; paths are made absolute."""
+    texts = {settings.variable(name): _text(flag.kind, given[name]) for name, flag in settings.FLAGS.items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _text(kind: flags.Kind, value: Any) -> str:
+    """What `kind` reads; "" for a flag that is not given."""
+    if value is None or value is False:
+        return ""
+    match kind:
+        case flags.Switch():
+            return "1"
+        case flags.Place():
+            return str(Path(value).resolve())
+        case flags.Places():
+            return "\n".join(map(_absolute, value))
+    return str(value)
 
 
 def _absolute(target: str) -> str:
@@ -241,24 +187,20 @@ def _absolute(target: str) -> str:
     return f"{kind}{colon}{Path(rest).resolve()}"
 
 
-def _switch(on: bool) -> str | None:
-    return "1" if on else None
-
-
-def _options(flags: Mapping[str, Any], env: Mapping[str, str]) -> Options:
+def _options(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
     """In a pod of a job the operator's variables say where to serve and to report."""
     in_job = contract.JOB in env
-    port = flags["port"] or (int(env[contract.AGENT_PORT]) if in_job and contract.AGENT_PORT in env else None)
+    port = given["port"] or (int(env[contract.AGENT_PORT]) if in_job and contract.AGENT_PORT in env else None)
     return Options(
-        shown=_ranks(flags["shown"]),
-        as_json=flags["log_format"] == "json",
+        shown=_ranks(given["shown"]),
+        as_json=given["log_format"] == "json",
         port=port,
         host="" if in_job else "127.0.0.1",
-        termination_log=flags["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
+        termination_log=given["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
         job=env.get(contract.JOB, ""),
         uid=env.get(contract.JOB_UID, ""),
         attempt=int(env.get(contract.ATTEMPT, 0)),
-        budget=_budget(flags["max_restarts"], env),
+        budget=_budget(given["max_restarts"], env),
         grace_s=float(env[contract.GRACE_SECONDS]) if env.get(contract.GRACE_SECONDS) else None,
         hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
         ends_hung=_hang_action(env) == "Restart",

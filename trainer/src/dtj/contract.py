@@ -66,35 +66,15 @@ REASONS: Final = (
     *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "BadRecipe"),
 )
 
+# What rank 0 says of the run, and /status under the same names.
+RUN_FIELDS: Final = (
+    *("step", "totalSteps", "epoch", "loss", "metrics", "samplesPerSecond", "tokensPerSecond", "mfu"),
+    *("dataWait", "stepSecondsP50", "stepSecondsP99", "memoryBytes", "etaSeconds", "checkpoint"),
+)
 # What /status answers.
 STATUS_FIELDS: Final = (
-    "job",
-    "replica",
-    "attempt",
-    "generation",
-    "state",
-    "step",
-    "totalSteps",
-    "epoch",
-    "loss",
-    "metrics",
-    "samplesPerSecond",
-    "tokensPerSecond",
-    "mfu",
-    "dataWait",
-    "stepSecondsP50",
-    "stepSecondsP99",
-    "memoryBytes",
-    "etaSeconds",
-    "checkpoint",
-    "ranks",
-    "slowestRank",
-    "slowest",
-    "hang",
-    "rejoin",
-    "restarts",
-    "failure",
-    "ledger",
-    "at",
+    *("job", "replica", "attempt", "generation", "state"),
+    *RUN_FIELDS,
+    *("ranks", "slowestRank", "slowest", "hang", "rejoin", "restarts", "failure", "ledger", "at"),
 )
 STATES: Final = ("Starting", "Running", "Recovering", "Stopping", "Done", "Failed")

@@ -5,10 +5,8 @@
 Every rank calls the same verbs in the same order. Nothing here waits for the accelerator but a logged step.
 """
 
-import atexit
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
-from torch.utils.flop_counter import FlopCounterMode
 
 from dtj import random_state
 from dtj.boundary import Boundary
@@ -31,7 +27,6 @@ from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
 from dtj.data.load import Collate, Loader
 from dtj.errors import RecipeError
-from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress
@@ -41,56 +36,15 @@ from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
 from dtj.step.finite import FiniteCheck
-from dtj.step.precision import Precision
+from dtj.step.precision import Precision, true_on_all_ranks
 from dtj.step.replicas import ReplicaCheck
 from dtj.stop import StopFlag
-from dtj.strategies import select
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.logger import Logger
 from dtj.telemetry.metrics import Meter
-from dtj.world import World, choose_device
+from dtj.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
-def init(
-    *,
-    seed: int = 0,
-    device: str | None = None,
-    micro_batch: int | None = None,
-    save_every: int | None = None,
-    log_every: int | None = None,
-) -> "Run":
-    """Join the job described by the environment, or be alone on a laptop.
-
-    seed    of weights, data order and augmentation; the same on every rank
-    device  "cpu", "cuda", ...; by default the accelerator that this machine has
-    For the rest see `settings.Settings`; the job's flags win over what the code asks for here.
-    """
-    settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
-    world = World.from_env(os.environ)
-    layout = lay_out(settings.parallel, settings.mesh, world)
-    chosen = choose_device(world, wish=device)
-    precision = Precision(settings.precision, chosen)
-    strategy = select(settings, layout, chosen, half=precision.half)
-    strategy.autocast = precision.autocast
-    stop = StopFlag()
-    groups = ProcessGroups(world, chosen, stop, in_place=strategy.heals)
-    groups.open()
-    atexit.register(groups.close)
-    stop.install()
-    random_state.seed(seed)
-    if settings.tf32:
-        torch.set_float32_matmul_precision("high")
-    return Run(
-        world=world,
-        groups=groups,
-        settings=settings,
-        stop=stop,
-        seed=seed,
-        strategy=strategy,
-        precision=precision,
-    )
 
 
 class Run:
@@ -114,8 +68,6 @@ class Run:
         self._seed = seed
         self._strategy = strategy
         self._precision = precision
-        self._models: list[nn.Module] = []
-        self._tensors = step_backward.Tensors([])
         self._tokens: int | None = None
         self._no_loss = torch.zeros((), device=self.device)
         self._finite = FiniteCheck(self.device)
@@ -164,17 +116,15 @@ class Run:
 
     def parallel(self, model: Module) -> Module:
         """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh)."""
-        if self._settings.weights and not self._models:
+        if self._settings.weights and not self._strategy.models:
             weights.assign(model, Path(self._settings.weights))
         layers = blocks(model)
         if self._settings.recompute:
             memory.recompute(layers or [model])
         if self._settings.compile:
             memory.compile_in_place(layers or [model], self.device)
-        wrapped = self._strategy.wrap(model, is_healing=self._groups.is_healing)
-        self._models.append(wrapped)
-        self._tensors = step_backward.Tensors(self._models)
-        return wrapped  # type: ignore[return-value]  # called and trained like the model that went in
+        # Called and trained like the model that went in.
+        return self._strategy.add(model, is_healing=self._groups.is_healing)  # type: ignore[return-value]
 
     def data(
         self,
@@ -281,18 +231,18 @@ class Run:
 
         def act() -> torch.Tensor:
             if self._progress.needs_warm_up:
-                step_backward.warm_up(loss_of, batch, models=self._models, strategy=self._strategy)
+                step_backward.warm_up(loss_of, batch, strategy=self._strategy)
                 self._progress.needs_warm_up = False
             self._seed_generators(verb=self._progress.verb + 1)
-            with self._counting(batch):
+            with self._boundary.counting_operations(batch.samples):
                 loss = step_backward.backward(
-                    loss_of, batch, models=self._models, strategy=self._strategy, precision=self._precision
+                    loss_of, batch, strategy=self._strategy, precision=self._precision
                 )
             if self._precision.scales:
-                self._precision.unscale(self._tensors.parameters, all_finite=self._all_finite)
+                self._precision.unscale(self._strategy.parameters, all_finite=true_on_all_ranks)
             return loss
 
-        before = step_backward.Rollback(self._tensors) if self._groups.can_heal else None
+        before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
         loss = self._recovery.retry(act, undo=before.restore if before else None, stand_in=self._no_loss)
         self._finite.note(loss, self.step + 1)
         return loss
@@ -304,7 +254,7 @@ class Run:
         first would give another result for every number of ranks.
         Returns () the norm before, on the device: log it.
         """
-        return self._strategy.clip(self._tensors.parameters, max_norm)
+        return self._strategy.clip(max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
@@ -347,7 +297,6 @@ class Run:
             return step_evaluate.evaluate(
                 score,
                 feed,
-                models=self._models,
                 strategy=self._strategy,
                 precision=self._precision,
                 group=self._groups.control,
@@ -392,17 +341,6 @@ class Run:
             memory=lambda: memory.most_bytes(self.device),
         )
 
-    @contextlib.contextmanager
-    def _counting(self, batch: Batch) -> Iterator[None]:
-        """Count the operations of the first step, where a peak is stated that they can be compared with."""
-        meter = self._boundary.logger.meter if self._boundary.logger else None
-        if meter is None or meter.peak_flops is None or meter.flops_per_sample is not None:
-            yield
-            return
-        with FlopCounterMode(display=False) as counter:
-            yield
-        meter.flops_per_sample = counter.get_total_flops() / batch.samples
-
     def _seed_generators(self, *, verb: int) -> None:
         random_state.begin(self._seed, step=self.step, verb=verb, rank=self.rank, device=self.device)
 
@@ -414,13 +352,6 @@ class Run:
         loader = Loader(collate=collate, device=self.device, workers=self._settings.workers)
         return make_feed(dataset, loader=loader, **how)
 
-    def _all_finite(self, mine: torch.Tensor) -> bool:
-        if self.size == 1:
-            return bool(mine)
-        worst = mine.to(torch.uint8)
-        dist.all_reduce(worst, op=dist.ReduceOp.MIN)
-        return bool(worst)
-
     def _take_new_groups(self) -> None:
-        self._strategy.rebuild(self._models)
+        self._strategy.rebuild()
         self._boundary.renew()

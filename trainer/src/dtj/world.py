@@ -1,6 +1,6 @@
 """Environment -> World: which rank this process is, on which device, in which process group.
 
-Before it stands the launcher, which sets the variables; after it `run.py`, which only knows the World.
+Before it stands the launcher, which sets the variables; after it `start.py`; all else only knows the World.
 """
 
 import os

@@ -1,7 +1,8 @@
 """The agent of a node: keeps its ranks running as the coordinator says, to the end.
 
     cli.py -> launch -> coordinator.py, on replica 0 only: who belongs to which generation
-                     -> supervisor.py forks rank_main.become(program) for each rank of it
+                     -> orders.py does what it says
+                     -> supervisor.py forks rank_main.become(program) for each rank
                      -> rank_events.py is told what they say and do
                      -> one loop over: pipes of the ranks, the link, signals, deaths, time
                      -> report.py names the cause -> termination message, exit code
@@ -14,8 +15,6 @@ import os
 import selectors
 import signal
 import sys
-import uuid
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from dtj import contract
@@ -28,13 +27,13 @@ from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
 from dtj.agent.membership import Membership
 from dtj.agent.options import Options
+from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement, threads
 from dtj.agent.preload import preload
 from dtj.agent.protocol import CoordinatorState, Job
 from dtj.agent.rank_events import RankEvents
-from dtj.agent.report import Ending
 from dtj.agent.signals import SignalPipe
-from dtj.agent.stacks import RankStacks, Stacks, as_text
+from dtj.agent.stacks import Stacks, as_text
 from dtj.agent.status import Status
 from dtj.agent.status_page import StatusPage
 from dtj.agent.supervisor import Supervisor, soonest
@@ -60,8 +59,6 @@ class _Agent:
             limits=placement.limits,
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
         )
-        self._incarnation = uuid.uuid4().hex
-        self._coordinator_state: Message = {}
         self._status = Status(job=options.job, replica=placement.node_rank, attempt=options.attempt)
         self._selector = selectors.DefaultSelector()
         self._console: Console = choose_console(as_json=options.as_json)
@@ -69,11 +66,8 @@ class _Agent:
         self._asked_to_stop = 0
         self._has_dead = False
         self._stop_signal = signal.SIGTERM
-        self._is_over = False
-        self._culprit: Ending | None = None  # of the whole job
         self._heartbeats = HeartbeatReader(of_rank_0=placement.node_rank == 0)
         self._stacks = Stacks()
-        self._probed: list[RankStacks] = []  # shown once they belong to a hang
         self._client = CoordinatorClient(
             self._selector,
             (placement.master_addr, placement.master_port),
@@ -103,6 +97,16 @@ class _Agent:
             console=self._console,
             events=self._events,
         )
+        self._orders = Orders(
+            self._job,
+            self._placement,
+            status=self._status,
+            heartbeats=self._heartbeats,
+            stacks=self._stacks,
+            supervisor=self._supervisor,
+            client=self._client,
+            say=_say,
+        )
         try:
             self._connect()
             self._publish()
@@ -114,8 +118,6 @@ class _Agent:
         finally:
             self._console.close()
         return self._finish()
-
-    # The loop.
 
     def _run_once(self) -> None:
         coordinator = self._coordinator
@@ -151,7 +153,7 @@ class _Agent:
         # the job can go on without the pod that was asked to end.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
         has_stopped = has_stopped and self._job.limits is None
-        return self._is_over or has_stopped or self._asked_to_stop > 0
+        return self._orders.is_over or has_stopped or self._asked_to_stop > 0
 
     def _on_signals(self) -> None:
         numbers = self._signals.take()
@@ -163,6 +165,7 @@ class _Agent:
     def _forward(self, number: signal.Signals) -> None:
         """Once politely; a second Ctrl-C is from someone in a hurry."""
         self._asked_to_stop += 1
+        self._orders.is_stopping = True
         self._stop_signal = number
         self._status.state = "Stopping"
         self._client.tell({"stopping": True})
@@ -186,14 +189,6 @@ class _Agent:
     def _on_stacks_wanted(self) -> None:
         self._stacks.ask(self._supervisor.alive(), lambda found: self._page.show_stacks(as_text(found)))
 
-    def _send_probes(self, found: list[RankStacks]) -> None:
-        self._probed = found
-        self._client.tell(
-            {"probes": {one.process.rank: [one.probe.frame, one.probe.is_stopped] for one in found}}
-        )
-
-    # The coordinator speaks.
-
     def _connect(self) -> None:
         if self._placement.node_rank > 0:
             self._client.connect()
@@ -209,82 +204,10 @@ class _Agent:
         self._client.attach(self._coordinator.link())
 
     def _hello(self) -> Message:
-        return {
-            "uid": self._job.uid,
-            "attempt": self._job.attempt,
-            "replica": self._placement.node_rank,
-            "incarnation": self._incarnation,
-            "healable": [process.rank for process in self._supervisor.alive() if process.holds],
-            "state": self._coordinator_state,
-        }
+        return self._orders.hello()
 
     def _on_order(self, message: Message) -> None:
-        if "form" in message:
-            self._form(**message["form"])
-        elif "go" in message:
-            for process in self._supervisor.alive():
-                if process.generation == message["go"]:
-                    process.order({"go": message["go"]})
-        elif "probe" in message:
-            self._stacks.ask(self._supervisor.alive(), self._send_probes)
-        elif "hang" in message:
-            for one in self._probed:
-                self._supervisor.show_stacks(one.process, one.text)
-            self._probed = []
-            for process in self._supervisor.alive():
-                if str(process.rank) in message["hang"] and process.generation == message["generation"]:
-                    process.kill_as_hung(message["hang"][str(process.rank)])
-        elif "keepalive" in message:
-            self._coordinator_state = message["keepalive"]
-        elif "end" in message:
-            self._is_over = True
-            self._culprit = message["end"] and Ending.from_json(message["end"])
-            if self._culprit:
-                self._supervisor.shut_down()
-        elif "refused" in message:
-            _say(f"this pod is not part of the job any more: {message['refused']}")
-            self._client.disconnect()
-            self._is_over = True
-            self._culprit = Ending(
-                rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=message["refused"]
-            )
-            self._supervisor.kill()
-
-    def _form(
-        self,
-        *,
-        generation: int,
-        port: int,
-        kept: list[int],
-        replicas: int,
-        gracefully: bool,
-        connect_s: float,
-    ) -> None:
-        """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
-        if self._asked_to_stop:
-            self._client.tell({"stopping": True})
-            return
-        self._coordinator_state = self._coordinator_state | {"generation": generation}
-        self._status.formed(generation)
-        self._placement = replace(self._placement, nnodes=replicas)
-        if self._placement.node_rank >= replicas:
-            _say(f"the job goes on with {replicas} replicas; this one waits until it is needed")
-            self._supervisor.kill()
-            return
-        addr = self._client.peer
-        for rank in self._placement.ranks:
-            process = self._supervisor.newest.get(rank)
-            if process and process.ending is None and process.holds and rank in kept:
-                process.generation = generation
-                self._heartbeats.forget(process)
-                process.order({"number": generation, "addr": addr, "port": port, "connect_s": connect_s})
-                continue
-            env = self._placement.env_of(
-                rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
-            )
-            self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
-
-    # What the node says.
+        self._orders.obey(message)
 
     def _say_if_it_matters(self, message: str) -> None:
         if not self._is_finished():
@@ -297,8 +220,9 @@ class _Agent:
     def _finish(self) -> int:
         endings = self._supervisor.endings()
         own = report.first_cause(endings)
-        if self._culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
-            endings = [report.echo(self._culprit, now=datetime.now(UTC))]
+        culprit = self._orders.culprit
+        if culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
+            endings = [report.echo(culprit, now=datetime.now(UTC))]
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:

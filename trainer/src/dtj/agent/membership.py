@@ -160,9 +160,6 @@ class Membership:
         if ending.rank // self.job.processes in self.stopping:
             return []
         self._gone.add(ending.rank)
-        if self.job.limits and self.stopping and not ending.failed:
-            self._done.add(ending.rank)  # it has saved, with all others, because some pod has to go
-            return []
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:
             self._incident[ending.rank] = ending
@@ -242,7 +239,7 @@ class Membership:
         left = self.stopping | self._left
         found = size(self.job.replicas, here=here, left=left, limits=self.job.limits, is_patient=is_patient)
         grows = found > self.job.replicas
-        if found == self.job.replicas or (grows and self.is_formed and not self.job.saves):
+        if found == self.job.replicas or (grows and not self.job.saves):
             return []
         if not grows and is_patient and not self.job.saves:
             return []  # it would cost the run; perhaps the lost ones come back

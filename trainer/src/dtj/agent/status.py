@@ -5,26 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from dtj import contract
 from dtj.agent.report import stamp
-
-# What rank 0 reports under the same name as /status shows it.
-_FROM_RANK_0 = (
-    "step",
-    "totalSteps",
-    "epoch",
-    "loss",
-    "metrics",
-    "samplesPerSecond",
-    "tokensPerSecond",
-    "mfu",
-    "dataWait",
-    "stepSecondsP50",
-    "stepSecondsP99",
-    "memoryBytes",
-    "etaSeconds",
-    "checkpoint",
-)
-
 
 # Ranks of other nodes are listed up to this size of a job; the document must stay a single datagram.
 _LISTED = 1000
@@ -71,7 +53,7 @@ class Status:
             if self.state in {"Starting", "Recovering"}:
                 self.state = "Running"
         if rank == min(self.ranks):
-            self.reported |= {name: report[name] for name in _FROM_RANK_0 if name in report}
+            self.reported |= {name: report[name] for name in contract.RUN_FIELDS if name in report}
 
     def ended(self, rank: int, *, failed: bool) -> None:
         """A rank is gone."""
@@ -88,7 +70,7 @@ class Status:
 
         job  what the coordinator knows of the whole job, on its own node
         """
-        empty = dict.fromkeys(_FROM_RANK_0) | {"metrics": {}}
+        empty = dict.fromkeys(contract.RUN_FIELDS) | {"metrics": {}}
         known = job or Facts(generation=self.generation)
         remote = [
             {"rank": rank, "pid": None, "state": "Running", "step": step}

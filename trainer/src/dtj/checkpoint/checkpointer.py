@@ -12,6 +12,7 @@ import io
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,6 +32,14 @@ _SAVE_INTERVAL_S = 60.0
 
 Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The checkpoint that is kept besides the newest ones."""
+
+    step: int
+    score: float
 
 
 class Checkpointer:
@@ -59,10 +68,9 @@ class Checkpointer:
         self._is_replicated = strategy.replicated
         self._clock = clock
         self._say = say
-        # The checkpoint that is kept besides the newest, its score, and a better one that is yet to be saved.
-        self._best_step: int | None = None
-        self._best_score = -math.inf
-        self._offered = -math.inf
+        self._best: Best | None = None
+        self._highest = -math.inf  # score so far, whether its checkpoint could be written or not
+        self._offered = -math.inf  # score of the next save
         self._saved_at = clock()
         self._began = clock()  # the save under way, or the last one
         self._writer: threading.Thread | None = None
@@ -81,7 +89,7 @@ class Checkpointer:
 
     def offer(self, score: float) -> None:
         """Save now, and keep that, if the score, the same on every rank, is the highest so far."""
-        if self.run_dir and score > max(self._offered, self._best_score):
+        if self.run_dir and score > max(self._offered, self._highest):
             self._offered = score
 
     def save(self, step: int, *, group: Group, last: bool = False) -> Path | None:
@@ -97,15 +105,15 @@ class Checkpointer:
         self._wait_for_writer()
         self._tell_failure()
         if self.saved_step != step:
-            if offered > -math.inf:
-                self._best_step, self._best_score = step, offered
+            best = Best(step=step, score=offered) if offered > -math.inf else self._best
+            self._highest = max(self._highest, offered)
             self._began = self._clock()
             snapshot = self.parts.snapshot(step, group)
             self._saved_at = self._clock()
             if self._in_background and not last:
-                self._start_writer(snapshot.copied(), group)
+                self._start_writer(snapshot.copied(), group, best)
             else:
-                self._try_to_write(snapshot, group)
+                self._try_to_write(snapshot, group, best)
         if last and self._failure:
             raise self._failure
         self._tell_failure()
@@ -132,7 +140,8 @@ class Checkpointer:
     def pack(self, step: int) -> bytes:
         """The state as it is now, for another rank. Only where every rank holds all of it."""
         buffer = io.BytesIO()
-        torch.save(self._described(self.parts.state(step)) | {"offered": self._offered}, buffer)
+        scores = {"highest": self._highest, "offered": self._offered}
+        torch.save(_with(self._best, self.parts.state(step)) | scores, buffer)
         return buffer.getvalue()
 
     def unpack(self, data: bytes) -> None:
@@ -140,22 +149,22 @@ class Checkpointer:
         state = load.parse(data)
         self.parts.load(state, None)
         self._take_over(state)
-        self._offered = state["offered"]
-
-    def _described(self, tree: dict[str, Any]) -> dict[str, Any]:
-        best = {"step": self._best_step, "score": self._best_score}
-        return tree | {"best": best if self._best_step is not None else None}
+        self._highest, self._offered = state["highest"], state["offered"]
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):
-            self._best_step, self._best_score = best["step"], best["score"]
+            self._best = Best(**best)
+            self._highest = self._best.score
 
-    def _start_writer(self, snapshot: Snapshot, group: Group) -> None:
+    def _start_writer(self, snapshot: Snapshot, group: Group, best: Best | None) -> None:
         if group is not None and not self._is_replicated and self._writer_group is None:
             # Two threads must not share a group. Ranks with shards are never replaced: one for the whole run.
             self._writer_group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         self._writer = threading.Thread(
-            target=self._try_to_write, args=(snapshot, self._writer_group), name="checkpoint", daemon=True
+            target=self._try_to_write,
+            args=(snapshot, self._writer_group, best),
+            name="checkpoint",
+            daemon=True,
         )
         self._writer.start()
 
@@ -164,18 +173,18 @@ class Checkpointer:
             self._writer.join()
             self._writer = None
 
-    def _try_to_write(self, snapshot: Snapshot, group: Group) -> None:
+    def _try_to_write(self, snapshot: Snapshot, group: Group, best: Best | None) -> None:
         """A failure is kept for `save`, which every rank enters at the same step."""
         try:
-            folder = self._write(snapshot, group)
+            folder = self._write(snapshot, group, best)
         except CheckpointError as error:
             self._failure = error
             return
-        self._failure, self.saved_step = None, snapshot.step
+        self._failure, self.saved_step, self._best = None, snapshot.step, best
         if folder is not None:
             self._report(folder, step=snapshot.step, saveSeconds=round(self._clock() - self._began, 3))
 
-    def _write(self, snapshot: Snapshot, group: Group) -> Path | None:
+    def _write(self, snapshot: Snapshot, group: Group, best: Best | None) -> Path | None:
         """Where ranks hold shards all write, and where one cannot, all raise its error; else rank 0 alone."""
         assert self.run_dir
         run_dir, step = self.run_dir, snapshot.step
@@ -183,7 +192,7 @@ class Checkpointer:
             if not self._is_first:
                 return None
             save.prepare(run_dir, step)
-            return self._commit(run_dir, snapshot)
+            return self._commit(run_dir, snapshot, best)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
         _from_first(lambda: save.prepare(run_dir, step), group)
@@ -193,11 +202,11 @@ class Checkpointer:
             if self._is_first:
                 save.abandon(run_dir, step)
             raise
-        return _from_first(lambda: self._commit(run_dir, snapshot), group)
+        return _from_first(lambda: self._commit(run_dir, snapshot, best), group)
 
-    def _commit(self, run_dir: Path, snapshot: Snapshot) -> Path:
-        tree = self._described(snapshot.tree)
-        return save.commit(run_dir, snapshot.step, tree, keep=self._keep, best=self._best_step)
+    def _commit(self, run_dir: Path, snapshot: Snapshot, best: Best | None) -> Path:
+        kept = best.step if best else None
+        return save.commit(run_dir, snapshot.step, _with(best, snapshot.tree), keep=self._keep, best=kept)
 
     def _report(self, newest: Path, **more: float) -> None:
         """To the agent."""
@@ -213,6 +222,11 @@ class Checkpointer:
             )
             self._say(f"{self._failure.what}; {good}, training goes on\n  fix: {self._failure.fix}")
             self._failure = None
+
+
+def _with(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
+    """A state also says which checkpoint is kept besides the newest."""
+    return tree | {"best": vars(best) if best else None}
 
 
 def _from_first(act: Callable[[], T], group: Group) -> T:

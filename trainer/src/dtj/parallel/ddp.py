@@ -46,17 +46,17 @@ class DataParallel(Strategy):
         """Without the `module.` prefix."""
         return unwrap(model)
 
-    def rebuild(self, models: list[nn.Module]) -> None:
-        for model in models:
+    def rebuild(self) -> None:
+        for model in self.models:
             if isinstance(model, RebuildableDDP):
                 model.rebuild()
                 if self._hook:
                     model.register_comm_hook(None, self._hook.average)
 
     @contextlib.contextmanager
-    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+    def without_sync(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for model in models:
+            for model in self.models:
                 if isinstance(model, DistributedDataParallel):
                     stack.enter_context(model.no_sync())
             yield
@@ -73,10 +73,10 @@ class DataParallel(Strategy):
                 self._hook.paused = False
 
     @contextlib.contextmanager
-    def evaluating(self, models: list[nn.Module]) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Like the others, and without DDP's own broadcast of buffers before each forward."""
-        wrapped = [m for m in models if isinstance(m, DistributedDataParallel)]
-        with super().evaluating(models):
+        wrapped = [m for m in self.models if isinstance(m, DistributedDataParallel)]
+        with super().evaluating():
             for model in wrapped:
                 model.require_forward_param_sync = False
             try:

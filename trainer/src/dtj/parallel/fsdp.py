@@ -44,12 +44,12 @@ class FullyShard(Strategy):
         return model
 
     @contextlib.contextmanager
-    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+    def without_sync(self) -> Iterator[None]:
         """Gradients of these micro-batches stay whole on every rank: memory for messages."""
-        for model in models:
+        for model in self.models:
             model.set_requires_gradient_sync(False)  # type: ignore[operator]
         try:
             yield
         finally:
-            for model in models:
+            for model in self.models:
                 model.set_requires_gradient_sync(True)  # type: ignore[operator]

@@ -2,9 +2,7 @@
 
 Narayanan et al., "PipeDream" (2019): in its 1F1B schedule a stage does one forward, one backward in turn, so
 that it keeps the activations of as many micro-batches as there are stages, not of all. Of M micro-batches
-through S stages, (S - 1) / (M + S - 1) of the time is spent waiting. The model says of what it consists:
-
-    def pipeline_plan(self) -> list[Piece]    forward as a chain of pieces, each with the modules that it uses
+through S stages, (S - 1) / (M + S - 1) of the time is spent waiting. What a stage holds: stages.py.
 
 Recipes stay as they are. A loss such as `lambda mb: cross_entropy(model(mb.x), mb.y)` is called on the first
 stage to learn what goes into the model, and on the last stage, where `model(...)` is what came out of it.
@@ -21,9 +19,8 @@ from torch import nn
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
+from dtj.parallel.stages import cut, keep_own, users_of
 from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
-
-Piece = tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[nn.Module]]
 
 
 class Pipeline(Strategy):
@@ -38,8 +35,7 @@ class Pipeline(Strategy):
         self._stage = layout.at("pp")
         self._given: torch.Tensor | None = None
         self._asking = False
-        self._model: nn.Module = nn.Module()
-        self._is_wrapped = False
+        self._own: list[nn.Parameter] = []  # of this stage
         self._schedules: dict[Any, Any] = {}
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
@@ -47,24 +43,24 @@ class Pipeline(Strategy):
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
 
         check_trainable(model)
-        if self._is_wrapped:
+        if self._own:
             raise RecipeError("a pipeline holds one model", fix="put the models into one nn.Module")
-        stages = self._cut(model)
+        stages = cut(model, self._stages)
         share_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self._group = mesh["pp"].get_group()
         self._data_group = mesh["ddp"].get_group() if "ddp" in sizes else None
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
-        users = _users(stages)
-        _drop_foreign(model, users, stage=self._stage, device=self.device)
+        users = users_of(stages)
+        keep_own(model, users, stage=self._stage, device=self.device)
         self._tied = self._tie(users)
         model.forward = self._forward
         self._model = model
-        self._is_wrapped = True
+        self._own = [p for p in model.parameters() if not p.is_meta]
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1
         inputs = torch.cat([self._input_of(share, part) for part in parts]) if is_first else None
 
@@ -95,10 +91,10 @@ class Pipeline(Strategy):
         self._join_gradients()
         return total
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float) -> torch.Tensor:
         """The norm over all stages; a weight that two stages share counts once."""
-        mine = [p for p in parameters if p.grad is not None]
-        counted = [p.grad for p in mine if p.grad is not None and self._counts(p)]
+        mine = [p for p in self.parameters if p.grad is not None]
+        counted = [p.grad for p in mine if p.grad is not None and p not in self._counted_elsewhere]
         square = torch.stack([g.float().square().sum() for g in counted]).sum()
         dist.all_reduce(square, group=self._group)
         norm = square.sqrt()
@@ -176,13 +172,12 @@ class Pipeline(Strategy):
             if weight.grad is not None:
                 dist.all_reduce(weight.grad, group=group)
         if self._data_group is not None:
-            own = (p for p in self._model.parameters() if not p.is_meta)
-            average((p.grad for p in own if p.grad is not None), self._data_group)
+            average((p.grad for p in self._own if p.grad is not None), self._data_group)
 
     def _tie(self, users: dict[nn.Parameter, set[int]]) -> list[tuple[nn.Parameter, Any]]:
         """Weights that several stages use, with the group of those stages. Every rank makes every group."""
         found = []
-        self._elsewhere: set[nn.Parameter] = set()
+        self._counted_elsewhere: set[nn.Parameter] = set()
         columns = [
             [self._rank_at(stage, column) for stage in range(self._stages)]
             for column in range(self.layout.size("ddp"))
@@ -195,33 +190,14 @@ class Pipeline(Strategy):
                 if self.layout.rank in column and self._stage in stages:
                     found.append((parameter, group))
                     if self._stage != min(stages):
-                        self._elsewhere.add(parameter)
+                        self._counted_elsewhere.add(parameter)
         return found
-
-    def _counts(self, parameter: nn.Parameter) -> bool:
-        return parameter not in self._elsewhere
 
     def _rank_at(self, stage: int, column: int) -> int:
         return stage * self.layout.size("ddp") + column
 
     def _global_rank(self, stage: int) -> int:
         return self._rank_at(stage, self.layout.at("ddp"))
-
-    def _cut(self, model: nn.Module) -> list[list[Piece]]:
-        if not hasattr(model, "pipeline_plan"):
-            raise RecipeError(
-                f"--parallel {self.layout.strategy}: {type(model).__name__} does not say of what it consists",
-                fix="give it pipeline_plan(self) -> [(callable, modules), ...], or use fsdp",
-            )
-        pieces: list[Piece] = model.pipeline_plan()  # type: ignore[operator]
-        if len(pieces) < self._stages:
-            raise RecipeError(
-                f"pp={self._stages} is more than the {len(pieces)} pieces of {type(model).__name__}",
-                fix=f"use at most --mesh pp={len(pieces)}",
-            )
-        sizes = [sum(p.numel() for m in modules for p in m.parameters()) for _, modules in pieces]
-        ends = cut_evenly(sizes, self._stages)
-        return [pieces[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 class _Asked(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
@@ -242,56 +218,6 @@ class _Chain(nn.Module):
             for call in self._calls:
                 value = call(value)
         return value
-
-
-def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
-    """Ends of `parts` runs of neighbours, none empty, whose largest sum is the smallest possible."""
-    count = len(sizes)
-    # best[k][i]: (largest sum, end of the run before) for the first i pieces in k runs
-    best = [[(float("inf"), 0)] * (count + 1) for _ in range(parts + 1)]
-    best[0][0] = (0.0, 0)
-    for k in range(1, parts + 1):
-        for i in range(k, count + 1):
-            best[k][i] = min((max(best[k - 1][j][0], sum(sizes[j:i])), j) for j in range(k - 1, i))
-    ends = [count]
-    for k in range(parts, 1, -1):
-        ends.append(best[k][ends[-1]][1])
-    return ends[::-1]
-
-
-def _users(stages: Sequence[Sequence[Piece]]) -> dict[nn.Parameter, set[int]]:
-    """Parameter -> stages whose pieces use it, in the order of the model."""
-    found: dict[nn.Parameter, set[int]] = {}
-    for number, pieces in enumerate(stages):
-        for _, modules in pieces:
-            for module in modules:
-                for parameter in module.parameters():
-                    found.setdefault(parameter, set()).add(number)
-    return found
-
-
-def _drop_foreign(
-    model: nn.Module, users: dict[nn.Parameter, set[int]], *, stage: int, device: torch.device
-) -> None:
-    """Own weights go to the device in place; others become meta tensors, so that names and numbers stay."""
-    stray = [name for name, p in model.named_parameters() if p not in users]
-    if stray:
-        raise RecipeError(
-            f"{stray[0]} belongs to no piece of pipeline_plan", fix="name the module that holds it in a piece"
-        )
-    emptied: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if stage in users[parameter]:
-                parameter.data = parameter.data.to(device)
-            else:
-                if parameter not in emptied:
-                    emptied[parameter] = nn.Parameter(
-                        torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
-                    )
-                module.register_parameter(name, emptied[parameter])
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device))
 
 
 def _no_loss_yet(*_: Any) -> torch.Tensor:

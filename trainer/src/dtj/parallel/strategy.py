@@ -29,6 +29,8 @@ class Strategy:
     pipelined    micro-batches must have one size; how many of them are good
     slack        steps that a rank may be ahead of the slowest one
     extra        what a checkpoint must hold of the strategy itself
+
+    models, parameters, buffers   what is trained, listed once: a walk through modules takes long
     """
 
     replicated = True
@@ -43,9 +45,20 @@ class Strategy:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
+        self.models: list[nn.Module] = []
+        self.parameters: list[nn.Parameter] = []
+        self.buffers: list[torch.Tensor] = []
         self.step = 0
         self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def add(self, model: nn.Module, *, is_healing: bool) -> nn.Module:
+        """Wrap a model, which is trained from now on."""
+        wrapped = self.wrap(model, is_healing=is_healing)
+        self.models.append(wrapped)
+        self.parameters += wrapped.parameters()
+        self.buffers += wrapped.buffers()
+        return wrapped
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model as it is trained, on the device.
@@ -55,14 +68,14 @@ class Strategy:
         del is_healing
         return model.to(self.device)
 
-    def rebuild(self, models: list[nn.Module]) -> None:
+    def rebuild(self) -> None:
         """After a change of process groups, before the next forward."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module, whose state has no prefixes."""
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
         """Forward and backward of this rank's micro-batches; then gradients are means over all ranks.
 
         Returns () detached, this rank's part of the loss: its mean over the ranks is the global one.
@@ -70,19 +83,19 @@ class Strategy:
         *others, last = parts
         losses = []
         if others:
-            with self.without_sync(models):
+            with self.without_sync():
                 losses = [_backward(share(part)) for part in others]
         losses.append(_backward(share(last)))
         return sum(losses[1:], start=losses[0])
 
     @contextlib.contextmanager
-    def without_sync(self, models: list[nn.Module]) -> Iterator[None]:
+    def without_sync(self) -> Iterator[None]:
         """Backward passes in here only add up locally."""
         yield
 
-    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients such that their norm is at most max_norm; () the norm before, on the device."""
-        norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm)
+        norm: Any = nn.utils.clip_grad_norm_(self.parameters, max_norm)
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
@@ -109,11 +122,11 @@ class Strategy:
         return True
 
     @contextlib.contextmanager
-    def evaluating(self, models: list[nn.Module]) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Evaluation mode, with rank 0's buffers (batch norm's statistics) on every rank."""
-        for model in models:
+        for model in self.models:
             self.share_buffers(self.unwrap(model))
-        training = [m for m in models if m.training]
+        training = [m for m in self.models if m.training]
         for model in training:
             model.eval()
         try:

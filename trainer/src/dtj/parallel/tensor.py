@@ -39,10 +39,10 @@ class TensorParallel(Strategy):
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
-        total = super().accumulate(share, parts, models)
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(share, parts)
         if self.layout.size("ddp") > 1:
-            gradients = (p.grad for m in models for p in m.parameters() if p.grad is not None)
+            gradients = (p.grad for p in self.parameters if p.grad is not None)
             average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]
         return total
 

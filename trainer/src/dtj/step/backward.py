@@ -5,11 +5,10 @@ does not divide) the mean of means is not the mean. Each loss is weighted by its
 ranks, one rank, and any micro-batch size give the same gradients to rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from dtj.data.cut import Part
 from dtj.data.feed import Batch
@@ -20,9 +19,7 @@ from dtj.step.precision import Precision
 LossOf = Callable[[Any], torch.Tensor]
 
 
-def backward(
-    loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy, precision: Precision
-) -> torch.Tensor:
+def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> torch.Tensor:
     """Add the gradients of the mean loss over the global batch to every parameter's `.grad`.
 
     loss_of  micro-batch -> () tensor, the *mean* loss of its samples
@@ -38,37 +35,29 @@ def backward(
         factor = part.weight * undo
         return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
 
-    total = strategy.accumulate(share, batch.parts, models)
+    total = strategy.accumulate(share, batch.parts)
     return total / precision.scale if precision.scales else total
 
 
-def warm_up(loss_of: LossOf, batch: Batch, *, models: list[nn.Module], strategy: Strategy) -> None:
+def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy) -> None:
     """One backward pass whose result is thrown away: for the first step with new process groups.
 
     DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
     first layout where the unbroken one was in the second, and with three ranks or more their sums round
     differently.
     """
-    before = Rollback(Tensors(models))
+    before = Rollback(strategy)
     with strategy.warming_up():
-        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1], models)
+        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1])
     before.restore()
-
-
-class Tensors:
-    """Parameters and buffers of some models, listed once: a walk through modules takes long."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.parameters = [p for model in models for p in model.parameters()]
-        self.buffers = [b for model in models for b in model.buffers()]
 
 
 class Rollback:
     """What a backward pass changes beside the result: buffers, and gradients of earlier passes."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._buffers = [(b, b.clone()) for b in tensors.buffers]
-        gradients = [(p, p.grad) for p in tensors.parameters]
+    def __init__(self, strategy: Strategy) -> None:
+        self._buffers = [(b, b.clone()) for b in strategy.buffers]
+        gradients = [(p, p.grad) for p in strategy.parameters]
         self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
 
     def restore(self) -> None:

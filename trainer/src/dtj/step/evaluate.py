@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from dtj.data.feed import Feed
 from dtj.errors import RecipeError
@@ -18,7 +17,6 @@ def evaluate(
     score: Callable[[Any], torch.Tensor],
     feed: Feed,
     *,
-    models: list[nn.Module],
     strategy: Strategy,
     precision: Precision,
     group: "dist.ProcessGroup | None",
@@ -29,7 +27,7 @@ def evaluate(
     """
     total = torch.zeros((), dtype=torch.float64, device=strategy.device)
     count = 0
-    with strategy.evaluating(models), torch.no_grad(), precision.autocast():
+    with strategy.evaluating(), torch.no_grad(), precision.autocast():
         for batch in feed.epoch_once():
             heartbeat.mine.sign()
             for part in batch.parts:

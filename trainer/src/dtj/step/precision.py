@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,6 +63,14 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.scale, self._good_steps = state["scale"], int(state["good_steps"])
+
+
+def true_on_all_ranks(mine: torch.Tensor) -> bool:
+    """mine: () bool of this rank; the same answer on every rank, for which the device is waited for."""
+    worst = mine.to(torch.uint8)
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(worst, op=dist.ReduceOp.MIN)
+    return bool(worst)
 
 
 def _local(gradient: Any) -> torch.Tensor:

@@ -39,8 +39,8 @@ class LocalSGD(Replicated):
         super().begin(step, total_steps)
         self._synced = step
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
-        total = super().accumulate(share, parts, models)
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(share, parts)
         if self._is_synchronous():
             average((p.grad for p in self.weights if p.grad is not None), None)
         return total

@@ -43,8 +43,8 @@ class Stale(Replicated):
             work.wait()
         spread(mean, [_gradient(p) for p in self.weights])
 
-    def accumulate(self, share: Share, parts: Sequence[Any], models: list[nn.Module]) -> torch.Tensor:
-        total = super().accumulate(share, parts, models)
+    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(share, parts)
         self._exchange()
         return total
 

@@ -22,7 +22,7 @@ class Logger:
     def __init__(self, *, settings: Settings, rank: int, meter: metrics.Meter) -> None:
         self.meter = meter
         self._every = settings.log_every
-        self._json = settings.log_json
+        self._json = settings.log_format == "json"
         self._rank = rank
         targets = settings.metrics if rank == 0 else ()
         self._files = [open_for(target, step=meter.step) for target in targets]

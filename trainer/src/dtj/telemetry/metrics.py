@@ -3,11 +3,12 @@
 step 120/2000  epoch 3  loss 0.2130  accuracy 0.9722  812 samples/s  data wait 2%  eta 0:31
 """
 
+import contextlib
 import json
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -55,6 +56,18 @@ class Meter:
         if self._stepped_at is not None:
             self._lengths.append(now - self._stepped_at)
         self._stepped_at = now
+
+    @contextlib.contextmanager
+    def counting(self, samples: int) -> Iterator[None]:
+        """Count the operations of a step of so many samples: of the first, and where a peak is stated."""
+        if self.peak_flops is None or self.flops_per_sample is not None:
+            yield
+            return
+        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - few count
+
+        with FlopCounterMode(display=False) as counter:
+            yield
+        self.flops_per_sample = counter.get_total_flops() / samples
 
     def reading(
         self,

@@ -1,0 +1,115 @@
+"""What a node does when the coordinator says so; that it does it with real ranks is in test_heal.py."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from dtj.agent.coordinator_client import CoordinatorClient
+from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.link import Message
+from dtj.agent.orders import Orders
+from dtj.agent.placement import Placement
+from dtj.agent.protocol import Job
+from dtj.agent.rank_process import RankProcess
+from dtj.agent.stacks import RankStacks, Stacks
+from dtj.agent.status import Status
+from dtj.agent.supervisor import Supervisor
+from dtj.telemetry.heartbeat import SharedHeartbeat
+
+FORM: dict[str, Any] = {"port": 4242, "replicas": 1, "gracefully": False, "connect_s": 20.0}
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A node of one rank, which sleeps: it stands for the supervisor and for the way to the coordinator."""
+
+    process: RankProcess
+    told: list[Message] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    peer: str = "10.0.0.1"
+
+    def __post_init__(self) -> None:
+        self.newest = {0: self.process}
+        self.heartbeats = HeartbeatReader(of_rank_0=True)
+        self.stacks = Stacks()
+        self.orders = Orders(
+            Job(),
+            Placement.read({}, nproc=1),
+            status=Status(),
+            heartbeats=self.heartbeats,
+            stacks=self.stacks,
+            supervisor=cast(Supervisor, self),
+            client=cast(CoordinatorClient, self),
+            say=lambda _: None,
+        )
+
+    def alive(self) -> list[RankProcess]:
+        return [self.process]
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
+
+    def show_stacks(self, _: RankProcess, text: str) -> None:
+        self.shown.append(text)
+
+    def start(self, rank: int, env: dict[str, str], **_: object) -> None:
+        self.started.append(rank)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with subprocess.Popen(["sleep", "600"], process_group=0) as sleeper:
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        process = RankProcess(
+            rank=0, pid=sleeper.pid, streams={}, reports=-1, orders=write, stacks=read,
+            heartbeat=SharedHeartbeat(), generation=1, as_json=False, holds=True,
+        )  # fmt: skip
+        yield Node(process=process)
+        sleeper.kill()
+
+
+def test_survivor_is_told_of_the_generation_and_its_state_is_told_anew(node: Node) -> None:
+    """It may be in a long evaluation, which nobody would know of in the new generation."""
+    with node.process.heartbeat.paused():
+        assert node.heartbeats.read(node.process)
+        assert node.heartbeats.read(node.process) is None
+        node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
+        found = node.heartbeats.read(node.process)
+    assert found
+    assert (found.generation, found.paused) == (2, True)
+    assert os.read(node.process.stacks, 1000).startswith(b'{"number": 2, "addr": "10.0.0.1"')
+    assert node.started == []
+
+
+def test_rank_that_is_not_kept_begins_anew(node: Node) -> None:
+    node.orders.obey({"form": FORM | {"generation": 2, "kept": []}})
+    assert node.started == [0]
+
+
+def test_pod_that_was_asked_to_end_joins_no_generation(node: Node) -> None:
+    node.orders.is_stopping = True
+    node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
+    assert (node.told, node.process.generation) == ([{"stopping": True}], 1)
+
+
+def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        node.stacks, "ask", lambda processes, then: then([RankStacks(each) for each in processes])
+    )
+    node.orders.obey({"probe": True})
+    assert (list(node.told[0]), node.shown) == (["probes"], [])
+    for _ in range(2):
+        node.orders.obey({"hang": {}, "generation": 1})
+    assert len(node.shown) == 1
+
+
+@pytest.mark.parametrize(("generation", "ends"), [(1, True), (2, False)])
+def test_only_a_process_of_the_generation_that_hung_is_ended(node: Node, generation: int, ends: bool) -> None:
+    node.orders.obey({"hang": {"0": "no step for 30 s"}, "generation": generation})
+    assert bool(node.process._failure) == ends

@@ -1,0 +1,145 @@
+"""What the coordinator orders -> the ranks of this node; and how the node presents itself to it.
+
+coordinator -> coordinator_client.py -> Orders.obey -> supervisor.py starts, tells and ends ranks
+"""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from dtj import contract
+from dtj.agent.coordinator_client import CoordinatorClient
+from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.link import Message
+from dtj.agent.placement import Placement
+from dtj.agent.protocol import Job
+from dtj.agent.report import Ending
+from dtj.agent.stacks import RankStacks, Stacks
+from dtj.agent.status import Status
+from dtj.agent.supervisor import Supervisor
+
+
+class Orders:
+    """This node's part in the job.
+
+    is_stopping  the pod was asked to end: its ranks join no generation any more
+    is_over      the job is, for this node
+    culprit      who is to blame for that, on whichever node; None where nobody is
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        placement: Placement,
+        *,
+        status: Status,
+        heartbeats: HeartbeatReader,
+        stacks: Stacks,
+        supervisor: Supervisor,
+        client: CoordinatorClient,
+        say: Callable[[str], None],
+    ) -> None:
+        self.is_stopping = False
+        self.is_over = False
+        self.culprit: Ending | None = None
+        self._job = job
+        self._placement = placement
+        self._status = status
+        self._heartbeats = heartbeats
+        self._stacks = stacks
+        self._supervisor = supervisor
+        self._client = client
+        self._say = say
+        self._incarnation = uuid.uuid4().hex
+        self._coordinator_state: Message = {}
+        self._probed: list[RankStacks] = []  # shown once they belong to a hang
+
+    def hello(self) -> Message:
+        """What the coordinator is told on every new connection."""
+        return {
+            "uid": self._job.uid,
+            "attempt": self._job.attempt,
+            "replica": self._placement.node_rank,
+            "incarnation": self._incarnation,
+            "healable": [process.rank for process in self._supervisor.alive() if process.holds],
+            "state": self._coordinator_state,
+        }
+
+    def obey(self, message: Message) -> None:
+        """One message of the coordinator, see protocol.py and monitor.py."""
+        match message:
+            case {"form": form}:
+                self._form(**form)
+            case {"go": generation}:
+                for process in self._supervisor.alive():
+                    if process.generation == generation:
+                        process.order({"go": generation})
+            case {"probe": _}:
+                self._stacks.ask(self._supervisor.alive(), self._send_probes)
+            case {"hang": sentences, "generation": generation}:
+                self._end_hung(sentences, generation)
+            case {"keepalive": state}:
+                self._coordinator_state = state
+            case {"end": culprit}:
+                self.is_over = True
+                self.culprit = culprit and Ending.from_json(culprit)
+                if self.culprit:
+                    self._supervisor.shut_down()
+            case {"refused": why}:
+                self._leave(why)
+
+    def _form(
+        self,
+        *,
+        generation: int,
+        port: int,
+        kept: list[int],
+        replicas: int,
+        gracefully: bool,
+        connect_s: float,
+    ) -> None:
+        """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
+        if self.is_stopping:
+            self._client.tell({"stopping": True})
+            return
+        self._coordinator_state = self._coordinator_state | {"generation": generation}
+        self._status.formed(generation)
+        self._placement = replace(self._placement, nnodes=replicas)
+        if self._placement.node_rank >= replicas:
+            self._say(f"the job goes on with {replicas} replicas; this one waits until it is needed")
+            self._supervisor.kill()
+            return
+        addr = self._client.peer
+        for rank in self._placement.ranks:
+            process = self._supervisor.newest.get(rank)
+            if process and process.ending is None and process.holds and rank in kept:
+                process.generation = generation
+                self._heartbeats.forget(process)
+                process.order({"number": generation, "addr": addr, "port": port, "connect_s": connect_s})
+                continue
+            env = self._placement.env_of(
+                rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
+            )
+            self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
+
+    def _send_probes(self, found: list[RankStacks]) -> None:
+        self._probed = found
+        self._client.tell(
+            {"probes": {one.process.rank: [one.probe.frame, one.probe.is_stopped] for one in found}}
+        )
+
+    def _end_hung(self, sentences: dict[str, str], generation: int) -> None:
+        for one in self._probed:
+            self._supervisor.show_stacks(one.process, one.text)
+        self._probed = []
+        for process in self._supervisor.alive():
+            if str(process.rank) in sentences and process.generation == generation:
+                process.kill_as_hung(sentences[str(process.rank)])
+
+    def _leave(self, why: str) -> None:
+        self._say(f"this pod is not part of the job any more: {why}")
+        self._client.disconnect()
+        self.is_over = True
+        self.culprit = Ending(rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=why)
+        self._supervisor.kill()

@@ -1,0 +1,142 @@
+"""Kinds of flags: how a value is read from text, and what the command line needs to know of each."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dtj.errors import RecipeError
+
+
+class Kind(Protocol):
+    """How the text of a variable becomes a value; RecipeError, which names the variable, where it cannot."""
+
+    def read(self, name: str, text: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number."""
+
+    least: int = 1
+
+    def read(self, name: str, text: str) -> int:
+        if not text.isdecimal() or int(text) < self.least:
+            raise RecipeError(
+                f"{name} is {text!r}, expected a whole number of at least {self.least}",
+                fix="correct it, or leave it out",
+            )
+        return int(text)
+
+
+class Positive:
+    """A number above 0."""
+
+    def read(self, name: str, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < float("inf"):
+            raise RecipeError(
+                f"{name} is {text!r}, expected a number above 0", fix="correct it, or leave it out"
+            )
+        return number
+
+
+class Switch:
+    """1 is on."""
+
+    def read(self, name: str, text: str) -> bool:
+        del name
+        return text == "1"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Anything; form: as it is shown to people."""
+
+    form: str
+
+    def read(self, name: str, text: str) -> str:
+        del name
+        return text
+
+
+@dataclass(frozen=True)
+class Place(Text):
+    """A FILE or a FOLDER, as form says; absolute by the time that a rank reads it."""
+
+
+@dataclass(frozen=True)
+class Places(Text):
+    """Several, one a line."""
+
+    def read(self, name: str, text: str) -> tuple[str, ...]:  # type: ignore[override]
+        del name
+        return tuple(text.splitlines())
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A word out of some."""
+
+    known: Collection[str]
+
+    def read(self, name: str, text: str) -> str:
+        if text not in self.known:
+            raise RecipeError(f"{name} is {text!r}", fix=f"choose one of {', '.join(self.known)}")
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`diloco:20` as name and amount."""
+
+    name: str
+    amount: float | None
+
+
+@dataclass(frozen=True)
+class OneWithAmount:
+    """A word, for some with a number: word -> K (steps), RANK, PERCENT, or "" where none follows.
+
+    K must be there, the others have defaults; all but PERCENT are whole.
+    """
+
+    known: Mapping[str, str]
+
+    @property
+    def form(self) -> str:
+        """The choices, as people write them."""
+        endings = {"": "", "K": ":K"}
+        return "|".join(word + endings.get(what, f"[:{what}]") for word, what in self.known.items())
+
+    def read(self, name: str, text: str) -> Choice:
+        word, colon, number = text.partition(":")
+        fix = f"choose one of {self.form.replace('|', ', ')}"
+        try:
+            amount = float(number) if colon else None
+        except ValueError:
+            amount = 0.0
+        takes = self.known.get(word)
+        if takes is None or (amount is not None and (not takes or amount <= 0)):
+            raise RecipeError(f"{name} is {text!r}", fix=fix)
+        if takes in {"K", "RANK"} and amount is not None and amount != int(amount):
+            raise RecipeError(f"{name} is {text!r}, expected a whole number", fix=fix)
+        if takes == "K" and amount is None:
+            raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
+        return Choice(name=word, amount=amount)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """What the command line needs to know of a setting; option: where it is not the field's name."""
+
+    kind: Kind
+    help: str
+    option: str = ""
+
+
+def flag(kind: Kind, help: str, *, default: Any = None, option: str = "") -> Any:  # noqa: A002
+    """A field of a data class that the command line offers too."""
+    return field(default=default, metadata={"flag": Flag(kind=kind, help=help, option=option)})
