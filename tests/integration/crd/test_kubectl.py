@@ -127,3 +127,9 @@ def test_example_can_be_applied_twice(kubectl: Kubectl, example: Path):
     command = ("apply", "--server-side", "--validate=strict", "-f", str(example))
     kubectl(*command)
     assert "serverside-applied" in kubectl(*command)
+
+
+def test_one_of_several_jobs_of_an_example_is_chosen_by_its_label(kubectl: Kubectl):
+    (strategies,) = (each for each in EXAMPLES if each.stem == "strategies")
+    kubectl("apply", "-f", str(strategies), "-l", "strategy=pp-ddp")
+    assert [each["metadata"]["name"] for each in kubectl.list("dtj")] == ["text-pp-ddp"]

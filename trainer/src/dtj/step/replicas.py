@@ -15,7 +15,9 @@ from torch import nn
 
 from dtj.errors import DtjError
 
-_CHUNK = 2**20  # elements at once: a large tensor needs no second of its size
+# Elements at once: a large tensor needs no second of its size, and a CPU's cache holds them.
+_CHUNK = 2**15
+_CHUNK_ON_ACCELERATOR = 2**22
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -77,11 +79,12 @@ def fingerprint(value: torch.Tensor) -> torch.Tensor:
     plain = value.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     bits = plain.contiguous().view(_INTEGERS[plain.element_size()]).flatten()
+    size = _CHUNK if value.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
+    odd = 2 * torch.arange(min(size, bits.numel()), device=value.device) + 1
     total = torch.zeros((), dtype=torch.int64, device=value.device)
-    for first in range(0, bits.numel(), _CHUNK):
-        chunk = bits[first : first + _CHUNK].to(torch.int64)
-        places = torch.arange(first, first + len(chunk), device=value.device)
-        total += (chunk * (2 * places + 1)).sum()
+    for first in range(0, bits.numel(), size):
+        chunk = bits[first : first + size].to(torch.int64)
+        total += (chunk * odd[: len(chunk)]).sum() + 2 * first * chunk.sum()
     return total
 
 
