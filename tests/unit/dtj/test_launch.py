@@ -20,6 +20,13 @@ SMALL = PROGRAMS / "small.py"
 DIGITS = "dtj.recipes.digits:recipe"
 
 
+def test_rank_that_closed_its_output_takes_nobody_elses_along(finish: Finish, tmp_path: Path) -> None:
+    """The numbers of its pipes are free while it lives on, and belong to the next rank that is forked."""
+    ended = finish("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "closes_output.py", OUT=tmp_path)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"[rank {r}] rank {r} is heard" for r in range(2)]
+
+
 def test_script_that_knows_nothing_of_dtj_finds_its_peers(finish: Finish) -> None:
     ended = finish("run", "--nproc", 3, PROGRAMS / "env.py", "--its-own", "flag")
     assert ended.code == 0, ended.err

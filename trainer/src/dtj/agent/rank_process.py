@@ -23,8 +23,8 @@ _CHUNK_BYTES = 64 * 1024
 class RankProcess:
     """A rank from its fork to its end.
 
-    streams  read end of a pipe -> (the agent's own fd that its lines go to, the lines)
-    reports  read end of the pipe of telemetry/report_pipe.py
+    streams  read end of a pipe that is not over -> (the agent's own fd that its lines go to, the lines)
+    reports  read end of the pipe of telemetry/report_pipe.py, None once it is over
     orders   write end of the pipe of control_pipe.py
     killed   the agent itself ended it
     heartbeat    how far it is, in memory shared with it
@@ -35,7 +35,7 @@ class RankProcess:
     rank: int
     pid: int
     streams: dict[int, tuple[int, LogLines]]
-    reports: int
+    reports: int | None
     orders: int
     stacks: int
     heartbeat: SharedHeartbeat
@@ -128,7 +128,7 @@ class RankProcess:
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
         """Reports that are there now, and whether the pipe is over."""
-        data = _read(self.reports)
+        data = b"" if self.reports is None else _read(self.reports)
         *whole, self._rest = (self._rest + (data or b"")).split(b"\n")
         found = [json.loads(line) for line in whole]
         for fields in found:

@@ -87,6 +87,7 @@ class Supervisor:
         self._events.started(process)
         for fd in process.streams:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(process, fd))
+        assert process.reports is not None  # it has just been opened
         self._selector.register(process.reports, selectors.EVENT_READ, lambda: self._on_reports(process))
         self._watch_death(process)
 
@@ -152,16 +153,15 @@ class Supervisor:
 
     def _finish(self, process: RankProcess, code: int) -> None:
         if process.pid in self._death_fds:
-            self._forget(self._death_fds.pop(process.pid))
+            self._close(self._death_fds.pop(process.pid))
         process.kill_group()
-        for fd in process.streams:
-            if fd in self._selector.get_map():
-                self._show(process, process.streams[fd][0], process.last_lines(fd))
-                self._forget(fd)
-        if process.reports in self._selector.get_map():
+        for fd, (target, _) in list(process.streams.items()):
+            self._show(process, target, process.last_lines(fd))
+            self._forget(process, fd)
+        if process.reports is not None:
             self._on_reports(process)
-        if process.reports in self._selector.get_map():
-            self._forget(process.reports)
+        if process.reports is not None:
+            self._forget(process, process.reports)
         # One for each death: where it was a worker of the rank, the rank dies of that in its own way.
         if self._oom_kills.take() and code == -signal.SIGKILL and not process.killed:
             process.mark_oom_killed()
@@ -172,19 +172,27 @@ class Supervisor:
             self.start(process.rank, env, generation=generation)
 
     def _on_output(self, process: RankProcess, fd: int) -> None:
+        target, _ = process.streams[fd]
         text, is_over = process.read_lines(fd)
-        self._show(process, process.streams[fd][0], text)
+        self._show(process, target, text)
         if is_over:
-            self._forget(fd)
+            self._forget(process, fd)
 
     def _on_reports(self, process: RankProcess) -> None:
         reports, is_over = process.read_reports()
         for fields in reports:
             self._events.reported(process, fields)
-        if is_over:
-            self._forget(process.reports)
+        if is_over and process.reports is not None:
+            self._forget(process, process.reports)
 
-    def _forget(self, fd: int) -> None:
+    def _forget(self, process: RankProcess, fd: int) -> None:
+        """A pipe of the rank is over. The number may be another rank's from here on."""
+        process.streams.pop(fd, None)
+        if fd == process.reports:
+            process.reports = None
+        self._close(fd)
+
+    def _close(self, fd: int) -> None:
         self._selector.unregister(fd)
         os.close(fd)
 
