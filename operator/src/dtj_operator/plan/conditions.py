@@ -80,7 +80,7 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     """Of a job that waits for its pods there is nothing to tell."""
-    if isinstance(verdict, Restart) and not verdict.goes_on:
+    if isinstance(verdict, Restart) and not (verdict.goes_on and s.memory.phase == RECOVERING):
         return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]

@@ -96,7 +96,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     match verdict:
         case Fail(_, message):
             return message
-        case Restart(fault, goes_on=False):
+        case Restart(fault, goes_on=goes_on) if not (goes_on and s.memory.phase == RECOVERING):
             return fault.sentence
         case Resize(_, why, True):
             return why

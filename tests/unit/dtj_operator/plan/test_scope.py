@@ -107,10 +107,20 @@ def taken_away(*, then: JobBuilder, after_s: float = 2) -> JobBuilder:
     return then.stored(report(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
 
 
+def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
+    """The job ran again when the rank of another pod came to the step at which all had agreed to stop."""
+    replaced = taken_away(then=THREE.but(pod(1).running().with_uid("young")))
+    running = report(replaced.snapshot(), None)
+    assert running["phase"] == "Running"
+    return replaced.stored(running).but(STOPPED).seeing(now=NOW + after_s)
+
+
 @pytest.mark.parametrize(
     ("given", "disruptions"),
     [
         param(taken_away(then=EVICTED.but(STOPPED)), 1, id="another rank stops with it"),
+        param(taken_away_and_replaced(), 1, id="when it has been replaced already"),
+        param(taken_away_and_replaced(after_s=60), 2, id="long after it was replaced"),
         param(taken_away(then=THREE.but(pod(1).with_uid("young"), STOPPED)), 1, id="a little later"),
         param(
             taken_away(then=EVICTED.but(STOPPED, pod(2).reported(75, reason="Stopped"))),
@@ -152,6 +162,18 @@ def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
     assert (after["failure"], after["message"]) == (before["failure"], before["message"])
     assert after["conditions"][1] == before["conditions"][1]
     assert [entry["replica"] for entry in after["replacing"]] == [0, 1]
+
+
+def test_a_rank_that_stops_when_the_other_was_replaced_is_what_the_job_waits_for() -> None:
+    snapshot = taken_away_and_replaced().snapshot()
+    verdict = restart(snapshot)
+    after = report(snapshot, verdict)
+
+    assert isinstance(verdict, Restart)
+    assert (after["phase"], after["message"]) == ("Recovering", verdict.fault.sentence)
+    assert after["failure"] == snapshot.memory.failure, "the first is still to blame"
+    healthy = next(c for c in after["conditions"] if c["type"] == "Healthy")
+    assert (healthy["status"], healthy["message"]) == ("False", verdict.fault.sentence)
 
 
 REPLACED = [{"replica": 1, "uid": pod(1).pod.uid}]

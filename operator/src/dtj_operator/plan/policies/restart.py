@@ -121,13 +121,17 @@ def _action(s: Snapshot, fault: Fault) -> str:
 def _goes_on(s: Snapshot, fault: Fault) -> bool:
     """Whether a rank stopped because another one was asked to: agents agree on the step, and all stop there.
 
-    They have the grace period of the pod that is taken away; whoever stops later was asked himself.
+    They have the grace period of the pod that is taken away; whoever stops later was asked himself. The pod
+    may have been replaced by then, and the job may run again.
     """
     first = s.memory.failure
     began = times.parse(first.get("at"))
-    if s.memory.phase != RECOVERING or began is None or fault.disruption or fault.exit_code != blame.STOPPED:
+    if began is None or fault.disruption or fault.exit_code != blame.STOPPED:
         return False
-    asked = first.get("reason") in blame.DISRUPTIONS or first.get("exitCode") == blame.STOPPED
+    recovering = s.memory.phase == RECOVERING
+    asked = first.get("reason") in blame.DISRUPTIONS or (
+        recovering and first.get("exitCode") == blame.STOPPED
+    )
     return asked and abs(s.now - began) <= s.job.grace_s + SETTLE_S
 
 
