@@ -114,7 +114,10 @@ def settle(cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> N
     seen = kubectl.until(
         "dtj",
         name,
-        lambda f: seconds_of(f["status"]["progress"]["observedAt"]) > after,
+        # A new attempt of replica 0 has no step for a moment.
+        lambda f: (
+            seconds_of(f["status"]["progress"]["observedAt"]) > after and "step" in f["status"]["progress"]
+        ),
         within_s=_POLL_WITHIN_S,
     )
     status = seen["status"]
