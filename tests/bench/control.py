@@ -1,6 +1,6 @@
 """Two hours in which nothing is wrong and much is slow: how often is that called a hang?
 
-One job after the other, two agents each as two pods would run them, no setting about hangs. The ranks do what
+Some jobs beside each other, two agents each as two pods would run them, no setting about hangs. The ranks do what
 `control_plan` says; then one of them is stopped for real, and that has to be found. Mostly asleep: it takes
 little of a machine that does other things, whose noise is part of the trial.
 """
@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ SECONDS = float(os.environ.get("DTJ_CONTROL_SECONDS", "7200"))
 SEED = int(os.environ.get("DTJ_CONTROL_SEED", "1"))
 # Usual step in seconds, ranks of each agent. Each job takes an eighth of the time.
 JOBS = ((0.25, 1), (0.5, 2), (1.0, 1), (2.0, 2), (8.0, 1), (0.5, 1), (1.0, 2), (2.5, 1))
+AT_ONCE = 4
 _HANG_S = 30.0
 _SLACK_S = 120.0  # on top of what a hang may take until it is found and healed
 _SUSPICION = "the stacks of all ranks follow"
@@ -155,12 +157,18 @@ def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
 
 def main() -> None:
     """Run all jobs, write the section, and fail where a sound job was disturbed or a real hang overlooked."""
-    jobs = []
-    for number, (step_s, nproc) in enumerate(JOBS):
+
+    def run(number: int) -> Job:
+        step_s, nproc = JOBS[number]
         job = measure(number, step_s=step_s, nproc=nproc, seconds=SECONDS / len(JOBS) - _HANG_S)
         print(f"job {number}: {job}", flush=True)
-        jobs.append(job)
-        report.write("control", text(jobs))
+        return job
+
+    jobs = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for job in pool.map(run, range(len(JOBS))):
+            jobs.append(job)
+            report.write("control", text(jobs))
     wrong = [f"job {number}: {alarm}" for number, job in enumerate(jobs) for alarm in job.alarms]
     wrong += [
         f"job {number}: a real hang was not found" for number, job in enumerate(jobs) if job.found_s is None
