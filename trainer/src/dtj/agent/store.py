@@ -12,8 +12,6 @@ from typing import Self
 
 from dtj.agent.rank_main import detach, signals_blocked
 
-_READY_TIMEOUT_S = 30.0
-
 
 class Store:
     """The agent's end of it."""

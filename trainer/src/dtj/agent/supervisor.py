@@ -1,6 +1,6 @@
 """The ranks of this node: forked, read, signalled, reaped and, where asked, forked again.
 
-It knows processes and pipes; which rank is to run when is `launch.py`'s business.
+It knows processes and pipes; which rank is to run when is `orders.py`'s business.
 """
 
 import os
@@ -44,9 +44,8 @@ class Supervisor:
         self._console = console
         self._events = events
         self.newest: dict[int, RankProcess] = {}
-        self._waiting: dict[
-            int, tuple[dict[str, str], int]
-        ] = {}  # rank -> what to start once the old one is gone
+        # rank -> what to start once the old one is gone: environment and generation
+        self._waiting: dict[int, tuple[dict[str, str], int]] = {}
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
         self._kill_at: float | None = None
@@ -103,6 +102,7 @@ class Supervisor:
     def kill(self) -> None:
         """Every rank and all that they started; nothing waits to be started any more."""
         self._waiting.clear()
+        self._kill_at = None
         for process in self.alive():
             process.kill()
 
@@ -169,6 +169,8 @@ class Supervisor:
         self._events.ended(process)
         if process.rank in self._waiting:
             env, generation = self._waiting.pop(process.rank)
+            if not self._waiting and not self._is_over:
+                self._kill_at = None  # the next stop has a time of its own
             self.start(process.rank, env, generation=generation)
 
     def _on_output(self, process: RankProcess, fd: int) -> None:
