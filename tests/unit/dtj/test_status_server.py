@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
+from dtj.agent.status_server import StatusServer
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
 
 Start = Callable[..., Command]
@@ -109,6 +111,21 @@ def test_all_who_ask_for_stacks_at_once_are_answered(start: Start, tmp_path: Pat
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda _: get(port, "/stacks"), range(5)))
     assert all(answer.startswith("rank 0, pid ") for answer in answers)
+
+
+def test_page_of_a_pod_answers_over_ipv4_and_ipv6() -> None:
+    """Where the cluster's network is IPv6, the operator knows the pod by such an address."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = free_port()
+    server = StatusServer.start("", port)
+    try:
+        server.publish({"step": 7})
+        for host in ("127.0.0.1", "[::1]"):
+            with urllib.request.urlopen(f"http://{host}:{port}/status", timeout=10) as answer:
+                assert json.loads(answer.read()) == {"step": 7}
+    finally:
+        server.stop()
 
 
 def test_taken_port_costs_the_page_not_the_training(

@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import socket
+import socketserver
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,7 +48,7 @@ class StatusServer:
     @classmethod
     def start(cls, host: str, port: int) -> Self:
         """Fork the process; OSError where the port is taken."""
-        server = ThreadingHTTPServer((host, port), _Handler)
+        server = _HttpServer(host, port)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with signals_blocked():
             pid = os.fork()
@@ -83,6 +84,22 @@ class StatusServer:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
+        self._documents.close()
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Over IPv4 and IPv6 where it listens on all interfaces: a pod may have an address of either kind."""
+
+    def __init__(self, host: str, port: int) -> None:
+        if not host and socket.has_dualstack_ipv6():
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's also looks up a name, which can take seconds
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
 def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
