@@ -87,6 +87,15 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\n", b"1\n", b"[]\n", b"null\n"])
+def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
+    with pod.coordinator.link() as stranger:
+        stranger.sendall(line)
+        pod.tell(heartbeats(1, 7, 0, 1, 2))
+        assert stranger.recv(1) == b""
+    assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+
+
 def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_together(pod: Pod) -> None:
     pod.watchdog.timeout_s = 0.01
     for step in (5, 6, 7, 8):

@@ -60,10 +60,13 @@ class Link:
         self.heard_at = now
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:  # whoever this is, it is no agent
+            messages = [json.loads(line) for line in lines]
+        except ValueError:
+            messages = [None]
+        if not all(isinstance(message, dict) for message in messages):  # whoever this is, it is no agent
             self.is_open = False
             return []
+        return messages
 
     def is_silent(self, now: float) -> bool:
         """The other side has said nothing for so long that its node must be gone."""
