@@ -10,6 +10,7 @@ import pytest
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
+from dtj.plot import curves_of
 from dtj.telemetry import metric_files
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 
@@ -46,6 +47,15 @@ READING = {
     **{"step": 4, "totalSteps": 9, "epoch": 0, "loss": 0.5, "samplesPerSecond": 8.0, "mfu": None},
     "metrics": {"accuracy": 0.25},
 }
+
+
+def test_picture_shows_values_of_zero_and_leaves_out_what_is_not_known() -> None:
+    lines = [READING | {"metrics": {"accuracy": 0.0}}, READING | {"step": 5, "loss": None, "metrics": {}}]
+    assert curves_of(lines) == {
+        "loss": [(4, 0.5)],
+        "accuracy": [(4, 0.0)],
+        "samples/s": [(4, 8.0), (5, 8.0)],
+    }
 
 
 def test_table_gets_a_column_for_a_value_that_comes_later_also_after_a_restart(tmp_path: Path) -> None:

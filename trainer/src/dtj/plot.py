@@ -14,15 +14,7 @@ def plot(source: Path, target: Path) -> int:
     starts = [line["step"] for line in lines if line.get("event") == "start"][1:]
     if not steps:
         raise RecipeError(f"{source} has no logged steps yet", fix="wait for the first line of the run")
-    ordered = [steps[step] for step in sorted(steps)]
-    curves = {"loss": _curve(ordered, "loss")}
-    for name in dict.fromkeys(name for line in ordered for name in line["metrics"]):
-        curves[name] = [
-            (line["step"], line["metrics"][name]) for line in ordered if line["metrics"].get(name)
-        ]
-    curves["samples/s"] = _curve(ordered, "samplesPerSecond")
-    curves = {name: points for name, points in curves.items() if points}
-
+    curves = curves_of([steps[step] for step in sorted(steps)])
     figure, panels = _pyplot().subplots(
         len(curves), sharex=True, squeeze=False, figsize=(8, 2.2 * len(curves)), layout="constrained"
     )
@@ -37,8 +29,20 @@ def plot(source: Path, target: Path) -> int:
     return len(steps)
 
 
-def _curve(lines: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    return [(line["step"], line[name]) for line in lines if line[name] is not None]
+def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Name -> (step, value) of the lines that have a value, in the order of the panels."""
+    names = dict.fromkeys(name for line in lines for name in line["metrics"])
+    values = {
+        "loss": [line["loss"] for line in lines],
+        **{name: [line["metrics"].get(name) for line in lines] for name in names},
+        "samples/s": [line["samplesPerSecond"] for line in lines],
+    }
+    steps = [line["step"] for line in lines]
+    found = {
+        name: [(step, value) for step, value in zip(steps, column, strict=True) if value is not None]
+        for name, column in values.items()
+    }
+    return {name: points for name, points in found.items() if points}
 
 
 def _pyplot() -> Any:
@@ -48,5 +52,5 @@ def _pyplot() -> Any:
         mpl.use("Agg")
         from matplotlib import pyplot  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise RecipeError("matplotlib is not installed", fix="pip install 'dtj[plot]'") from error
+        raise RecipeError("matplotlib is not installed", fix="pip install matplotlib") from error
     return pyplot
