@@ -217,10 +217,18 @@ def test_hang_without_a_restart_left_is_the_reason_in_the_last_words(finish: Fin
     assert re.search(r"rank 1 is in .*small\.py:\d+ in fail", fields["message"])
 
 
-def test_unknown_hang_action_is_refused(finish: Finish) -> None:
-    ended = finish("run", SMALL, DTJ_HANG_ACTION="restart")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DTJ_HANG_ACTION", "restart", "expected Restart or Report"),
+        ("DTJ_HANG_SECONDS", "5m", "expected seconds"),
+        ("DTJ_MAX_RESTARTS", "many", "expected a whole number of at least 0"),
+    ],
+)
+def test_variable_that_makes_no_sense_is_refused(finish: Finish, name: str, value: str, message: str) -> None:
+    ended = finish("run", SMALL, **{name: value})
     assert ended.code == 78
-    assert "DTJ_HANG_ACTION is 'restart', expected Restart or Report" in ended.err
+    assert f"{name} is '{value}', {message}" in ended.err
 
 
 def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_path: Path) -> None:

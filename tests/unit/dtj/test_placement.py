@@ -143,3 +143,5 @@ def test_flag_of_the_job_wins_over_the_code() -> None:
     assert Settings.read({}, micro_batch=8).micro_batch == 8
     with pytest.raises(RecipeError, match="DTJ_SAVE_EVERY is '0', expected a whole number of at least 1"):
         Settings.read({"DTJ_SAVE_EVERY": "0"})
+    with pytest.raises(RecipeError, match="DTJ_TF32 is 'true', expected 1 or 0"):
+        Settings.read({"DTJ_TF32": "true"})

@@ -13,7 +13,7 @@ from dtj import contract, flags, recipe_cli, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
-from dtj.agent.placement import Placement
+from dtj.agent.placement import Placement, number
 from dtj.agent.protocol import RestartBudget
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
@@ -190,7 +190,7 @@ def _absolute(target: str) -> str:
 def _options(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
     """In a pod of a job the operator's variables say where to serve and to report."""
     in_job = contract.JOB in env
-    port = given["port"] or (int(env[contract.AGENT_PORT]) if in_job and contract.AGENT_PORT in env else None)
+    port = given["port"] or (number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0) or None
     return Options(
         shown=_ranks(given["shown"]),
         as_json=given["log_format"] == "json",
@@ -199,12 +199,26 @@ def _options(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
         termination_log=given["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
         job=env.get(contract.JOB, ""),
         uid=env.get(contract.JOB_UID, ""),
-        attempt=int(env.get(contract.ATTEMPT, 0)),
+        attempt=number(env, contract.ATTEMPT, default=0, least=0),
         budget=_budget(given["max_restarts"], env),
-        grace_s=float(env[contract.GRACE_SECONDS]) if env.get(contract.GRACE_SECONDS) else None,
-        hang_s=float(env.get(contract.HANG_SECONDS, 0)) or None,
+        grace_s=_seconds(env, contract.GRACE_SECONDS),
+        hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: found out from the steps
         ends_hung=_hang_action(env) == "Restart",
     )
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    """None where nobody says."""
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise RecipeError(f"{name} is {text!r}, expected seconds", fix=f"correct {name}, or unset it")
+    return seconds
 
 
 def _hang_action(env: Mapping[str, str]) -> str:
@@ -218,10 +232,12 @@ def _hang_action(env: Mapping[str, str]) -> str:
 
 
 def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
-    left = int(env.get(contract.MAX_RESTARTS, 0) if flag is None else flag)
-    spent = int(env.get(contract.RESTARTS_IN_PLACE, 0))
-    without = env.get(contract.MAX_RESTARTS_WITHOUT_PROGRESS, RestartBudget.without_progress)
-    return RestartBudget(restarts=left + spent, spent=spent, without_progress=int(without))
+    left = number(env, contract.MAX_RESTARTS, default=0, least=0) if flag is None else flag
+    spent = number(env, contract.RESTARTS_IN_PLACE, default=0, least=0)
+    without = number(
+        env, contract.MAX_RESTARTS_WITHOUT_PROGRESS, default=RestartBudget.without_progress, least=0
+    )
+    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without)
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:

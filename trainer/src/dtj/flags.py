@@ -44,10 +44,11 @@ class Positive:
 
 
 class Switch:
-    """1 is on."""
+    """1 is on, 0 is off."""
 
     def read(self, name: str, text: str) -> bool:
-        del name
+        if text not in {"0", "1"}:
+            raise RecipeError(f"{name} is {text!r}, expected 1 or 0", fix="correct it, or leave it out")
         return text == "1"
 
 

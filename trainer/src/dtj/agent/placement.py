@@ -36,9 +36,9 @@ class Placement:
 
         nproc  the flag; None takes the environment's number, else 1
         """
-        nproc = nproc if nproc is not None else _number(env, contract.NPROC_PER_NODE, default=1)
-        nnodes = _number(env, contract.NNODES, default=1)
-        node_rank = _number(env, contract.NODE_RANK, default=0, least=0)
+        nproc = nproc if nproc is not None else number(env, contract.NPROC_PER_NODE, default=1)
+        nnodes = number(env, contract.NNODES, default=1)
+        node_rank = number(env, contract.NODE_RANK, default=0, least=0)
         if nproc < 1:
             raise RecipeError(
                 f"--nproc is {nproc}, expected at least 1", fix="give the processes to start on this machine"
@@ -49,7 +49,7 @@ class Placement:
                 f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; nodes count from 0",
                 fix=f"correct {contract.NODE_RANK} or {contract.NNODES}",
             )
-        stated = _number(env, contract.WORLD_SIZE, default=nproc * nnodes)
+        stated = number(env, contract.WORLD_SIZE, default=nproc * nnodes)
         if stated != nproc * nnodes:
             raise RecipeError(
                 f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes are {nproc * nnodes}",
@@ -65,7 +65,7 @@ class Placement:
             node_rank=node_rank,
             nnodes=nnodes,
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
-            master_port=_number(env, contract.MASTER_PORT, default=29500),
+            master_port=number(env, contract.MASTER_PORT, default=29500),
             run_id=env.get(contract.JOB_UID) or "none",
             limits=limits,
         )
@@ -119,12 +119,13 @@ def threads(env: Mapping[str, str], *, nproc: int) -> int:
 
 
 def _limits(env: Mapping[str, str]) -> Limits | None:
-    most = _number(env, contract.MAX_REPLICAS, default=1)
-    least = _number(env, contract.MIN_REPLICAS, default=most)
+    most = number(env, contract.MAX_REPLICAS, default=1)
+    least = number(env, contract.MIN_REPLICAS, default=most)
     return Limits(least, most) if least < most else None
 
 
-def _number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
+def number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
+    """A whole number of the environment; RecipeError, which names the variable, where it is none."""
     text = env.get(name, "")
     if not text:
         return default
