@@ -92,6 +92,6 @@ def _safetensors() -> Any:
         from safetensors import torch as safetensors  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise RecipeError(
-            "safetensors is not installed", fix="pip install 'dtj[export]', or use a file that ends in .pt"
+            "safetensors is not installed", fix="pip install safetensors, or use a file that ends in .pt"
         ) from error
     return safetensors

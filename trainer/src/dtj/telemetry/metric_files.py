@@ -92,7 +92,7 @@ class TensorBoard:
         except ImportError as error:
             raise RecipeError(
                 f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
-                fix="pip install 'dtj[tensorboard]', or name a .jsonl or .csv file",
+                fix="pip install tensorboard, or name a .jsonl or .csv file",
             ) from error
         with _named(folder):
             self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None)
