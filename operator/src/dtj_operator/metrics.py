@@ -2,9 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-RECONCILES = Counter(
-    "dtj_reconciles_total", "Looks at a job, by how they ended.", ["result"]
-)  # done | later | error
+# result: done | later | error
+RECONCILES = Counter("dtj_reconciles_total", "Looks at a job, by how they ended.", ["result"])
 RECONCILE = Histogram("dtj_reconcile_seconds", "Time of one look at a job.")
 QUEUE_WAIT = Histogram("dtj_queue_wait_seconds", "Time that a job waited for a worker.")
 QUEUE_DEPTH = Gauge("dtj_queue_depth", "Jobs that wait for a worker.")
@@ -17,6 +16,5 @@ RELISTS = Counter("dtj_relists_total", "Times a cache was filled anew.", ["what"
 LEADER = Gauge("dtj_leader", "1 while this process holds the lease.")
 RESTARTS = Counter("dtj_job_restarts_total", "Restarts of jobs.", ["counted"])  # true | false
 FINISHED = Counter("dtj_jobs_finished_total", "Jobs that ended.", ["phase"])  # Succeeded | Failed
-POLLS = Counter(
-    "dtj_agent_polls_total", "Questions to agents about progress.", ["result"]
-)  # answer | nothing
+# result: answer | nothing
+POLLS = Counter("dtj_agent_polls_total", "Questions to agents about progress.", ["result"])

@@ -43,9 +43,8 @@ class Reconciler:
         self._api, self._cache, self._gatherer, self._applier = api, cache, gatherer, applier
         self._recorder, self._poller, self._progress_s, self._may_act = recorder, poller, progress_s, may_act
         self._progress_writes = Bucket(PROGRESS_WRITES_PER_S)
-        self._written: dict[
-            Key, tuple[float, str]
-        ] = {}  # when this process last wrote, and which version came of it
+        # When this process last wrote, and which version came of it.
+        self._written: dict[Key, tuple[float, str]] = {}
         self._behind: dict[Key, float] = {}  # since when more than progress is to be written
 
     def wrote(self, key: Key, version: str) -> bool:

@@ -53,9 +53,8 @@ class ProcessGroups:
         """Join the other ranks, however long they take to come."""
         if self._world.size == 1:
             return
-        heartbeat.mine.is_compared = (
-            self._in_place
-        )  # ranks that split a model wait for each other all the time
+        # Ranks that split a model wait for each other all the time.
+        heartbeat.mine.is_compared = self._in_place
         self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
         if self._control_pipe is None:
             self.control = open_group(self._world, self._device, store=None, timeout=RENDEZVOUS_TIMEOUT)

@@ -14,9 +14,8 @@ from dtj_operator.engine.workqueue import WorkQueue
 
 K = TypeVar("K", bound=Hashable)
 
-LONGEST_LOOK_S = (
-    120.0  # a thousand creates under the rate limit fit; a call that hangs does not hold the key for ever
-)
+# A thousand creates under the rate limit fit; a call that hangs does not hold the key for ever.
+LONGEST_LOOK_S = 120.0
 
 _log = logging.getLogger(__name__)
 

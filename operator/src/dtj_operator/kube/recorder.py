@@ -35,9 +35,8 @@ class Recorder:
         self._api, self._identity, self._wall = api, identity, wall
         self._bucket = Bucket(PER_SECOND, BURST)
         self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue(WAITING)
-        self._told: OrderedDict[str, tuple[float, int]] = (
-            OrderedDict()
-        )  # name -> (when again, how often so far)
+        # name -> (when again, how often so far)
+        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def record(self, regarding: Json, *, kind: str, reason: str, note: str, once_per: str) -> None:
         """Tell about an object; events of one reason with the same `once_per` are one.

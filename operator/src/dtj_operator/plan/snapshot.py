@@ -236,9 +236,7 @@ class Placed:
 
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
-    gone_since: Mapping[str, float] = field(
-        default_factory=dict
-    )  # nodes that were there and are not any more
+    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that were there and are not now
     now: float
 
     @property

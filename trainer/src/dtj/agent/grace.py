@@ -5,7 +5,7 @@ pod has, it is killed in the middle, and the run goes on from the last periodic 
 say why. So it is said before, as soon as the first save shows it.
 """
 
-# Of an agreed stop, beside the save: a pulse, the barrier of all ranks, the end of the processes.
+# Of an agreed stop, beside the save: a message of agreement.py, a barrier, the end of the processes.
 _REST_S = 5.0
 
 

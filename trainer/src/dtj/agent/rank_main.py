@@ -1,6 +1,6 @@
 """What a forked child does to become one rank: environment, pipes, the program, a faithful end.
 
-Before it stands `launch.py`, which forks; the program itself is a plain function without arguments.
+Before it stands `rank_process.py`, which forks; the program itself is a plain function without arguments.
 """
 
 import atexit
@@ -150,17 +150,15 @@ def _run(program: Program) -> int:
     except SystemExit as end:
         code = _code_of(end)
         if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
-            _report(
-                "", code=code, reason="ExitCode"
-            )  # what it does at its end may take longer than others live
+            # Now: what it does at its end may take longer than others live.
+            _report("", code=code, reason="ExitCode")
         return code
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
         reason = "BadRecipe" if error.exit_code == contract.EXIT_BAD_RECIPE else "Exception"
-        _report(
-            str(error), code=error.exit_code, reason=reason, is_for_people=True
-        )  # printed by the agent, once for all ranks
+        # Printed by the agent, once for all ranks.
+        _report(str(error), code=error.exit_code, reason=reason, is_for_people=True)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         if is_peer_loss(error):

@@ -26,9 +26,10 @@ class RankProcess:
     streams  read end of a pipe that is not over -> (the agent's own fd that its lines go to, the lines)
     reports  read end of the pipe of telemetry/report_pipe.py, None once it is over
     orders   write end of the pipe of control_pipe.py
-    killed   the agent itself ended it
-    heartbeat    how far it is, in memory shared with it
     stacks   read end of the pipe for its Python stacks
+    heartbeat  how far it is, in memory shared with it
+    killed   the agent itself ended it
+    uses_dtj  its program joins process groups through dtj: it can be told of a new generation
     holds    it has the run in memory and can join the next generation without being restarted
     """
 
@@ -168,7 +169,7 @@ class RankProcess:
             os.kill(self.pid, rank_main.STACKS_SIGNAL)
 
     def read_stacks(self) -> tuple[Probe, str]:
-        """What came of `ask_stacks`: the finding, and the stacks as text."""
+        """What came of `request_stacks`: the finding, and the stacks as text."""
         text = b""
         while data := _read(self.stacks):
             text += data

@@ -17,7 +17,7 @@ class SharedHeartbeat:
 
     0  last completed step      3  steps whose work was measured
     1  signs of life            4  nanoseconds of work in them
-    2  declared pauses            5  nanoseconds of time.monotonic() when the last step was completed
+    2  declared pauses          5  nanoseconds of time.monotonic() when the last step was completed
     """
 
     def __init__(self) -> None:

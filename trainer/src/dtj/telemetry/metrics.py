@@ -1,6 +1,6 @@
 """Numbers of a step -> a line for people or machines, and a report for the agent. Rank 0 only.
 
-step 120/2000  epoch 3  loss 0.2130  accuracy 0.9722  812 samples/s  data wait 2%  eta 0:31
+step 120/2000  epoch 3  loss 0.2130  accuracy 0.9722  812 samples/s  data wait 2%  eta 0:00:31
 """
 
 import contextlib

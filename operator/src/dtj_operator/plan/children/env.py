@@ -45,9 +45,7 @@ def _wiring(job: Job, place: Place) -> Iterator[tuple[str, object]]:
     yield from (("MASTER_ADDR", master_address(job)), ("MASTER_PORT", job.master_port))
     yield from (("WORLD_SIZE", world_size), ("NODE_RANK", place.index), ("NNODES", place.size))
     yield "NPROC_PER_NODE", job.processes
-    if (
-        job.processes == 1
-    ):  # a plain `python train.py` is a rank; with more it is a launcher, and sets its own
+    if job.processes == 1:  # a plain `python train.py` is a rank; a launcher of several sets its own
         yield from (("RANK", place.index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
@@ -56,10 +54,8 @@ def _torchrun(job: Job, place: Place) -> Iterator[tuple[str, object]]:
     yield from (("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", place.index))
     yield from (("PET_MASTER_ADDR", master_address(job)), ("PET_MASTER_PORT", job.master_port))
     if job.elastic is None:
-        yield from (
-            ("PET_NNODES", place.size),
-            ("PET_MAX_RESTARTS", 0),
-        )  # the operator restarts, not torchrun
+        # The operator restarts, not torchrun.
+        yield from (("PET_NNODES", place.size), ("PET_MAX_RESTARTS", 0))
         return
     yield from (("PET_NNODES", f"{job.lowest}:{job.highest}"), ("PET_RDZV_BACKEND", "c10d"))
     yield "PET_RDZV_ENDPOINT", f"{master_address(job)}:{job.master_port}"
