@@ -33,36 +33,36 @@ class Event:
 
 def plan(seed: int, *, seconds: float, step_s: float, ranks: int) -> dict[int, Event]:
     """Events by step, about `seconds` long together with the usual steps between them; in turn every kind."""
-    dice = Random(seed)
-    start = Event(kind=START_UP, seconds=dice.uniform(40, 200), rank=dice.choice([None, *range(ranks)]))
-    found = {dice.randrange(3): start}
+    rng = Random(seed)
+    start = Event(kind=START_UP, seconds=rng.uniform(40, 200), rank=rng.choice([None, *range(ranks)]))
+    found = {rng.randrange(3): start}
     step, spent_s = 4, start.seconds + 4 * step_s
-    for kind in _kinds(dice):
-        gap = max(2, round(dice.expovariate(1 / _GAP_S) / step_s))
+    for kind in _kinds(rng):
+        gap = max(2, round(rng.expovariate(1 / _GAP_S) / step_s))
         step, spent_s = step + gap, spent_s + gap * step_s
         if spent_s >= seconds:
             return found
-        who = dice.choice([None, *range(ranks)])
-        for _ in range(dice.randint(1, 6) if kind == "slow steps" else 1):
-            found[step] = Event(kind=kind, seconds=_length(dice, kind, step_s), rank=who)
+        who = rng.choice([None, *range(ranks)])
+        for _ in range(rng.randint(1, 6) if kind == "slow steps" else 1):
+            found[step] = Event(kind=kind, seconds=_length(rng, kind, step_s), rank=who)
             step, spent_s = step + 1, spent_s + step_s + found[step].seconds
     raise AssertionError("kinds never end")
 
 
-def _kinds(dice: Random) -> Iterator[str]:
+def _kinds(rng: Random) -> Iterator[str]:
     """All kinds, in an order that is another each time."""
     while True:
-        yield from dice.sample(KINDS, len(KINDS))
+        yield from rng.sample(KINDS, len(KINDS))
 
 
-def _length(dice: Random, kind: str, step_s: float) -> float:
+def _length(rng: Random, kind: str, step_s: float) -> float:
     match kind:
         case "slow steps":
             times = _TIMES if _TIMES * step_s < _LEAST_S else _TIMES_OF_LONG_STEPS
             return (times - 1) * step_s
         case "frozen process":
-            return dice.uniform(5, 20)
+            return rng.uniform(5, 20)
         case "garbage collection":
             return 0.0
         case _:
-            return dice.uniform(40, 90)
+            return rng.uniform(40, 90)

@@ -2,7 +2,7 @@
 
 Afterwards nothing goes wrong any more, and every job has to reach what its spec says; then all are done, and
 then all are deleted. The witness, who watched from before the first job, says what was wrong at any moment.
-The same seed throws the same dice; what they hit depends on how far the cluster is at that moment.
+The same seed draws the same faults; what they hit depends on how far the cluster is at that moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from tests.chaos.clock import Clock
-from tests.chaos.deeds import DEEDS, Chaos
+from tests.chaos.faults import INJECTIONS, Chaos
 from tests.chaos.invariants import controller
 from tests.chaos.witness import Witness, watching
 from tests.integration import api as rest
@@ -32,7 +32,7 @@ from tests.integration.operator import process
 from tests.support.faultproxy import FaultProxy
 
 Json = dict[str, Any]
-PAUSE_S = 0.4  # between two deeds, at most: jobs must get somewhere, or there is nothing to destroy
+PAUSE_S = 0.4  # between two faults, at most: jobs must get somewhere, or there is nothing to destroy
 SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
 
 
@@ -40,7 +40,7 @@ SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
 class Result:
     """What came of a run.
 
-    faults       how often each deed found a victim
+    faults       how often each fault found a victim
     deaths       how often an operator's process ended
     seconds      of the run, the settling included
     violations   empty, if all is well
@@ -68,7 +68,7 @@ async def run(
 ) -> Result:
     """Have so many faults happen while about so many jobs are there; the operator's roles must be granted.
 
-    without   names of deeds that are left out
+    without   names of faults that are left out
     """
     began, result, chance = time.monotonic(), Result(seed), Random(seed)
     async with (
@@ -77,7 +77,7 @@ async def run(
         kubelets.playing(api, namespace) as kubelet,
         stage_of(plane, api, namespace, folder, kubelet, chance) as stage,
     ):
-        await wreak(stage, result, faults, jobs, without)
+        await inject(stage, result, faults, jobs, without)
         await stage.relent()
         await collect_garbage(stage)
         result.violations += await settled(witness, "after the faults")
@@ -94,10 +94,10 @@ async def run(
     return result
 
 
-async def wreak(stage: Chaos, result: Result, faults: int, jobs: int, without: frozenset[str]) -> None:
-    """Do deeds until so many have found a victim; whatever the dice say, there are jobs to do them to."""
-    names = [name for name in DEEDS if name not in without]
-    weights = [DEEDS[name][0] for name in names]
+async def inject(stage: Chaos, result: Result, faults: int, jobs: int, without: frozenset[str]) -> None:
+    """Inject faults until so many have found a victim; whatever is drawn, there are jobs for them to hit."""
+    names = [name for name in INJECTIONS if name not in without]
+    weights = [INJECTIONS[name][0] for name in names]
     while result.faults.total() < faults:
         with contextlib.suppress(ApiError, aiohttp.ClientError, OSError):
             if await alive(stage) < jobs:
@@ -105,8 +105,8 @@ async def wreak(stage: Chaos, result: Result, faults: int, jobs: int, without: f
         (name,) = stage.chance.choices(names, weights)
         # A victim may have gone a moment ago, or the server with it.
         with contextlib.suppress(ApiError, KeyError, aiohttp.ClientError, OSError):
-            result.faults[name] += await DEEDS[name][1](stage)
-        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # the dice decide how far the cluster gets
+            result.faults[name] += await INJECTIONS[name][1](stage)
+        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # chance decides how far the cluster gets
 
 
 async def alive(stage: Chaos) -> int:

@@ -193,14 +193,14 @@ def losing(
         held: list[bytes] = []
 
         def mangle(line: bytes) -> list[bytes]:
-            dice = chance.random()
+            drawn = chance.random()
             before = [*held]
             held.clear()
-            if dice < lost:
+            if drawn < lost:
                 return before
-            if dice < lost + doubled:
+            if drawn < lost + doubled:
                 return [line, *before, line]
-            if dice < lost + doubled + swapped:
+            if drawn < lost + doubled + swapped:
                 held.append(line)
                 return before
             return [line, *before]

@@ -177,7 +177,7 @@ async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
         assert job["status"]["restarts"]["inPlace"] == 2
 
 
-async def test_operator_that_is_killed_between_verdict_and_deed_replaces_the_same_pod_once(
+async def test_operator_that_is_killed_between_verdict_and_action_replaces_the_same_pod_once(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, namespace: str
 ):
     async with process.running(granted, watch=namespace):

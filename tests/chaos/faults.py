@@ -1,6 +1,6 @@
-"""What can go wrong, one deed each: to operators, to the way to the API server, to children, pods and jobs.
+"""What can go wrong, one function a fault: to operators, to their way to the API server, to pods and jobs.
 
-A deed finds its own victim with the dice that it is given, and says whether there was one. All that lasts is
+A fault draws its own victim from the seeded generator, and says whether there was one. All that lasts is
 taken back by `Chaos.relent`.
 """
 
@@ -26,7 +26,7 @@ BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
 
 @dataclass
 class Chaos:
-    """The stage: everything that deeds are done to.
+    """The stage: everything that faults happen to.
 
     proxies    one before each operator
     operators  in the order of the proxies
@@ -68,17 +68,17 @@ class Chaos:
         """Create a job of one kind or another."""
         name = name or f"job-{self.made}"
         self.made += 1
-        dice = self.chance
+        rng = self.chance
         container = {"name": "trainer", "image": "trainer:1"}
         spec = {
-            "replicas": dice.randint(1, 4),
-            "successPolicy": dice.choice(["All", "All", "Rank0"]),
-            "cleanPodPolicy": dice.choice(["Running", "Running", "All"]),
+            "replicas": rng.randint(1, 4),
+            "successPolicy": rng.choice(["All", "All", "Rank0"]),
+            "cleanPodPolicy": rng.choice(["Running", "Running", "All"]),
             "network": {"policy": "Isolated"},
             "recovery": {
                 "backoffSeconds": 0,
-                "maxRestarts": dice.choice([0, 2, 5, 100]),
-                "scope": dice.choice(["Auto", "Job", "Replica"]),
+                "maxRestarts": rng.choice([0, 2, 5, 100]),
+                "scope": rng.choice(["Auto", "Job", "Replica"]),
             },
             "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}},
         }
@@ -102,27 +102,27 @@ class Chaos:
         return self.chance.choice(fitting) if fitting else None
 
 
-Deed = Callable[[Chaos], Awaitable[bool]]
-DEEDS: dict[str, tuple[int, Deed]] = {}
+Injection = Callable[[Chaos], Awaitable[bool]]
+INJECTIONS: dict[str, tuple[int, Injection]] = {}
 
 
-def deed(weight: int) -> Callable[[Deed], Deed]:
-    """Make a deed one of those that the dice choose from, so many times as likely as another."""
+def injection(weight: int) -> Callable[[Injection], Injection]:
+    """Make a fault one of those that are drawn from, so many times as likely as another."""
 
-    def register(each: Deed) -> Deed:
-        DEEDS[each.__name__] = weight, each
+    def register(each: Injection) -> Injection:
+        INJECTIONS[each.__name__] = weight, each
         return each
 
     return register
 
 
 def some_operator(stage: Chaos) -> Operator | None:
-    """Return one of the operators, whichever leads; None where the dice chose one that has ended."""
+    """Return one of the operators, whichever leads; None where the one that was drawn has ended."""
     chosen = stage.chance.choice(stage.operators).now
     return None if chosen is None or chosen.process.returncode is not None else chosen
 
 
-@deed(1)
+@injection(1)
 async def kill_operator(stage: Chaos) -> bool:
     """SIGKILL."""
     victim = some_operator(stage)
@@ -132,7 +132,7 @@ async def kill_operator(stage: Chaos) -> bool:
     return True
 
 
-@deed(1)
+@injection(1)
 async def stop_operator(stage: Chaos) -> bool:
     """SIGTERM."""
     victim = some_operator(stage)
@@ -142,7 +142,7 @@ async def stop_operator(stage: Chaos) -> bool:
     return True
 
 
-@deed(1)
+@injection(1)
 async def freeze_operator(stage: Chaos) -> bool:
     """SIGSTOP for a moment."""
     victim = some_operator(stage)
@@ -155,7 +155,7 @@ async def freeze_operator(stage: Chaos) -> bool:
 
 
 def refusing(name: str, status: int, *matches: Any, headers: tuple[tuple[str, str], ...] = ()) -> None:
-    """Register a deed: the API server, as one operator sees it, answers some calls like this."""
+    """Register a fault: the API server, as one operator sees it, answers some calls like this."""
 
     async def refuse(stage: Chaos) -> bool:
         times = stage.chance.randint(1, 4)
@@ -164,7 +164,7 @@ def refusing(name: str, status: int, *matches: Any, headers: tuple[tuple[str, st
         return True
 
     refuse.__name__ = name
-    deed(2)(refuse)
+    injection(2)(refuse)
 
 
 WRITES = (
@@ -184,7 +184,7 @@ refusing("answer_lost", 0, *WRITES)
 refusing("history_gone", 410, is_watch)
 
 
-@deed(2)
+@injection(2)
 async def delay(stage: Chaos) -> bool:
     """Some requests come late."""
     late_s = stage.chance.uniform(0.2, 2.0)
@@ -193,13 +193,13 @@ async def delay(stage: Chaos) -> bool:
     return True
 
 
-@deed(2)
+@injection(2)
 async def cut_watches(stage: Chaos) -> bool:
     """Every watch of one operator breaks."""
     return stage.chance.choice(stage.proxies).cut_watches() > 0
 
 
-@deed(1)
+@injection(1)
 async def silence_watches(stage: Chaos) -> bool:
     """Watches say nothing for a while, or speak again."""
     proxy = stage.chance.choice(stage.proxies)
@@ -207,7 +207,7 @@ async def silence_watches(stage: Chaos) -> bool:
     return True
 
 
-@deed(1)
+@injection(1)
 async def mangle_watches(stage: Chaos) -> bool:
     """Events are lost, doubled and reordered for a while, or told faithfully again."""
     proxy = stage.chance.choice(stage.proxies)
@@ -216,28 +216,28 @@ async def mangle_watches(stage: Chaos) -> bool:
     return True
 
 
-@deed(1)
+@injection(1)
 async def set_clock(stage: Chaos) -> bool:
     """The operators' clocks are an hour off, or right again."""
     stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
     return bool(stage.clock.environment)
 
 
-@deed(1)
+@injection(1)
 async def compact_etcd(stage: Chaos) -> bool:
     """History is forgotten."""
     await asyncio.to_thread(stage.plane.compact)
     return True
 
 
-@deed(1)
+@injection(1)
 async def restart_apiserver(stage: Chaos) -> bool:
     """SIGKILL, and all that it had in memory is gone; it takes seconds to come back."""
     await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
     return True
 
 
-@deed(1)
+@injection(1)
 async def take_rights(stage: Chaos) -> bool:
     """The operators may do nothing for a moment."""
     binding = await stage.api.get(BINDING)
@@ -250,7 +250,7 @@ async def take_rights(stage: Chaos) -> bool:
     return True
 
 
-@deed(5)
+@injection(5)
 async def crash_pod(stage: Chaos) -> bool:
     """A rank ends in one of the bad ways."""
     name = stage.some_pod()
@@ -259,7 +259,7 @@ async def crash_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(3)
+@injection(3)
 async def finish_pod(stage: Chaos) -> bool:
     """A rank is done."""
     name = stage.some_pod()
@@ -268,7 +268,7 @@ async def finish_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(2)
+@injection(2)
 async def hold_pod(stage: Chaos) -> bool:
     """A node takes its time to stop a pod, or has stopped it at last."""
     if stage.kubelet.holds and stage.chance.random() < 0.7:
@@ -280,7 +280,7 @@ async def hold_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(4)
+@injection(4)
 async def delete_pod(stage: Chaos) -> bool:
     """Somebody deletes a pod."""
     name = stage.some_pod()
@@ -289,7 +289,7 @@ async def delete_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(2)
+@injection(2)
 async def relabel_pod(stage: Chaos) -> bool:
     """Somebody edits a pod's labels."""
     name = stage.some_pod()
@@ -305,7 +305,7 @@ async def relabel_pod(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(2)
+@injection(2)
 async def spoil_network(stage: Chaos) -> bool:
     """Somebody deletes or edits a Service or a NetworkPolicy."""
     name = await stage.some_job("Running")
@@ -321,7 +321,7 @@ async def spoil_network(stage: Chaos) -> bool:
     return True
 
 
-@deed(1)
+@injection(1)
 async def relabel_network(stage: Chaos) -> bool:
     """Somebody takes our label off a Service or a NetworkPolicy."""
     name = await stage.some_job("Running")
@@ -331,7 +331,7 @@ async def relabel_network(stage: Chaos) -> bool:
     return name is not None
 
 
-@deed(2)
+@injection(2)
 async def stand_in_the_way(stage: Chaos) -> bool:
     """Somebody else's Service has the name that the next job needs; it goes again, sooner or later."""
     if stage.strangers and stage.chance.random() < 0.6:
@@ -343,7 +343,7 @@ async def stand_in_the_way(stage: Chaos) -> bool:
     return True
 
 
-@deed(3)
+@injection(3)
 async def delete_job(stage: Chaos) -> bool:
     """Somebody deletes a job, and perhaps makes another of its name at once."""
     name = await stage.some_job("Pending", "Starting", "Running", "Recovering", "Suspended", "Succeeded")
@@ -355,7 +355,7 @@ async def delete_job(stage: Chaos) -> bool:
     return True
 
 
-@deed(2)
+@injection(2)
 async def suspend_job(stage: Chaos) -> bool:
     """A job is suspended, or resumed."""
     name = await stage.some_job("Running", "Starting", "Recovering", "Suspended")

@@ -17,7 +17,7 @@ from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
-Deed = Callable[[Cluster, str], Awaitable[Any]]
+Change = Callable[[Cluster, str], Awaitable[Any]]
 NETWORK = {"Service": SERVICES, "NetworkPolicy": POLICIES}
 
 
@@ -29,8 +29,8 @@ async def running(cluster: Cluster, kubelet: Kubelet) -> Json:
     return await cluster.until(phase("Running"))
 
 
-def changing(patch: Json) -> Deed:
-    """Return the deed of merging this into an object."""
+def changing(patch: Json) -> Change:
+    """Return the change of merging this into an object."""
     return lambda cluster, path: cluster.api.patch(path, patch)
 
 
@@ -41,7 +41,7 @@ def removing(cluster: Cluster, path: str) -> Awaitable[Any]:
 
 NO_LABEL: Json = {"metadata": {"labels": {"dtj.dev/job-name": None}}}
 OTHER_LABEL: Json = {"metadata": {"labels": {"dtj.dev/job-name": "other"}}}
-DEEDS = [
+CHANGES = [
     pytest.param("Service", removing, id="Service deleted"),
     pytest.param("NetworkPolicy", removing, id="NetworkPolicy deleted"),
     pytest.param("Service", changing({"spec": {"selector": {"a": "b"}}}), id="Service selects others"),
@@ -61,14 +61,14 @@ DEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "deed"), DEEDS)
+@pytest.mark.parametrize(("kind", "change"), CHANGES)
 async def test_network_of_a_job_is_put_right(
-    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, kind: str, deed: Deed
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, kind: str, change: Change
 ):
     path = f"{NETWORK[kind].format(cluster.namespace)}/job"
     before = await cluster.api.get(path)
 
-    await deed(cluster, path)
+    await change(cluster, path)
 
     def restored(seen: Json) -> bool:
         same_labels = seen["metadata"]["labels"] == before["metadata"]["labels"]
