@@ -104,7 +104,7 @@ class Strategy:
         self.step, self.total_steps = step, total_steps
 
     def after_step(self, step: int, *, force: bool = False) -> None:
-        """The optimizer has done `step`. Ranks that differ meet when it is time, with `force` at once."""
+        """The optimizer has done `step`. Ranks that differ synchronize when it is time, with `force` now."""
         del force
         self.step = step
 

@@ -6,7 +6,7 @@
     diloco:K     what the ranks changed on average is the gradient of an outer optimizer with
                  Nesterov momentum. Douillard et al., "DiLoCo" (2023); its rate and momentum
 
-Between two meetings ranks differ: checkpoints wait for the next meeting, a stop brings it forward, and
+Between two sync points ranks differ: checkpoints wait for the next one, a stop brings it forward, and
 `run.evaluate` scores each rank's own model on its share. Momentum stays with each rank; after a restart all
 of them begin with rank 0's.
 """
@@ -65,7 +65,7 @@ class LocalSGD(Replicated):
 
 
 class DiLoCo(LocalSGD):
-    """The meeting is a step of an outer optimizer from the weights of the last meeting."""
+    """A sync point is a step of an outer optimizer from the weights of the last one."""
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         model = super().wrap(model, is_healing=is_healing)
@@ -88,7 +88,7 @@ class DiLoCo(LocalSGD):
             now.copy_(was)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the outer optimizer; the weights themselves are the model's, since ranks have just met."""
+        """Of the outer optimizer; the weights themselves are the model's, since this is a sync point."""
         return self._outer.state_dict()
 
     @torch.no_grad()
