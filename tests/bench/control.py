@@ -1,8 +1,8 @@
 """Two hours in which nothing is wrong and much is slow: how often is that called a hang?
 
-Some jobs beside each other, two agents each as two pods would run them, no setting about hangs. The ranks do what
-`control_plan` says; then one of them is stopped for real, and that has to be found. Mostly asleep: it takes
-little of a machine that does other things, whose noise is part of the trial.
+Some jobs beside each other, two agents each as two pods would run them, no setting about hangs. The ranks do
+what `control_plan` says; then one of them is stopped for real, and that has to be found. Mostly asleep: it
+takes little of a machine that does other things, whose noise is part of the trial.
 """
 
 from __future__ import annotations
