@@ -1,9 +1,9 @@
 """Random generators of one rank: a function of (seed, step, verb, stream), never of the past.
 
 Ranks share the seed while the model is built, so that all start from the same weights. In training every rank
-has a stream of its own (those of one tensor-parallel group share it), seeded anew for each step and for each verb of Run in it: dropout and augmentation do
-not repeat themselves W times, and whoever takes up the run at a step, or repeats a verb after the loss of a
-rank, draws what the unbroken run drew.
+has a stream of its own (those of one tensor-parallel group share it), seeded anew for each step and for each
+verb of Run in it: dropout and augmentation do not repeat themselves W times, and whoever takes up the run at
+a step, or repeats a verb after the loss of a rank, draws what the unbroken run drew.
 """
 
 import random

@@ -25,4 +25,5 @@ for batch in run.steps(4):
     run.backward(lambda mb: nn.functional.mse_loss(model(mb[0]), mb[1]), batch)
     optimizer.step()
     optimizer.zero_grad()
-print("weights", *model[4].weight.to_local().flatten().tolist(), flush=True)  # type: ignore[operator]
+mine = dict(model.named_parameters())["4.weight"].to_local()  # type: ignore[attr-defined]  # a DTensor
+print("weights", *mine.flatten().tolist(), flush=True)
