@@ -54,3 +54,13 @@ def test_ranks_that_split_one_model_share_their_samples() -> None:
     assert [(g.data_rank, g.at("pp")) for g in grids] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     grids = [lay_out("hsdp", "fsdp=2", World(rank=r, size=4, local_size=4)) for r in range(4)]
     assert [g.data_rank for g in grids] == [0, 1, 2, 3]
+
+
+def test_ranks_that_hold_the_same_activations_draw_the_same_numbers() -> None:
+    def streams(strategy: str, mesh: str) -> list[int]:
+        return [lay_out(strategy, mesh, World(rank=r, size=4, local_size=4)).stream for r in range(4)]
+
+    assert streams("tp+ddp", "tp=2") == [0, 0, 1, 1]
+    assert streams("tp", "") == [0, 0, 0, 0]
+    for strategy, mesh in (("ddp", ""), ("pp+ddp", "pp=2"), ("hsdp", "fsdp=2")):
+        assert streams(strategy, mesh) == [0, 1, 2, 3]

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def draw(base: int, step: int, verb: int, rank: int) -> tuple[float, float, float, float]:
-    random_state.begin(base, step=step, verb=verb, rank=rank, device=CPU)
+    random_state.begin(base, step=step, verb=verb, stream=rank, device=CPU)
     return random.random(), np.random.random(), np.random.normal(), torch.rand(()).item()
 
 

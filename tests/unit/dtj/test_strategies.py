@@ -97,6 +97,18 @@ def test_same_losses_and_weights_as_by_hand(
     assert_same(weights(tmp_path / "out", STEPS), final)
 
 
+@pytest.mark.parametrize(
+    "flags", [("--nproc", 2, "--parallel", "tp"), ("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2")]
+)
+def test_tensor_parallel_ranks_with_dropout_stay_replicas(finish: Finish, flags: tuple[Any, ...]) -> None:
+    """What is not cut is the same on all ranks, as long as they drop the same activations."""
+    ended = finish("run", *flags, PROGRAMS / "dropout.py")
+    assert ended.code == 0, ended.err
+    told = [line.partition("weights ")[2] for line in ended.out.splitlines() if "weights " in line]
+    assert len(told) == flags[1]
+    assert len(set(told)) == 1
+
+
 def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
     expected, final = by_hand(STEPS + 3)
     train(finish, tmp_path / "saved", "--nproc", 4, "--parallel", "fsdp")

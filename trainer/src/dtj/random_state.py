@@ -1,9 +1,9 @@
-"""Random generators of one rank: a function of (seed, step, verb, rank), never of the past.
+"""Random generators of one rank: a function of (seed, step, verb, stream), never of the past.
 
 Ranks share the seed while the model is built, so that all start from the same weights. In training every rank
-has a stream of its own, seeded anew for each step and for each verb of Run in it: dropout and augmentation do
-not repeat themselves W times, and whoever takes up the run at a step, or repeats a verb after the loss of a
-rank, draws what the unbroken run drew.
+has a stream of its own (those of one tensor-parallel group share it), seeded anew for each step and for each
+verb of Run in it: dropout and augmentation do not repeat themselves W times, and whoever takes up the run at
+a step, or repeats a verb after the loss of a rank, draws what the unbroken run drew.
 """
 
 import random
@@ -25,12 +25,13 @@ def seed_for(*what: int) -> None:
     seed(int(np.random.SeedSequence(what).generate_state(1)[0]))
 
 
-def begin(base: int, *, step: int, verb: int, rank: int, device: torch.device) -> None:
+def begin(base: int, *, step: int, verb: int, stream: int, device: torch.device) -> None:
     """Seed the generators that this rank uses; some 10 us, a tenth of `seed`.
 
-    verb  0 for what a step does before its first verb, then 1, 2, ...
+    verb    0 for what a step does before its first verb, then 1, 2, ...
+    stream  see Layout.stream
     """
-    name = f"{base} {step} {verb} {rank}".encode()
+    name = f"{base} {step} {verb} {stream}".encode()
     value = int.from_bytes(blake2b(name, digest_size=4).digest(), "little")
     random.seed(value)
     np.random.seed(value)

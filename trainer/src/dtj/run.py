@@ -342,7 +342,8 @@ class Run:
         )
 
     def _seed_generators(self, *, verb: int) -> None:
-        random_state.begin(self._seed, step=self.step, verb=verb, rank=self.rank, device=self.device)
+        stream = self._strategy.layout.stream
+        random_state.begin(self._seed, step=self.step, verb=verb, stream=stream, device=self.device)
 
     def _cut(self, **how: Any) -> Cut:
         layout = self._strategy.layout

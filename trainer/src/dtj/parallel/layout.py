@@ -50,6 +50,15 @@ class Layout:
         return place
 
     @property
+    def stream(self) -> int:
+        """Which random numbers this rank draws: where activations are the same, so must dropout be."""
+        place = 0
+        for axis in self.sizes:
+            if axis != "tp":
+                place = place * self.size(axis) + self.at(axis)
+        return place
+
+    @property
     def data_size(self) -> int:
         """Into how many shares a global batch is cut."""
         return prod(self.size(axis) for axis in _DATA_AXES)
