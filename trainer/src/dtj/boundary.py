@@ -104,7 +104,7 @@ class Boundary:
             self._stop_unsaved()
 
     def conclude(self) -> Path | None:
-        """Save the state that the run ends with, once ranks that trained alone have the same, unless it is NaN."""
+        """Save the state that the run ends with; ranks that trained alone synchronize, NaN is not saved."""
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite()
         with heartbeat.mine.paused():
