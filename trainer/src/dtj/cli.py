@@ -52,10 +52,12 @@ _FLAGS = [
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
-        help="Failed ranks are restarted in place so often. [default: what the pod says, else 0]",
+        help="How often failed ranks are restarted in place. [default: what the pod says, else 0]",
     ),
     click.option(
-        "--port", type=click.IntRange(min=1, max=65535), help="Serve /status, /metrics and /healthz here."
+        "--port",
+        type=click.IntRange(min=1, max=65535),
+        help="Serve /status, /metrics, /stacks and /healthz here. [default: what the pod says]",
     ),
     click.option(
         "--termination-log",
@@ -96,7 +98,7 @@ def _flagged(command: Any) -> Any:
 @_flagged
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
 @click.argument("script")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, words: tuple[str, ...], *, module: bool, **given: Any) -> int:
     """Run any script that uses `env://` as ranks: what torchrun does, with the same variables."""
     return _launch(program.module(script, words) if module else program.script(script, words), given)

@@ -64,15 +64,19 @@ class Settings:
         Whole(0), "Processes of each rank that load samples ahead. [default: 0, the rank itself]", default=0
     )
     parallel: str | None = flag(OneOf(STRATEGIES), "How ranks share the work. [default: ddp]")
-    mesh: str = flag(Text("AXIS=SIZE,..."), "Sizes of its axes, e.g. tp=2. [default: derived]", default="")
+    mesh: str = flag(
+        Text("AXIS=SIZE,..."), "Ranks along the axes of --parallel, e.g. tp=2. [default: derived]", default=""
+    )
     precision: str = flag(
-        OneOf(("fp32", "bf16", "fp16")), "Of forward and backward. [default: fp32]", default="fp32"
+        OneOf(("fp32", "bf16", "fp16")),
+        "Type that forward and backward compute in. [default: fp32]",
+        default="fp32",
     )
     tf32: bool = flag(Switch(), "Faster, less exact float32 matrix products on CUDA.", default=False)
     compile: bool = flag(Switch(), "torch.compile the model.", default=False)
     recompute: bool = flag(Switch(), "Keep fewer activations; compute them again in backward.", default=False)
-    sync: Choice | None = flag(SYNCS, "When ranks exchange what they learned.")
-    compress: Choice | None = flag(COMPRESSIONS, "Smaller gradients.")
+    sync: Choice | None = flag(SYNCS, "When ranks exchange what they learned. [default: every step]")
+    compress: Choice | None = flag(COMPRESSIONS, "Send smaller gradients. [default: as they are]")
 
     @classmethod
     def read(cls, env: Mapping[str, str], **wishes: int | None) -> Self:
