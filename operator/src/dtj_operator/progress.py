@@ -86,7 +86,7 @@ class Poller:
             progress = await self._poll(address)
             silent = 0 if progress is not None else silent + 1
             if silent == RARELY:
-                self._absolve(key)
+                self._clear_slow(key)
             if progress is not None and progress.attempt == attempt:
                 fresh = self.last(key, uid, attempt)
                 self._last[key] = uid, progress
@@ -97,7 +97,7 @@ class Poller:
                     self._on_news(key)
             await asyncio.sleep(self._every_s * (RARELY if silent > RARELY else 1))
 
-    def _absolve(self, key: Key) -> None:
+    def _clear_slow(self, key: Key) -> None:
         """Who was slow or hung when the agent last spoke may not be so any more."""
         uid, last = self._last.get(key, ("", None))
         if last is not None and (last.slowest or last.hang):

@@ -26,7 +26,7 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
         "wantedReplicas": _wanted(s, verdict),
         "currentReplicas": sum(bool(pod.node) or pod.phase != "Pending" for pod in pods),
         "selector": ",".join(f"{k}={v}" for k, v in names.child_labels(s.job.name, s.job.uid).items()),
-        "worldSize": (s.size - len(s.spared)) * s.job.processes,
+        "worldSize": (s.size - len(s.left_out)) * s.job.processes,
         **({} if phase in FINAL else _work_in_hand(s, verdict, phase)),
     }
 

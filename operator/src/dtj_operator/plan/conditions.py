@@ -9,8 +9,8 @@ from dtj_operator.kube.views import PodView
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.attempt import begins_anew, done_before, remaining
-from dtj_operator.plan.laggards import laggards
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
+from dtj_operator.plan.stragglers import held_up_by
 
 Json = dict[str, Any]
 
@@ -85,7 +85,7 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     if isinstance(verdict, Fail):
         return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
     if phase == RUNNING:
-        late = laggards(s)
+        late = held_up_by(s)
         if late is not None:
             return "Healthy", False, late[0], late[1][:MESSAGE_LIMIT]
         fewer = len(s.taking_part.keys() | s.memory.done)

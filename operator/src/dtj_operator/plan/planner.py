@@ -149,10 +149,10 @@ def _retire(s: Snapshot) -> tuple[Action, ...]:
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:
     """What has failed has nothing left to save; others may commit a checkpoint in their pods' own grace."""
-    condemned = s.memory.replacing.get(old.index) == old.uid
+    replaced = s.memory.replacing.get(old.index) == old.uid
     disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
     lost_a_peer = s.memory.phase == RECOVERING and not disrupted and _of_another_attempt(s, old)
-    return FAILED_GRACE_S if condemned or lost_a_peer else None
+    return FAILED_GRACE_S if replaced or lost_a_peer else None
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:

@@ -111,7 +111,7 @@ class Memory:
 
     @cached_property
     def replacing(self) -> dict[int, str]:
-        """Uids of the pods that a verdict has condemned, by index; empty where the pod was gone already."""
+        """Uids of the pods that a verdict replaces, by index; empty where the pod was gone already."""
         return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
 
     @cached_property
@@ -319,15 +319,15 @@ class Snapshot(Placed):
         return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and self._stays(p)}
 
     def _stays(self, pod: PodView) -> bool:
-        condemned = self.memory.replacing.get(pod.index) == pod.uid
+        replaced = self.memory.replacing.get(pod.index) == pod.uid
         # Taken off by a smaller size, and wanted again before it was gone.
         leaving = pod.deleting and self.memory.wanted is not None and pod.index >= self.memory.wanted
         wanted = 0 <= pod.index < self.size and not pod.mislabelled
-        return wanted and not condemned and not leaving
+        return wanted and not replaced and not leaving
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:
-        """Pods under our label in the way: condemned, of an older attempt, or of a job that is gone."""
+        """Pods under our label in the way: being replaced, of an older attempt, or of a job that is gone."""
         kept = {pod.uid for pod in self.current.values()}
         return tuple(pod for pod in self.pods if pod.owner_uid and pod.uid not in kept)
 
@@ -345,21 +345,21 @@ class Snapshot(Placed):
         return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
 
     @cached_property
-    def spared(self) -> frozenset[int]:
+    def left_out(self) -> frozenset[int]:
         """Replicas whose pods find no room and that an elastic job of scope Replica goes on without.
 
         Their pods stay where they are, Pending: the scheduler tells when there is room again.
         """
         if self.job.elastic is None or self.scope != REPLICA:
             return frozenset()
-        homeless = frozenset(i for i, pod in self.current.items() if self.homeless(pod))
-        return homeless if self.size - len(homeless) >= self.job.lowest else frozenset()
+        found = frozenset(i for i, pod in self.current.items() if self.long_unschedulable(pod))
+        return found if self.size - len(found) >= self.job.lowest else frozenset()
 
     @cached_property
     def taking_part(self) -> dict[int, PodView]:
-        return {i: pod for i, pod in self.current.items() if i not in self.spared}
+        return {i: pod for i, pod in self.current.items() if i not in self.left_out}
 
-    def homeless(self, pod: PodView) -> bool:
+    def long_unschedulable(self, pod: PodView) -> bool:
         """Whether it has fitted no node for so long that it is not waited for."""
         since = unschedulable_since(pod)
         return since is not None and self.now - since >= ROOM_S

@@ -22,7 +22,6 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
 from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
 from dtj_operator.plan.goodput import goodput
-from dtj_operator.plan.laggards import HANG, STRAGGLER
 from dtj_operator.plan.policies.restart import seen
 from dtj_operator.plan.snapshot import (
     FAILED,
@@ -35,6 +34,7 @@ from dtj_operator.plan.snapshot import (
     SUSPENDED,
     Snapshot,
 )
+from dtj_operator.plan.stragglers import HANG, STRAGGLER
 
 Json = dict[str, Any]
 

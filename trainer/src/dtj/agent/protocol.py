@@ -1,4 +1,4 @@
-"""The words of membership.py: a job, how agents present themselves, what a coordinator decides. Pure data."""
+"""What membership.py is told and decides, as plain data: a job, an agent's hello, a coordinator's actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

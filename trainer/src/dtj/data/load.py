@@ -31,14 +31,14 @@ def look_up(dataset: Any, indices: Indices, collate: Collate) -> Any:
     """The samples at `indices` of a map-style data set, in the memory of the host."""
     if type(dataset) is TensorDataset:  # one indexing, not one per sample; a subclass may index otherwise
         rows = torch.from_numpy(indices)
-        return dressed([column[rows] for column in dataset.tensors])
+        return as_batch([column[rows] for column in dataset.tensors])
     if hasattr(dataset, "__getitems__"):
-        return dressed(collate(dataset.__getitems__(indices.tolist())))
-    return dressed(collate([dataset[i] for i in indices.tolist()]))
+        return as_batch(collate(dataset.__getitems__(indices.tolist())))
+    return as_batch(collate([dataset[i] for i in indices.tolist()]))
 
 
-def dressed(found: Any) -> Any:
-    """Pairs as `Pair`, other plain sequences as tuples."""
+def as_batch(found: Any) -> Any:
+    """What a loss gets: pairs as `Pair`, other plain sequences as tuples."""
     if type(found) in {list, tuple}:
         return Pair(*found) if len(found) == 2 else tuple(found)
     return found

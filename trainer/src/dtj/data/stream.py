@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from dtj import random_state
 from dtj.data.cut import Cut, Part, Share
-from dtj.data.load import Collate, Loader, dressed
+from dtj.data.load import Collate, Loader, as_batch
 from dtj.errors import RecipeError
 
 # A position is epoch x this + samples of the epoch that are consumed: one integer, whatever the length.
@@ -143,7 +143,8 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
         start = share.position % _EPOCH
         data = [
-            dressed(self.collate([samples[i - start] for i in part.indices.tolist()])) for part in share.parts
+            as_batch(self.collate([samples[i - start] for i in part.indices.tolist()]))
+            for part in share.parts
         ]
         return _Loaded(share, data)
 

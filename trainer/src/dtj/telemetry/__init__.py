@@ -1,1 +1,1 @@
-"""What the run says about itself: to the other ranks, to people, to the agent."""
+"""What the run says about itself: to people, and to the agent."""

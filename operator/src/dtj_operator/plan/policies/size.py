@@ -72,7 +72,7 @@ def _shrink(s: Snapshot, shortage: Shortage | None) -> Resize | None:
     """Go on with what has found room, once the scheduler has had its time with the rest."""
     unplaced = [pod for pod in s.current.values() if not pod.node and pod.phase == "Pending"]
     fits = len(s.current) - len(unplaced)
-    decided = not s.missing and all(s.homeless(pod) for pod in unplaced)
+    decided = not s.missing and all(s.long_unschedulable(pod) for pod in unplaced)
     if not unplaced or not decided or fits < s.job.lowest:
         return None
     tries = shortage.tries + 1 if shortage is not None else 1

@@ -9,4 +9,4 @@ def success(s: Snapshot) -> Succeed | None:
     done = s.memory.done | {index for index, pod in s.current.items() if s.succeeded(pod)}
     if s.job.success == "Rank0":
         return Succeed("Rank0Succeeded") if 0 in done else None
-    return Succeed("AllRanksSucceeded") if done.issuperset(set(range(s.size)) - s.spared) else None
+    return Succeed("AllRanksSucceeded") if done.issuperset(set(range(s.size)) - s.left_out) else None

@@ -9,7 +9,7 @@ HANG, STRAGGLER = "Hang", "Straggler"
 NAMED = 5  # ranks in a sentence
 
 
-def laggards(s: Snapshot) -> tuple[str, str] | None:
+def held_up_by(s: Snapshot) -> tuple[str, str] | None:
     """Return (reason, message) for the condition Healthy, or None where all keep step."""
     found = _hang(s) or _straggler(s)
     if found is None:
