@@ -24,6 +24,7 @@ NAMES = (
     "memory",
     "mistakes",
 )
+# These take hours.
 BY_NAME_ONLY = (
     "recovery",
     "recovery_local",
@@ -32,7 +33,7 @@ BY_NAME_ONLY = (
     "control",
     "blame",
     "agents",
-)  # they take hours
+)
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:
     known = ", ".join(NAMES + BY_NAME_ONLY)

@@ -74,7 +74,7 @@ class CoordinatorState:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """How an agent presents itself; `incarnation` is a new word for every process of an agent."""
+    """How an agent presents itself; `incarnation` is a new id for every process of an agent."""
 
     uid: str
     attempt: int
