@@ -141,7 +141,21 @@ def test_threads_are_what_the_user_says_else_a_share_of_the_cpus() -> None:
 def test_flag_of_the_job_wins_over_the_code() -> None:
     assert Settings.read({"DTJ_MICRO_BATCH": "4"}, micro_batch=8).micro_batch == 4
     assert Settings.read({}, micro_batch=8).micro_batch == 8
-    with pytest.raises(RecipeError, match="DTJ_SAVE_EVERY is '0', expected a whole number of at least 1"):
-        Settings.read({"DTJ_SAVE_EVERY": "0"})
-    with pytest.raises(RecipeError, match="DTJ_TF32 is 'true', expected 1 or 0"):
-        Settings.read({"DTJ_TF32": "true"})
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"DTJ_SAVE_EVERY": "0"},
+            "--save-every (DTJ_SAVE_EVERY) is '0', expected a whole number of at least 1",
+        ),
+        ({"DTJ_TF32": "true"}, "--tf32 (DTJ_TF32) is 'true', expected 1 or 0"),
+        ({"DTJ_SYNC": "local"}, "--sync (DTJ_SYNC) is 'local': every how many steps?"),
+        ({"DTJ_CHECKPOINT_DIR": "x", "DTJ_KEEP": "1"}, "--keep (DTJ_KEEP) is '1'"),
+    ],
+)
+def test_setting_that_cannot_be_is_refused_under_both_of_its_names(env: dict[str, str], message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        Settings.read(env)
+    assert message in str(raised.value)

@@ -82,7 +82,7 @@ def test_bad_words_are_explained(words: list[str], message: str) -> None:
         pytest.param("nowhere:recipe", "there is no module 'nowhere'", id="no such package"),
         pytest.param(
             "dtj.recipes.digits:recip",
-            "has no function 'recip'\n  fix: did you mean 'recipe'",
+            "has no function 'recip'\n  fix: did you mean 'recipe'? known: recipe, split",
             id="no such function",
         ),
         pytest.param("./nowhere.py:recipe", "there is no file nowhere.py", id="no such file"),

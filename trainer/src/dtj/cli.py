@@ -38,7 +38,7 @@ def _option(name: str) -> Any:
             how = {"multiple": True, "metavar": form}
         case flags.Text(form) | flags.OneWithAmount(form=form):
             how = {"metavar": form}
-    return click.option(flag.option or f"--{name.replace('_', '-')}", name, help=flag.help, **how)
+    return click.option(settings.option(name), name, help=flag.help, **how)
 
 
 _FLAGS = [

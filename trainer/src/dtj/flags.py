@@ -8,7 +8,7 @@ from dtj.errors import RecipeError
 
 
 class Kind(Protocol):
-    """How the text of a variable becomes a value; RecipeError, which names the variable, where it cannot."""
+    """How the text of a variable becomes a value; RecipeError, which gives `name`, where it cannot."""
 
     def read(self, name: str, text: str) -> Any: ...
 

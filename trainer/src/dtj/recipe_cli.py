@@ -43,7 +43,9 @@ def resolve(target: str) -> Function:
     found = getattr(module, name, None)
     if not inspect.isfunction(found):
         functions = [
-            n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__
+            n
+            for n, f in vars(module).items()
+            if inspect.isfunction(f) and f.__module__ == module.__name__ and not n.startswith("_")
         ]
         raise RecipeError(
             f"{place} has no function {name!r}", fix=_suggest(name, functions) or "define it there"

@@ -83,7 +83,7 @@ class Settings:
         """The code's wishes (keywords) under the job's flags (env)."""
         texts = {name: env.get(variable(name)) or wishes.get(name) for name in FLAGS}
         given = {name: str(text) for name, text in texts.items() if text is not None and text != ""}
-        return cls(**{name: FLAGS[name].kind.read(variable(name), text) for name, text in given.items()})
+        return cls(**{name: FLAGS[name].kind.read(_both(name), text) for name, text in given.items()})
 
 
 FLAGS: Mapping[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Settings)}
@@ -92,3 +92,13 @@ FLAGS: Mapping[str, Flag] = {each.name: each.metadata["flag"] for each in fields
 def variable(name: str) -> str:
     """Under which a setting reaches the ranks."""
     return f"DTJ_{name.upper()}"
+
+
+def option(name: str) -> str:
+    """Of the command line."""
+    return FLAGS[name].option or f"--{name.replace('_', '-')}"
+
+
+def _both(name: str) -> str:
+    """For errors: whoever gave the flag has never seen the variable."""
+    return f"{option(name)} ({variable(name)})"
