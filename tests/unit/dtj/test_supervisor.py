@@ -2,6 +2,7 @@
 
 import selectors
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,10 +23,14 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def supervisor(selector: selectors.BaseSelector) -> Iterator[Supervisor]:
-    events = RankEvents(
+def events() -> RankEvents:
+    return RankEvents(
         Status(), HeartbeatReader(of_rank_0=True), tell=lambda _: None, say=lambda _: None, grace_s=None
     )
+
+
+@pytest.fixture
+def supervisor(selector: selectors.BaseSelector, events: RankEvents) -> Iterator[Supervisor]:
     found = Supervisor(
         signal.pause,  # waits for the signal that ends it
         threads=1,
@@ -58,3 +63,27 @@ def test_time_that_a_rank_has_to_save_is_not_cut_by_an_earlier_stop(
     while supervisor.newest[0].generation == 1:
         look(selector)
     assert supervisor.deadline is None
+
+
+@pytest.mark.parametrize(
+    ("report", "at_least_s"),
+    [
+        pytest.param(
+            {"step": 3, "totalSteps": 9, "epoch": 0}, 50, id="dtj, which saves, also where it is alone"
+        ),
+        pytest.param(
+            {"failure": {"exitCode": 1, "at": "2026-01-01T00:00:00+00:00"}}, 0, id="any other script"
+        ),
+    ],
+)
+def test_time_that_a_rank_has_to_stop(
+    supervisor: Supervisor, events: RankEvents, report: dict[str, object], at_least_s: float
+) -> None:
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    process._failure = report.get("failure", {})  # type: ignore[assignment]
+    events.reported(process, report)
+    supervisor.start(0, ENV, generation=2, gracefully=True)
+    assert supervisor.deadline
+    left = supervisor.deadline - time.monotonic()
+    assert at_least_s < left < at_least_s + 20

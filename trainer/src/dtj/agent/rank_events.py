@@ -57,7 +57,10 @@ class RankEvents:
                 self._tell({"lost": process.lost(why).to_json(), "generation": generation})
             case {"failure": _}:
                 self._tell({"failing": process.failing().to_json(), "generation": process.generation})
-            case _:
+            case (
+                _
+            ):  # of the run itself, which only dtj tells of, also where a rank is alone and forms no group
+                process.uses_dtj = True
                 if "saveSeconds" in fields:
                     self._warn_of_grace(fields["saveSeconds"])
                 self._status.update(process.rank, fields)

@@ -29,7 +29,7 @@ class RankProcess:
     stacks   read end of the pipe for its Python stacks
     heartbeat  how far it is, in memory shared with it
     killed   the agent itself ended it
-    uses_dtj  its program joins process groups through dtj: it can be told of a new generation
+    uses_dtj  its program is written with dtj: asked to stop, it saves first
     holds    it has the run in memory and can join the next generation without being restarted
     """
 
