@@ -1,5 +1,6 @@
 """The size of a job changes while it trains: no new attempt, no step lost, every sample once an epoch."""
 
+import json
 import signal
 from collections import Counter
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_lost_pod_that_comes_back_finds_the_memory_of_the_others(start: Start, t
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0]
     assert "rank 1 anew, the others keep their state" in ended[0].err
+
+
+def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
+    start: Start, tmp_path: Path
+) -> None:
+    """It would never be made again."""
+    job = elastic(start, tmp_path, STEPS=100_000)
+    pods = [job.run(index) for index in range(3)]
+    wait_for(lambda: "a job without a checkpoint folder does not grow" in pods[0].err, "a word")
+    pods[2].signal(signal.SIGTERM)
+    assert pods[2].wait().code == 128 + signal.SIGTERM
+    said = json.loads((tmp_path / "log-2").read_text())
+    assert (said["reason"], said["exitCode"]) == ("Signal", 128 + signal.SIGTERM)
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["with a checkpoint", "without"])

@@ -180,6 +180,22 @@ def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path
     assert command.wait().code == 128 + signal.SIGTERM
 
 
+def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: os.write(1, b'asked\\n'))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    command = start("run", script)
+    wait_for(lambda: "up" in command.out, "the script to start")
+    command.signal(signal.SIGINT)
+    wait_for(lambda: "asked" in command.out, "the first signal")
+    command.signal(signal.SIGINT)
+    assert command.wait().code == 128 + signal.SIGINT
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "message"),
     [

@@ -223,6 +223,11 @@ class _Agent:
         culprit = self._orders.culprit
         if culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
             endings = [report.echo(culprit, now=datetime.now(UTC))]
+        elif self._asked_to_stop and not self._orders.is_over and all(e.by_agent for e in endings):
+            # Not started yet, not needed for the time being, or killed at once for someone in a hurry.
+            endings = [
+                report.idle(rank=self._placement.ranks.start, number=self._stop_signal, now=datetime.now(UTC))
+            ]
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
@@ -232,8 +237,6 @@ class _Agent:
         if self._coordinator:
             self._coordinator.close()
         self._page.close()
-        if not endings and self._asked_to_stop:  # before anything was started
-            return contract.EXIT_SIGNAL + self._stop_signal
         return report.exit_code(endings)
 
 

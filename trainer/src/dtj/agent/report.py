@@ -127,6 +127,17 @@ def echo(culprit: Ending, *, now: datetime) -> Ending:
     )
 
 
+def idle(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
+    """How a node ends that was asked to while none of its ranks was at work, nor had ended by itself."""
+    return Ending(
+        rank=rank,
+        code=contract.EXIT_SIGNAL + number,
+        signal=number,
+        at=now,
+        message=f"asked to end by {number.name} while no rank was at work",
+    )
+
+
 def failure(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
     """The last incident as /status shows it."""
     return {
