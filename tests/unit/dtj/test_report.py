@@ -35,6 +35,7 @@ def end(
     [
         pytest.param([end(0), end(1)], None, 0, id="all done"),
         pytest.param([end(0, 75), end(1, 75)], None, 75, id="all stopped"),
+        pytest.param([end(0, 75, killed=True)], None, 75, id="stopped because its agent wanted it"),
         pytest.param([end(0), end(1, 75)], None, 75, id="one was done when the others stopped"),
         pytest.param([end(0), end(1, 1)], 1, 1, id="one failed"),
         pytest.param([end(0, 1, after_s=2), end(1, 2, after_s=1)], 1, 2, id="the earlier failure"),

@@ -87,3 +87,15 @@ def test_time_that_a_rank_has_to_stop(
     assert supervisor.deadline
     left = supervisor.deadline - time.monotonic()
     assert at_least_s < left < at_least_s + 20
+
+
+def test_rank_that_was_to_be_started_is_not_once_the_node_is_asked_to_end(
+    supervisor: Supervisor, selector: selectors.BaseSelector
+) -> None:
+    """Nobody would ever tell it to end."""
+    supervisor.start(0, ENV, generation=1)
+    supervisor.start(0, ENV, generation=2)
+    supervisor.stop(signal.SIGTERM)
+    while supervisor.newest[0].ending is None:
+        look(selector)
+    assert (supervisor.newest[0].generation, supervisor.alive()) == (1, [])

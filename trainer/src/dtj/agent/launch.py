@@ -171,7 +171,7 @@ class _Agent:
         self._client.tell({"stopping": True})
         if self._asked_to_stop > 1 and number == signal.SIGINT:
             self._supervisor.kill()
-        self._supervisor.signal(number)
+        self._supervisor.stop(number)
 
     def _reap(self) -> None:
         """Reap whatever ended: ranks, helpers, and as pid 1 also orphans that nobody else can."""
@@ -223,11 +223,10 @@ class _Agent:
         culprit = self._orders.culprit
         if culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
             endings = [report.echo(culprit, now=datetime.now(UTC))]
-        elif self._asked_to_stop and not self._orders.is_over and all(e.by_agent for e in endings):
+        elif self._asked_to_stop and not self._orders.is_over and report.is_idle(endings):
             # Not started yet, not needed for the time being, or killed at once for someone in a hurry.
-            endings = [
-                report.idle(rank=self._placement.ranks.start, number=self._stop_signal, now=datetime.now(UTC))
-            ]
+            now = datetime.now(UTC)
+            endings = [report.idle(rank=self._placement.ranks.start, number=self._stop_signal, now=now)]
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:

@@ -83,7 +83,8 @@ def exit_code(endings: Iterable[Ending]) -> int:
     culprit = first_cause(endings)
     if culprit:
         return culprit.code
-    return max((e.code for e in endings if not e.by_agent), default=contract.EXIT_DONE)
+    told = (e.code for e in endings if not e.by_agent or e.code == contract.EXIT_STOPPED)
+    return max(told, default=contract.EXIT_DONE)
 
 
 def termination(
@@ -125,6 +126,11 @@ def echo(culprit: Ending, *, now: datetime) -> Ending:
         step=culprit.step,
         message=f"lost a peer: {sentence(culprit, culprit.step)}",
     )
+
+
+def is_idle(endings: Iterable[Ending]) -> bool:
+    """No rank came to an end of its own: none was started, or the agent killed them."""
+    return all(e.by_agent and e.code != contract.EXIT_STOPPED for e in endings)
 
 
 def idle(*, rank: int, number: signal.Signals, now: datetime) -> Ending:

@@ -94,8 +94,9 @@ class Supervisor:
         """Put them into the log, line by line under the rank's name."""
         self._show(process, *process.prefixed(stacks))
 
-    def signal(self, number: signal.Signals) -> None:
-        """To every rank."""
+    def stop(self, number: signal.Signals) -> None:
+        """The node was asked to end: so is every rank, and nothing waits to be started any more."""
+        self._waiting.clear()
         for process in self.alive():
             process.signal(number)
 
