@@ -87,7 +87,9 @@ class Reconciler:
         if outcome.refusals or outcome.blocked:
             why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
             raise TryLater(why, within_s=again_s)  # a deadline does not wait for a back-off
-        return again_s if decision.verdict is None else 0.0  # a verdict is written down now: act on it
+        # What decisions depend on is written down now, and no event will tell of it.
+        decisive = decision.verdict is not None or (write_at is None and _resized(s.memory.raw, status))
+        return 0.0 if decisive else again_s
 
     async def _write(
         self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str, *, begun: bool
@@ -146,3 +148,8 @@ class Reconciler:
             self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address)
         else:
             self._poller.leave(key)
+
+
+def _resized(stored: Json, status: Json) -> bool:
+    """Whether an elastic job's size is told for the first time, or anew: lack of room is judged by it."""
+    return stored.get("wantedReplicas") != status.get("wantedReplicas")
