@@ -57,9 +57,8 @@ class RankEvents:
                 self._tell({"lost": process.lost(why).to_json(), "generation": generation})
             case {"failure": _}:
                 self._tell({"failing": process.failing().to_json(), "generation": process.generation})
-            case (
-                _
-            ):  # of the run itself, which only dtj tells of, also where a rank is alone and forms no group
+            case _:
+                # Of the run itself. Only dtj tells of that, also where a rank is alone and forms no group.
                 process.uses_dtj = True
                 if "saveSeconds" in fields:
                     self._warn_of_grace(fields["saveSeconds"])
