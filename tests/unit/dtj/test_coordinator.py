@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dtj.agent.coordinator import Coordinator
+from dtj.agent.coordinator import Coordinator, some
 from dtj.agent.hang import Watchdog
 from dtj.agent.link import Link, Message
 from dtj.agent.membership import Membership
@@ -142,3 +142,8 @@ def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_
     pod.tell(killed(1, 1))
     orders = pod.agent.receive(0.0)
     assert [order["form"]["kept"] for order in orders if "form" in order] == [[], []]
+
+
+def test_line_about_a_large_job_stays_short() -> None:
+    assert some(range(3)) == "0, 1, 2"
+    assert some(range(1000)) == "0, 1, 2, 3, 4, 5, 6, 7 and 992 more"

@@ -7,7 +7,7 @@ there is one way for facts and orders whether a job has one pod or a thousand.
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from dtj.agent import report
@@ -23,6 +23,7 @@ from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
 _LINGER_S = 5.0
+_NAMED = 8  # replicas or ranks in a line of the log
 
 
 class Coordinator:
@@ -182,7 +183,7 @@ class Coordinator:
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
-            self._say(f"waiting for replica {', '.join(map(str, missing))}")
+            self._say(f"waiting for replica {some(missing)}")
         job = self.membership.job
         if self.membership.is_formed and job.replicas <= hello.replica < job.most and not job.saves:
             self._say(f"replica {hello.replica} has to wait: a job without a checkpoint folder does not grow")
@@ -232,9 +233,9 @@ class Coordinator:
             old.stop()  # wakes whoever still waits in it
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
-        started = [str(rank) for rank in self.membership.job.ranks if rank not in kept]
+        started = [rank for rank in self.membership.job.ranks if rank not in kept]
         used = f"{self.membership.state.in_place} of {self.membership.budget.restarts} restarts in place used"
-        who = f"rank {', '.join(started)} anew, the others keep their state" if kept else "all ranks anew"
+        who = f"rank {some(started)} anew, the others keep their state" if kept else "all ranks anew"
         who = who if started else "all ranks keep their state"
         job = self.membership.job
         size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}, " if job.limits else ""
@@ -285,3 +286,9 @@ class Coordinator:
             failure=failure,
             ledger={kind: round(s, 3) for kind, s in self.ledger.at(time.monotonic()).items()},
         )
+
+
+def some(numbers: Sequence[int]) -> str:
+    """The first of them by name, of the others how many."""
+    named = ", ".join(map(str, numbers[:_NAMED]))
+    return named + (f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else "")
