@@ -95,15 +95,6 @@ class GPT(nn.Module):
         cuts = dict.fromkeys(columns, "columns") | dict.fromkeys(("attention.out", "mlp.2"), "rows")
         return {f"blocks.{n}.{path}": cut for n in range(len(self.blocks)) for path, cut in cuts.items()}
 
-    def flops_per_token(self) -> float:
-        """Floating point operations of forward and backward, recomputation not counted.
-
-        6 per parameter that takes part in a product, and 12 x layers x width x context for attention
-        (Chowdhery et al., "PaLM", 2022, appendix B).
-        """
-        products = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
-        return 6.0 * products + 12.0 * self.shape.layers * self.shape.width * self.shape.context
-
 
 class Block(nn.Module):
     """Attention, then a perceptron; each reads a normalised copy of the stream and adds to it."""
