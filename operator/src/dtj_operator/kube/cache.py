@@ -194,6 +194,8 @@ class PodCache(Cache[PodView]):
                 self._last_node[old.key, old.name] = old.node
                 if len(self._last_node) > REMEMBERED_DEAD:
                     self._last_node.popitem(last=False)
+        if old is None and new is not None:
+            self._last_node.pop((new.key, new.name), None)
         if new is not None and new.node:
             self._on_node.setdefault(new.node, Counter())[new.key] += 1
 

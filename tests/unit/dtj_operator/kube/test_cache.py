@@ -53,6 +53,10 @@ def test_the_node_of_a_pod_that_is_gone_is_remembered(watched: Watched) -> None:
     assert watched.cache.last_node(KEY, "digits-0") == "worker-1"
     assert watched.cache.last_node(KEY, "digits-1") == ""
 
+    watched.cache.observe(at(7, uid="young"))
+    watched.cache.forget(at(8, uid="young"))
+    assert watched.cache.last_node(KEY, "digits-0") == "", "the one after it never came to a node"
+
 
 @pytest.mark.parametrize(
     ("change", "can_wait"),
