@@ -197,6 +197,7 @@ class Run:
         self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
         progress.has_begun, progress.verb, started = True, 0, self.step
+        heartbeat.mine.wake()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._recovery.hold()
         try:
@@ -219,6 +220,7 @@ class Run:
         finally:
             feed.close()
         self._recovery.retry(self._boundary.conclude, undo=None, stand_in=None)
+        heartbeat.mine.rest()
         if self.step > started:
             self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 

@@ -9,6 +9,7 @@ stuck-<pid>      made by the first process that is to load sample $STUCK_AT, whi
 
 $STREAM makes the data one that can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
+$AFTERWARDS_S is how long it does other things after the last step.
 $SCORES, with commas, are what run.keep_best gets, one a step.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
@@ -170,6 +171,7 @@ def main() -> None:
                 (OUT / f"at-{run.step}").touch()
                 while not (OUT / f"go-{run.step}").exists():
                     time.sleep(0.005)
+    time.sleep(float(os.environ.get("AFTERWARDS_S", "0")))
     if run.rank == 0:
         torch.save(
             {"model": unwrap(model).state_dict(), "optimizer": optimizer.state_dict()}, OUT / "weights.pt"

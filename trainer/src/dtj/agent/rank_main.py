@@ -53,6 +53,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         _settle(env, wiring)
         _prepare_torch(threads)
         code = _run(program)
+        heartbeat.mine.wake()  # its end is expected now
         _finish()
     except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
         traceback.print_exc()

@@ -26,6 +26,7 @@ class SharedHeartbeat:
         self._values[0] = NONE
         self._reports = False  # the program itself says which step it is at
         self.detours = 0  # whatever was done between steps and is no part of them
+        self._rests = False  # no step is to come
         self.is_compared = True  # its work on a step can be told from its waits
 
     @property
@@ -86,6 +87,19 @@ class SharedHeartbeat:
         try:
             yield
         finally:
+            self._values[2] -= 1
+            self._values[1] += 1
+
+    def rest(self) -> None:
+        """All steps are done: what the program does with its model now may take any time."""
+        if not self._rests:
+            self._rests = True
+            self._values[2] += 1
+
+    def wake(self) -> None:
+        """Something is expected again: steps, or the end of the process."""
+        if self._rests:
+            self._rests = False
             self._values[2] -= 1
             self._values[1] += 1
 
