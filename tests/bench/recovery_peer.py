@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tests.bench import pytorchjob, report
 from tests.bench.recovery_jobs import REPLICAS, job, namespace
-from tests.bench.recovery_times import RANK, Seen, marks, parse, stages
+from tests.bench.recovery_times import RANK, Seen, marks, stages
+from tests.bench.recovery_trial import log_since
 from tests.cluster import faults, install, kind
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import TRAINER
@@ -114,13 +115,9 @@ def one_job(cluster: Cluster, kubectl: Kubectl, system: System, name: str) -> li
 def until_trained(kubectl: Kubectl, pods: Sequence[str], victim: str, fault: float) -> float | None:
     """Seconds until all ranks have done a new step; None where that does not come in time."""
     deadline = time.monotonic() + WITHIN_S
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fault - 1))
     while time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        logs = {
-            pod: parse(kubectl("logs", pod, "--timestamps", f"--since-time={stamp}", check=False))
-            for pod in pods
-        }
+        logs = {pod: log_since(kubectl, pod, fault) for pod in pods}
         found = marks(RANK, fault=fault, victim=victim, logs=logs, seen=Seen())
         if found:
             return stages(fault, found)["all"]

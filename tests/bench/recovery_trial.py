@@ -70,7 +70,7 @@ class Job:
             seen = self._watch.replacement(victim, besides=before, node=node, since=fault)
             if kind in {POD, NODE} and seen.running is None:
                 continue
-            logs = {pod: self._log(pod, fault) for pod in self.pods}
+            logs = {pod: log_since(self._kubectl, pod, fault) for pod in self.pods}
             found = marks(kind, fault=fault, victim=victim, logs=logs, seen=seen)
             if found:
                 return stages(fault, found)
@@ -87,8 +87,9 @@ class Job:
     def delete_job(self) -> None:
         self._kubectl("delete", "dtj", self.name, "--wait=false", check=False)
 
-    def _log(self, pod: str, since: float) -> list[Line]:
-        """What there is of it; a pod that still stands on a dead node has none to give."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since - 1))
-        words = ("logs", pod, "--timestamps", f"--since-time={stamp}", "--request-timeout=10s")
-        return parse(self._kubectl(*words, check=False))
+
+def log_since(kubectl: Kubectl, pod: str, since: float) -> list[Line]:
+    """What there is of its log; a pod that still stands on a dead node has none to give."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since - 1))
+    words = ("logs", pod, "--timestamps", f"--since-time={stamp}", "--request-timeout=10s")
+    return parse(kubectl(*words, check=False))

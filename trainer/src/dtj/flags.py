@@ -7,6 +7,13 @@ from typing import Any, Protocol
 from dtj.errors import RecipeError
 
 
+def whole(name: str, text: str, *, least: int, fix: str) -> int:
+    """The number that `text` is; RecipeError where it is no whole one of at least `least`."""
+    if not text.isdecimal() or int(text) < least:
+        raise RecipeError(f"{name} is {text!r}, expected a whole number of at least {least}", fix=fix)
+    return int(text)
+
+
 class Kind(Protocol):
     """How the text of a variable becomes a value; RecipeError, which gives `name`, where it cannot."""
 
@@ -20,12 +27,7 @@ class Whole:
     least: int = 1
 
     def read(self, name: str, text: str) -> int:
-        if not text.isdecimal() or int(text) < self.least:
-            raise RecipeError(
-                f"{name} is {text!r}, expected a whole number of at least {self.least}",
-                fix="correct it, or leave it out",
-            )
-        return int(text)
+        return whole(name, text, least=self.least, fix="correct it, or leave it out")
 
 
 class Positive:

@@ -78,12 +78,7 @@ class Watchdog:
 
     def limit(self, rank: int) -> float | None:
         """Seconds without a sign of life that are too many; None where this job reports no steps."""
-        if not self._lengths and not self._steps:
-            return None
-        usual = statistics.median(self._lengths) if self._lengths else 0.0
-        done = self._steps.get(rank, 0) - self._first.get(rank, 0)
-        times = 1.0 if done >= _STARTUP_STEPS else STARTUP_TIMES
-        return times * self.timeout_s if self.timeout_s else times * max(LEAST_S, TIMES * usual) - LATE_S
+        return self._limit(is_starting=self._is_starting(rank))
 
     @property
     def due(self) -> tuple[float, float] | None:
@@ -92,17 +87,31 @@ class Watchdog:
         One at work may be what all others wait for, in an evaluation for instance, and so may one that
         has declared a pause; when one is stuck, the others are soon silent too.
         """
-        limits = [limit for rank in self._heard_at if (limit := self.limit(rank)) is not None]
-        if self._paused or not limits:
+        if self._paused or not self._heard_at:
             return None
-        end = max(self._heard_at.values()) + max(limits)
-        return end - min(PROBE_S, max(limits) / 2), end
+        # The longest limit of any rank, worked out once: the agent asks at every turn of its loop.
+        limit = self._limit(is_starting=any(map(self._is_starting, self._heard_at)))
+        if limit is None:
+            return None
+        end = max(self._heard_at.values()) + limit
+        return end - min(PROBE_S, limit / 2), end
 
     def silent_for(self, now: float) -> float | None:
         """Seconds since any rank gave a sign of life, where they are too many."""
-        if self.due is None or now < self.due[1]:
+        due = self.due
+        if due is None or now < due[1]:
             return None
         return now - max(self._heard_at.values())
+
+    def _is_starting(self, rank: int) -> bool:
+        return self._steps.get(rank, 0) - self._first.get(rank, 0) < _STARTUP_STEPS
+
+    def _limit(self, *, is_starting: bool) -> float | None:
+        if not self._lengths and not self._steps:
+            return None
+        usual = statistics.median(self._lengths) if self._lengths else 0.0
+        times = STARTUP_TIMES if is_starting else 1.0
+        return times * self.timeout_s if self.timeout_s else times * max(LEAST_S, TIMES * usual) - LATE_S
 
 
 @dataclass(frozen=True, kw_only=True)

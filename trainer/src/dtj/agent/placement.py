@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from dtj import contract
+from dtj import contract, flags
 from dtj.agent.sizing import Limits
 from dtj.errors import RecipeError
 
@@ -127,10 +127,4 @@ def _limits(env: Mapping[str, str]) -> Limits | None:
 def number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
     """A whole number of the environment; RecipeError, which names the variable, where it is none."""
     text = env.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise RecipeError(
-            f"{name} is {text!r}, expected a whole number of at least {least}", fix=f"correct {name}"
-        )
-    return int(text)
+    return flags.whole(name, text, least=least, fix=f"correct {name}") if text else default
