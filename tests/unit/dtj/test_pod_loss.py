@@ -114,6 +114,7 @@ def test_spent_budget_ends_all_pods_and_blames_the_right_one(start: Start, tmp_p
     logs = [json.loads((tmp_path / f"log-{index}").read_text()) for index in range(3)]
     assert [log["reason"] for log in logs] == ["PeerLost", "ExitCode", "PeerLost"]
     assert "rank 1 exited with code 3" in logs[2]["message"]
+    assert [log["inPlace"] for log in logs] == [1, 1, 1], "whoever is seen first tells of the heal"
 
 
 def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> None:

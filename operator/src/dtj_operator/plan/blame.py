@@ -94,9 +94,9 @@ def last_step(s: Snapshot) -> int | None:
 
 
 def last_in_place(s: Snapshot) -> int:
-    """How often the agents had healed in place when replica 0 ended: nobody can be asked any more."""
-    told = _integer(_last_words(s).get("inPlace")) or 0
-    return told if told <= MOST_HEALS else 0
+    """How often the agents had healed in place, by those that ended: replica 0 may be the last to be seen."""
+    told = [_integer(_report(s.trainer(pod)).get("inPlace")) or 0 for pod in s.current.values()]
+    return max((heals for heals in told if heals <= MOST_HEALS), default=0)
 
 
 def _last_words(s: Snapshot) -> dict[str, Any]:

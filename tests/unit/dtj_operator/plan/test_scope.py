@@ -3,7 +3,7 @@
 import pytest
 
 from dtj_operator.plan import ranges
-from dtj_operator.plan.actions import CreatePod, DeletePod, Restart, Settle, Trust
+from dtj_operator.plan.actions import CreatePod, DeletePod, Fail, Restart, Settle, Trust
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
 from dtj_operator.plan.policies.scope import trust
@@ -264,9 +264,7 @@ def heals(told: int, **known: int) -> dict[str, int]:
         param(pod(0).succeeded('{"inPlace": 2}'), None, 2, id="of a job that nobody could ask"),
         param(pod(0).succeeded('{"inPlace": 2}'), 1, 2, id="one more than when it was asked"),
         param(pod(0).reported(1, inPlace=2), 1, 2, id="before a fault"),
-        param(
-            pod(1).succeeded('{"inPlace": 2}'), None, 0, id="of another replica, which does not count them"
-        ),
+        param(pod(1).succeeded('{"inPlace": 2}'), None, 2, id="by another replica, which ended first"),
         param(pod(0).succeeded('{"inPlace": null}'), 1, 1, id="nothing said at the end"),
         param(pod(0).succeeded('{"inPlace": 2000000}'), 1, 1, id="beyond belief"),
     ],
@@ -313,6 +311,15 @@ def test_heals_of_the_next_attempt_come_on_top() -> None:
 
     risen = AUTO.stored(fallen).answering(attempt=1, in_place=1)
     assert report(risen.snapshot(), None)["restarts"]["inPlace"] == 3
+
+
+def test_heals_spend_the_budget_whichever_pod_is_first_seen_to_end() -> None:
+    given = AUTO.recovery(maxRestarts=1).but(pod(1).reported(1, inPlace=1)).snapshot()
+    verdict = restart(given)
+
+    assert isinstance(verdict, Fail)
+    assert verdict.reason == "RestartBudgetSpent"
+    assert report(given, verdict)["restarts"]["counted"] == 1
 
 
 def test_heals_spend_the_budget() -> None:

@@ -87,7 +87,7 @@ class Coordinator:
             return
         self._keepalive_at = now + KEEPALIVE_S
         for link in list(self._links):
-            link.send({"keepalive": vars(self.membership.state)})
+            link.send(self._with_state({"keepalive": True}))
             if link.is_silent(now):
                 self._say(f"replica {self._replica(link)} is silent: taken as lost")
                 link.close()
@@ -244,7 +244,11 @@ class Coordinator:
     def _tell(self, message: Message) -> None:
         for link, incarnation in self._links.items():
             if incarnation in self.membership.agents.values():
-                link.send(message)
+                link.send(self._with_state(message))
+
+    def _with_state(self, message: Message) -> Message:
+        """Whoever outlives this coordinator knows what it knew, up to the last word."""
+        return message | {"state": vars(self.membership.state)}
 
     def _refuse(self, incarnation: str, why: str, *, for_good: bool) -> None:
         for link in [link for link, known in self._links.items() if known == incarnation]:

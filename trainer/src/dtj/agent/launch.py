@@ -230,8 +230,7 @@ class _Agent:
         self._status.state = "Failed" if report.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            in_place = self._coordinator.membership.state.in_place if self._coordinator else None
-            termination.write(self._options.termination_log, endings, self._status, in_place)
+            termination.write(self._options.termination_log, endings, self._status, self._orders.in_place)
         self._client.disconnect()
         if self._coordinator:
             self._coordinator.close()

@@ -55,6 +55,11 @@ class Orders:
         self._coordinator_state: Message = {}
         self._probed: list[RankStacks] = []  # shown once they belong to a hang
 
+    @property
+    def in_place(self) -> int | None:
+        """Heals without a new pod in this attempt, as the coordinator last said; None where it never did."""
+        return self._coordinator_state.get("in_place")
+
     def hello(self) -> Message:
         """What the coordinator is told on every new connection."""
         return {
@@ -68,6 +73,7 @@ class Orders:
 
     def obey(self, message: Message) -> None:
         """One message of the coordinator, see protocol.py and monitor.py."""
+        self._coordinator_state = message.get("state", self._coordinator_state)
         match message:
             case {"form": form}:
                 self._form(**form)
@@ -79,8 +85,6 @@ class Orders:
                 self._stacks.ask(self._supervisor.alive(), self._send_probes)
             case {"hang": sentences, "generation": generation}:
                 self._end_hung(sentences, generation)
-            case {"keepalive": state}:
-                self._coordinator_state = state
             case {"end": culprit}:
                 self.is_over = True
                 self.culprit = culprit and Ending.from_json(culprit)
@@ -103,7 +107,6 @@ class Orders:
         if self.is_stopping:
             self._client.tell({"stopping": True})
             return
-        self._coordinator_state = self._coordinator_state | {"generation": generation}
         self._status.formed(generation)
         self._placement = replace(self._placement, nnodes=replicas)
         if self._placement.node_rank >= replicas:

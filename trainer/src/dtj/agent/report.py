@@ -97,7 +97,7 @@ def termination(
 ) -> dict[str, Any]:
     """The fields of the termination message, whole; `fit` makes them short enough.
 
-    in_place  heals without a new pod in this attempt, where this agent is the one that counts them
+    in_place  heals without a new pod in this attempt, as far as this agent was told of them
     """
     endings = list(endings)
     culprit = first_cause(endings)
