@@ -125,6 +125,48 @@ def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, 
         assert_same(weights(out, STEPS + 3), final)
 
 
+# The program gpt.py with a volume at $OUT/run that only rank 0 mounts.
+HIDDEN = f"""
+import ctypes
+import os
+import runpy
+
+if os.environ["RANK"] == "1":
+    libc, folder = ctypes.CDLL(None, use_errno=True), os.environ["OUT"].encode() + b"/run"
+    new_namespace, private = 0x20000, 0x44000
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        raise SystemExit(os.strerror(ctypes.get_errno()))
+    assert libc.mount(b"none", folder, b"tmpfs", 0, None) == 0
+runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "code", "told"),
+    [
+        pytest.param(("--nproc", 1), 0, "resuming from", id="whole: rank 0 reads it for all"),
+        pytest.param(
+            ("--nproc", 2, "--parallel", "fsdp"), 1, "fix: mount the volume on every node", id="sharded"
+        ),
+    ],
+)
+def test_volume_that_only_rank_0_mounts(
+    finish: Finish, tmp_path: Path, saved_by: tuple[object, ...], code: int, told: str
+) -> None:
+    """All ranks know alike that the last step is on the disk already, and save it together or not at all."""
+    out = tmp_path / "out"
+    train(finish, out, *saved_by, steps=2)
+    script = tmp_path / "hidden.py"
+    script.write_text(HIDDEN)
+    ended = finish(
+        *("run", "--nproc", 2, "--parallel", "fsdp", "--checkpoint", out / "run", script), OUT=out, STEPS=2
+    )
+    if "not permitted" in ended.err:
+        pytest.skip("no right to hide a volume from a process")
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+    assert told in ended.err
+
+
 def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
     expected, _ = by_hand(STEPS + 2)
     train(finish, tmp_path / "saved")

@@ -307,12 +307,16 @@ class Run:
         return self._recovery.retry(act, undo=None, stand_in=math.nan)
 
     def keep_best(self, score: float) -> None:
-        """Commit the state after this step, and keep it besides the newest, if no score was higher so far.
+        """Commit the state after this step, and keep it besides the newest, if its score is the highest yet.
 
         score  the same on every rank, say of `evaluate`; give its negative where less is better
+        A checkpoint that could not be written does not count: the next best one takes its place.
         """
-        if not self._recovery.is_behind:
-            self._checkpointer.offer(score)
+
+        def act() -> None:
+            self._checkpointer.offer(score, group=self._groups.control)
+
+        self._recovery.retry(act, undo=None, stand_in=None)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:

@@ -7,8 +7,10 @@ Keys are those of the unsharded state (`model/blocks.0.mlp.0.weight`, `optimizer
 any strategy reads what any other wrote.
 """
 
+import contextlib
+import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
 from dtj.checkpoint import layout, save
+from dtj.errors import CheckpointError
 
 # A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
 _MARK = "dtj/shard"
@@ -56,7 +59,7 @@ def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
     try:
         save_shards(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise save.not_written(run_dir, step, next(iter(error.failures.values()))[0]) from error
+        raise save.not_written(run_dir, step, _cause(error)) from error
 
 
 class Places:
@@ -98,13 +101,15 @@ class Places:
         return found
 
 
-def fill(tree: Any, folder: Path, places: Places) -> Any:
-    """The tree with the tensors that this rank wants, read from the shards of a checkpoint."""
+def fill(tree: Any, shards: Path, places: Places) -> Any:
+    """The tree with the tensors that this rank wants, read from the shards of a checkpoint.
+
+    Raise CheckpointError where they cannot be read.
+    """
     marks = [key for key in _marks(tree) if places.wants(key)]
-    if not marks and not _marks(tree):
-        return tree
-    reader = FileSystemReader(folder / layout.SHARDS)
-    saved: Any = reader.read_metadata().state_dict_metadata
+    reader = FileSystemReader(shards)
+    with _explained(shards):
+        saved: Any = reader.read_metadata().state_dict_metadata
     wanted: Tensors = {}
     for key in marks:
         size, dtype, like = saved[key].size, saved[key].properties.dtype, places.like(key)
@@ -112,7 +117,7 @@ def fill(tree: Any, folder: Path, places: Places) -> Any:
             wanted[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
             wanted[key] = torch.empty(size, dtype=dtype)
-    with warnings.catch_warnings():  # each rank reads for itself, on purpose
+    with _explained(shards), warnings.catch_warnings():  # each rank reads for itself, on purpose
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_shards(dict(wanted), storage_reader=reader, no_dist=True)
     return _replace(tree, wanted, places)
@@ -127,6 +132,25 @@ def localise(state: Any, places: Places) -> Any:
             like = places.like(key)
             found[key] = _slice(whole, like) if _is_sharded(like) and like is not None else whole
     return _replace(tree, found, places)
+
+
+@contextlib.contextmanager
+def _explained(shards: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
+        raise CheckpointError(
+            f"{shards} cannot be read: {_cause(error)}",
+            fix="mount the volume on every node; where the checkpoint is damaged, remove its folder: "
+            "the one before is taken",
+        ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Of a save or load, what went wrong on the first rank that failed."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
 
 
 def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
