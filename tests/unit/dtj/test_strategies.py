@@ -176,6 +176,51 @@ def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_p
         assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
 
 
+# Trains with an optimizer that keeps more than what belongs to one parameter each.
+KEEPS_MORE = """
+import os
+import torch
+from torch import nn
+import dtj
+
+class Shared(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["all"]["mean"] = 1 + self.state["all"].get("mean", torch.zeros(3))
+
+run = dtj.init()
+model = run.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+kind = {"Shared": Shared, "LBFGS": torch.optim.LBFGS}[os.environ["OPTIMIZER"]]
+optimizer = kind(model.parameters(), lr=0.1)
+data = run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+run.state(model=model, optimizer=optimizer, data=data)
+for batch in run.steps(int(os.environ["STEPS"])):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    optimizer.step(lambda: loss)
+    optimizer.zero_grad()
+print("mean", optimizer.state["all"]["mean"].tolist())
+"""
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Shared"])
+def test_optimizer_that_zero1_cannot_shard_is_refused(finish: Finish, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KEEPS_MORE)
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER=name, STEPS=2)
+    assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
+    assert f"--parallel zero1 cannot shard {name}, which keeps more" in ended.err
+
+
+def test_state_of_no_parameter_comes_back_whole_in_a_sharded_run(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KEEPS_MORE)
+    for steps in (2, 3):
+        flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", tmp_path / "run")
+        ended = finish("run", *flags, script, OPTIMIZER="Shared", STEPS=steps)
+        assert ended.code == 0, ended.err
+    assert ended.out.count("mean [3.0, 3.0, 3.0]") == 2
+
+
 @pytest.mark.parametrize(
     ("strategy", "parameters", "state"),
     [

@@ -80,9 +80,8 @@ class Places:
 
     def wants(self, key: str) -> bool:
         """Some part of this rank takes the tensor `key`."""
-        name, _, rest = key.partition("/")
-        if name in self._parameters and rest.startswith("state/"):
-            return self._keeps(self._parameter(name, rest))
+        if (parameter := self._parameter_of(key)) is not None:
+            return self._keeps(parameter)
         like = self.like(key)
         return like is None or not like.is_meta
 
@@ -92,12 +91,15 @@ class Places:
         if name in self._models:
             found: torch.Tensor | None = self._models[name].get(rest)
             return found
-        if name in self._parameters and rest.startswith("state/"):
-            return self._parameter(name, rest).detach()
-        return None
+        parameter = self._parameter_of(key)
+        return None if parameter is None else parameter.detach()
 
-    def _parameter(self, name: str, rest: str) -> nn.Parameter:
-        found: nn.Parameter = self._parameters[name][int(rest.split("/")[1])]
+    def _parameter_of(self, key: str) -> nn.Parameter | None:
+        """Whose state `key` is in an optimizer; None for all else, also for what belongs to no parameter."""
+        name, *rest = key.split("/")
+        if name not in self._parameters or rest[0] != "state" or not rest[1].isdecimal():
+            return None
+        found: nn.Parameter = self._parameters[name][int(rest[1])]
         return found
 
 
