@@ -73,8 +73,8 @@ def _number(env: Mapping[str, str], name: str, *, default: int | None = None) ->
 def choose_devices(world: World, *, wish: str | None, count: int = 1) -> tuple[torch.device, ...]:
     """The rank's own accelerators, `count` of them, where there are some; else so often the CPU.
 
-    The first device is made current before any process group exists: otherwise every rank would open a context on
-    the first GPU.
+    The first is made current before any process group exists: otherwise every rank would open a context on
+    the machine's first GPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     kind = wish or (found.type if found else "cpu")
@@ -91,7 +91,7 @@ def choose_devices(world: World, *, wish: str | None, count: int = 1) -> tuple[t
 
 
 def devices_of(local_rank: int, *, count: int, kind: str, there: int) -> range:
-    """Indices of a rank's own devices, where each rank of the node has `count` of them; `there` are in all."""
+    """Indices of a rank's own devices, where each rank of the node has `count` of `there` in all."""
     if (local_rank + 1) * count > there:
         most = there // count
         a_rank = f", and each takes {count}" if count > 1 else ""
