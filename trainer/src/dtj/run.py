@@ -320,11 +320,9 @@ class Run:
         score  the same on every rank, say of `evaluate`; give its negative where less is better
         A checkpoint that could not be written does not count: the next best one takes its place.
         """
-
-        def act() -> None:
-            self._checkpointer.offer(score, group=self._groups.control)
-
-        self._recovery.retry(act, undo=None, stand_in=None)
+        self._recovery.retry(
+            lambda: self._checkpointer.offer(score, group=self._groups.control), undo=None, stand_in=None
+        )
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
