@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
 from dtj.checkpoint import layout, save
+from dtj.checkpoint.shard_reader import ShardReader
 from dtj.errors import CheckpointError
 
 # A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
@@ -80,10 +81,13 @@ class Places:
 
     def wants(self, key: str) -> bool:
         """Some part of this rank takes the tensor `key`."""
-        if (parameter := self._parameter_of(key)) is not None:
-            return self._keeps(parameter)
         like = self.like(key)
-        return like is None or not like.is_meta
+        return not self.is_of_others(key) and (like is None or not like.is_meta)
+
+    def is_of_others(self, key: str) -> bool:
+        """It belongs to the state of an optimizer that other ranks keep."""
+        parameter = self._parameter_of(key)
+        return parameter is not None and not self._keeps(parameter)
 
     def like(self, key: str) -> torch.Tensor | None:
         """The tensor of this rank that says how `key` is sharded; None where nothing does."""
@@ -96,11 +100,11 @@ class Places:
 
     def _parameter_of(self, key: str) -> nn.Parameter | None:
         """Whose state `key` is in an optimizer; None for all else, also for what belongs to no parameter."""
-        name, *rest = key.split("/")
-        if name not in self._parameters or rest[0] != "state" or not rest[1].isdecimal():
-            return None
-        found: nn.Parameter = self._parameters[name][int(rest[1])]
-        return found
+        match key.split("/"):
+            case [name, "state", number, *_] if name in self._parameters and number.isdecimal():
+                found: nn.Parameter = self._parameters[name][int(number)]
+                return found
+        return None
 
 
 def fill(tree: Any, shards: Path, places: Places) -> Any:
@@ -109,7 +113,7 @@ def fill(tree: Any, shards: Path, places: Places) -> Any:
     Raise CheckpointError where they cannot be read.
     """
     marks = [key for key in _marks(tree) if places.wants(key)]
-    reader = FileSystemReader(shards)
+    reader = ShardReader(shards)
     with _explained(shards):
         saved: Any = reader.read_metadata().state_dict_metadata
     wanted: Tensors = {}
@@ -162,11 +166,13 @@ def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
     result: dict[Any, Any] = {}
     for key, value in tree.items():
         here = _join(path, key)
+        if places.is_of_others(here):
+            continue
         if not _is_mark(value):
             result[key] = _replace(value, found, places, here)
         elif here in found:
             result[key] = found[here]
-        elif (empty := places.like(here)) is not None and empty.is_meta and "/state/" not in here:
+        elif (empty := places.like(here)) is not None and empty.is_meta:
             result[key] = empty
     return result
 
