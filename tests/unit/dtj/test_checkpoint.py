@@ -151,6 +151,15 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     assert name == "step-1"
     assert len(warnings) == 1
     assert str(tmp_path / "step-2") in warnings[0]
+    with pytest.raises(RecipeError, match="step-2 is not a checkpoint: "):
+        load.whole(tmp_path / "step-2")
+
+
+def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(CheckpointError, match="loop cannot be read: Too many levels of symbolic links"):
+        found(loop)
 
 
 class Harmful:

@@ -176,6 +176,32 @@ def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_p
         assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
 
 
+def test_stage_without_parameters_clips_with_the_others(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+from torch import nn
+import dtj
+
+class Net(nn.Sequential):
+    def pipeline_plan(self):
+        return [(layer, [layer]) for layer in self]
+
+run = dtj.init()
+model = run.parallel(Net(nn.Linear(4, 1, bias=False), nn.Identity()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+for batch in run.steps(1):
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+    print("norm", float(run.clip(0.5)))
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--parallel", "pp", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("norm 2.0") == 2  # of a gradient of ones
+
+
 # Trains with an optimizer that keeps more than what belongs to one parameter each.
 KEEPS_MORE = """
 import os
@@ -242,6 +268,17 @@ def grid(strategy: str, mesh: str) -> Any:
     return lay_out(strategy, mesh, World(size=4, local_size=4))
 
 
+class Planned(nn.Sequential):
+    """One layer, to be cut as told."""
+
+    def __init__(self, plan: dict[str, str]) -> None:
+        super().__init__(nn.Linear(8, 8))
+        self.plan = plan
+
+    def tensor_plan(self, _ranks: int) -> dict[str, str]:
+        return self.plan
+
+
 CPU = torch.device("cpu")
 
 
@@ -271,6 +308,18 @@ CPU = torch.device("cpu")
             GPT(Shape(vocabulary=32, context=8, layers=1, heads=2, width=16)),
             "pp=4 is more than the 3 pieces of GPT.*pp=3",
             id="more stages than pieces",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"0": "cols"}),
+            "'cols' of 0.*columns or rows",
+            id="a typo",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"1": "rows"}),
+            "names 1: .*'?1'?",
+            id="no such module",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),

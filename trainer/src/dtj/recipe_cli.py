@@ -90,9 +90,19 @@ def describe(target: str, function: Function) -> str:
 
 
 def _parameters(function: Function) -> dict[str, inspect.Parameter]:
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function)
-    return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in signature.parameters.items()}
+    """Those that can be given by name."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise RecipeError(
+            f"an annotation of {function.__name__} cannot be read: {error}",
+            fix="import it without `if TYPE_CHECKING`",
+        ) from error
+    return {
+        n: p.replace(annotation=hints.get(n, p.annotation))
+        for n, p in inspect.signature(function).parameters.items()
+        if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}
+    }
 
 
 def _convert(text: str, parameter: inspect.Parameter) -> Any:
@@ -112,7 +122,8 @@ def _kinds(parameter: inspect.Parameter) -> list[type]:
     """Types to try in turn: of the annotation, else of the default, else text."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
-        annotation = type(parameter.default) if parameter.default not in {parameter.empty, None} else str
+        has_type = parameter.default is not None and parameter.default is not parameter.empty
+        annotation = type(parameter.default) if has_type else str
     is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
     options = typing.get_args(annotation) if is_union else (annotation,)
     unknown = [o for o in options if o not in _TYPES]

@@ -69,5 +69,11 @@ def _check(settings: Settings, layout: Layout) -> None:
             f"{wishes[0]} does not work with --parallel {layout.strategy}",
             fix="use --parallel ddp, or leave the other flag out",
         )
+    keeps = {"stale", "powersgd", "topk"} & {policy, settings.compress.name if settings.compress else ""}
+    if keeps and settings.precision == "fp16":
+        raise RecipeError(
+            f"{wishes[0]} does not work with --precision fp16: it keeps gradients while their scale changes",
+            fix="use --precision bf16",
+        )
     if len(wishes) > 1:
         raise RecipeError(f"{' and '.join(wishes[:2])} exclude each other", fix="use one of them")

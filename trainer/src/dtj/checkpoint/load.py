@@ -5,6 +5,7 @@ start from the same step even where some see another disk.
 """
 
 import io
+import pickle
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from dtj.checkpoint import layout
-from dtj.errors import RecipeError
+from dtj.errors import CheckpointError, RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def whole(folder: Path) -> dict[str, Any]:
     """All of a committed checkpoint, on the CPU of one process, however many ranks wrote it."""
     try:
         state = parse((folder / layout.STATE_FILE).read_bytes())
-    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a folder step-N of a run"
         ) from error
@@ -112,3 +113,8 @@ def _children(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read: {error.strerror}",
+            fix="check that the volume is mounted, and readable for this user",
+        ) from error

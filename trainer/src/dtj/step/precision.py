@@ -45,7 +45,7 @@ class Precision:
         for gradient in gradients:
             gradient.div_(self.scale)
         parts = [g.isfinite().all().to(self._device) for g in gradients]
-        finite = torch.stack(parts).all() if parts else torch.tensor(True)
+        finite = torch.stack(parts).all() if parts else torch.tensor(True, device=self._device)
         if all_finite(finite):
             self._good_steps += 1
             if self._good_steps % _GROW_EVERY == 0:
