@@ -3,6 +3,8 @@
 A line for step k is printed during step k+1, when a message (agreement.py) has brought the others' values.
 """
 
+from typing import SupportsFloat
+
 import torch
 
 from dtj.agreement import SLOTS
@@ -39,6 +41,10 @@ class Logger:
                 raise RecipeError(
                     f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
                     fix=f"log {name}.mean()",
+                )
+            if not isinstance(value, torch.Tensor | SupportsFloat):
+                raise RecipeError(
+                    f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 )
         self._values |= values
         self._due = self._due or now
