@@ -3,8 +3,6 @@
 A line for step k is printed during step k+1, when a message (agreement.py) has brought the others' values.
 """
 
-from typing import SupportsFloat
-
 import torch
 
 from dtj.agreement import SLOTS
@@ -37,12 +35,13 @@ class Logger:
     def note(self, values: dict[str, torch.Tensor | float], *, now: bool) -> None:
         """Values of this step; a later one of the same name wins."""
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
-                raise RecipeError(
-                    f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
-                    fix=f"log {name}.mean()",
-                )
-            if not isinstance(value, torch.Tensor | SupportsFloat):
+            if isinstance(value, torch.Tensor):
+                if value.numel() != 1:
+                    raise RecipeError(
+                        f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
+                        fix=f"log {name}.mean()",
+                    )
+            elif not hasattr(value, "__float__"):
                 raise RecipeError(
                     f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 )
