@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import DOUBT_S, Progress
+from dtj_operator.plan.snapshot import CUT_OFF_S, DOUBT_S, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -154,7 +154,7 @@ def _pace(asked: _Followed, progress: Progress | None) -> float:
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What the next fault is judged by, and who holds the others up."""
     slow, hang = progress.slowest, progress.hang
-    missing = [each.replica for each in progress.missing]
+    missing = [(each.replica, each.seconds >= CUT_OFF_S) for each in progress.missing]
     return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, missing
 
 
