@@ -23,9 +23,7 @@ FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
 DOUBT_S = 180.0  # an agent that is silent for longer says nothing of its node: Kubernetes has spoken by then
-CUT_OFF_S = (
-    120.0  # a pod that runs, and of whose agent replica 0 says that it was silent so long, is replaced
-)
+CUT_OFF_S = 120.0  # a pod that runs, and whose agent replica 0 has not heard of for so long, is replaced
 ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
 
 
