@@ -107,6 +107,13 @@ def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_t
     assert pod.coordinator.deadline > due[1]
 
 
+def test_activity_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod) -> None:
+    pod.tell({"activity": {"0": [1, False], "1": [1, False], "2": [0, False]}})
+    assert pod.watchdog.due is None
+    pod.tell({"activity": {"2": [1, False]}})
+    assert pod.watchdog.due
+
+
 def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
     pod.tell({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))
@@ -123,7 +130,7 @@ def hang(pod: Pod) -> None:
     while time.monotonic() < due[1]:
         time.sleep(0.001)
     pod.coordinator.tick()
-    waits = ["/lib/torch/autograd/graph.py:865 in _engine_run_backward", False]
+    waits = ["/lib/torch/autograd/graph.py:865 in _engine_run_backward", False, 0.0]
     pod.tell({"probes": {str(rank): waits for rank in range(3)}})
     pod.coordinator.tick()
 

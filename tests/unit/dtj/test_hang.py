@@ -6,18 +6,63 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import dtj
-from dtj.agent.hang import LATE_S, LEAST_S, WAITS, Probe, Watchdog, culprits, innermost, sentence
+from dtj.agent.hang import (
+    FIRST_STEP_S,
+    LATE_S,
+    LEAST_S,
+    WAITS,
+    Probe,
+    Watchdog,
+    culprits,
+    culprits_before_first_step,
+    innermost,
+    sentence,
+)
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
 
+# Rank 1 looks for a file now and then, gets a byte now and then, or waits for a script; then the ranks meet.
+WAITS_FOR_THE_WORLD = """
+import os, pathlib, socket, subprocess, threading, time
+import torch.distributed as dist
+
+def look():
+    for _ in range(15):
+        pathlib.Path("there-is-none").exists()
+        time.sleep(1.0)
+
+def trickle():
+    ours, theirs = socket.socketpair()
+    def send():
+        for _ in range(15):
+            time.sleep(1.0)
+            theirs.sendall(b".")
+        theirs.close()
+    threading.Thread(target=send).start()
+    while ours.recv(1):
+        pass
+
+def run_child():
+    subprocess.run(["sh", "-c", "for i in $(seq 15); do sleep 1; done"], check=True)
+
+way = os.environ["WAY"]
+if os.environ["RANK"] == "1":
+    {"looks": look, "trickles": trickle, "child": run_child}[way]()
+dist.init_process_group("gloo")
+dist.barrier()
+print("done", way, flush=True)
+dist.destroy_process_group()
+"""
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
+FIRST_SAMPLE = 83  # one of the first batch
 WAITING = Probe(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
 LOADING = Probe(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
 
@@ -44,7 +89,7 @@ def stepping(
         pytest.param(stepping(steps=3), 3 + 299, None, id="the first steps may take ten times as long"),
         pytest.param(stepping(steps=3), 3 + 301, 301, id="but not for ever"),
         pytest.param(stepping(timeout_s=5), 20 + 6, 6, id="the user's limit"),
-        pytest.param(stepping(steps=0), 1e6, None, id="a program that reports no steps is not judged"),
+        pytest.param(stepping(steps=0), 1e6, None, id="before the first step silence alone means nothing"),
     ],
 )
 def test_silent_for(watchdog: Watchdog, now: float, expected: float | None) -> None:
@@ -111,6 +156,76 @@ def test_rank_that_is_done_is_not_expected_to_step() -> None:
     assert watchdog.silent_for(1e6) is None
 
 
+def starting(*, timeout_s: float | None = None, stopped: bool = False) -> Watchdog:
+    """Two ranks that last did something at 100, and rank 1 was perhaps stopped then."""
+    found = Watchdog(timeout_s=timeout_s)
+    found.begin(range(2), 0.0)
+    found.observe_activity(0, 100.0, is_stopped=False)
+    found.observe_activity(1, 100.0, is_stopped=stopped)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "limit_s"),
+    [
+        pytest.param(starting(), FIRST_STEP_S, id="nobody does anything"),
+        pytest.param(starting(timeout_s=5), 50, id="the user's limit, ten times as in all of the start"),
+        pytest.param(starting(stopped=True), LEAST_S, id="a stopped process"),
+        pytest.param(starting(stopped=True, timeout_s=5), 5, id="a stopped process, and the user's limit"),
+    ],
+)
+def test_before_the_first_step_whoever_does_nothing_is_silent(watchdog: Watchdog, limit_s: float) -> None:
+    assert watchdog.due == (100 + limit_s - 2, 100 + limit_s)
+    watchdog.observe_activity(1, 200.0, is_stopped=False)
+    limit_s = 50 if watchdog.timeout_s else FIRST_STEP_S
+    assert watchdog.due == (200 + limit_s - 2, 200 + limit_s), "it works, or goes on"
+
+
+def test_ranks_of_which_the_system_tells_nothing_are_not_judged_before_the_first_step() -> None:
+    watchdog = Watchdog()
+    for _generation in range(2):
+        watchdog.begin(range(2), 0.0)
+        known = []
+        for rank in range(2):
+            watchdog.observe_activity(rank, 0.0, is_stopped=False)
+            known.append(watchdog.due is not None)
+        assert known == [False, True]
+
+
+def test_once_there_are_steps_only_they_count() -> None:
+    """A rank in an endless loop uses CPU time too."""
+    watchdog = stepping()
+    watchdog.observe_activity(1, 40.0, is_stopped=False)
+    assert watchdog.silent_for(20 + LEAST_S) == LEAST_S
+
+
+def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
+    return replace(probe, asleep_s=asleep_s)
+
+
+STOPPED = Probe(frame="", is_stopped=True)
+ELSEWHERE = Probe(frame="/app/train.py:9 in <module>")
+
+
+@pytest.mark.parametrize(
+    ("probes", "named"),
+    [
+        pytest.param({0: WAITING, 1: STOPPED, 2: ELSEWHERE}, [1], id="who is stopped, and nobody else"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="who sleeps while somebody waits for it"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="who wakes up now and then is at work"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one is enough"),
+        pytest.param({0: WAITING, 1: LOADING}, [1], id="who waits for its own processes"),
+        pytest.param({0: LOADING}, [0], id="also where it is alone"),
+        pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while nobody wants anything"),
+        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for all"),
+        pytest.param({0: WAITING, 1: asleep(Probe())}, [1], id="who does not answer"),
+        pytest.param({0: WAITING, 1: Probe()}, [], id="who does not answer, and nothing else is known of it"),
+    ],
+)  # fmt: skip
+def test_culprits_before_the_first_step(probes: dict[int, Probe], named: list[int]) -> None:
+    assert culprits_before_first_step(probes, silent_s=600) == named
+
+
 @pytest.mark.parametrize(
     ("probes", "named"),
     [
@@ -140,10 +255,10 @@ def test_code_of_ours_that_waits_for_a_collective_is_known_to_wait() -> None:
 
 
 def test_sentence_says_where_the_rank_is() -> None:
-    assert sentence(1, LOADING, silent_s=31.4, deadlock=False) == (
+    assert sentence(1, LOADING, silence="no step for 31 s", deadlock=False) == (
         "no step for 31 s: rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
     )
-    assert "waits for its peers, as all of them do" in sentence(0, WAITING, silent_s=31, deadlock=True)
+    assert "waits for its peers, as all of them do" in sentence(0, WAITING, silence="none", deadlock=True)
 
 
 def test_innermost_frame_is_that_of_the_main_thread() -> None:
@@ -185,6 +300,52 @@ def test_silent_rank_is_named_ended_and_replaced(
     for other in {"0", "1", "2"} - {rank}:  # the stacks of all are in the log
         assert re.search(rf"\[rank {other}\]   File .* in ", ended.err)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [
+        pytest.param(
+            {"FAULTS": "1@-1:start:SIGSTOP", "DTJ_HANG_SECONDS": 2},
+            r"rank 1 is stopped \(SIGSTOP, or a debugger\)",
+            id="stopped",
+        ),
+        pytest.param(
+            {"FAULTS": "1@-1:start:sleep", "DTJ_HANG_SECONDS": 0.5},
+            r"rank 1 is in .*small\.py:\d+ in fail",
+            id="asleep before the ranks meet",
+        ),
+        pytest.param(
+            {"STUCK_AT": FIRST_SAMPLE, "DTJ_HANG_SECONDS": 0.5},
+            r"rank \d is in .*dataloader\.py:\d+ in",
+            id="the first samples do not come",
+        ),
+    ],
+)
+def test_rank_that_does_nothing_before_the_first_step_is_named_ended_and_replaced(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], env: dict[str, object], where: str
+) -> None:
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", 1, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, **env, **SIZES)
+    assert ended.code == 0, ended.err
+    assert re.search(rf"failed: no step yet, and nothing done for \d+ s: {where}", ended.err)
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+
+
+def test_rank_that_waits_for_the_world_before_its_first_step_does_not_hang(
+    start: Start, tmp_path: Path
+) -> None:
+    """Longer than what a start may take in which nothing happens, while the other one waits for it."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITS_FOR_THE_WORLD)
+    found = {
+        way: start("run", "--nproc", 2, script, DTJ_HANG_SECONDS=1, WAY=way, OUT=tmp_path)
+        for way in ("looks", "trickles", "child")
+    }
+    for way, command in found.items():
+        ended = command.wait()
+        assert (ended.code, ended.out.count(f"done {way}")) == (0, 2), ended.err
+        assert "follow" not in ended.err
 
 
 def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) -> None:

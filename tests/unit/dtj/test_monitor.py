@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dtj.agent.hang import LATE_S, LEAST_S, PROBE_S, Watchdog
+from dtj.agent.activity import Activity
+from dtj.agent.hang import FIRST_STEP_S, LATE_S, LEAST_S, PROBE_S, Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.monitor import Monitor
 
-WAITS = ("/lib/torch/autograd/graph.py:865 in _engine_run_backward", False)
-STOPPED = ("", True)
+WAITS = ("/lib/torch/autograd/graph.py:865 in _engine_run_backward", False, 0.0)
+STOPPED = ("", True, 0.0)
 END = 10.0 + LEAST_S - LATE_S  # of the silence of ranks that were last heard of at 10
 
 
@@ -124,3 +125,62 @@ def test_generation_that_broke_is_not_looked_into(step: int | None) -> None:
     watched.monitor.observe(0, Heartbeat(2, step, False), END)
     watched.monitor.tick(END + LEAST_S)
     assert watched.told == [{"probe": True}], "the first steps may take longer"
+
+
+@dataclass(kw_only=True)
+class Starting(Watched):
+    """A generation of two ranks that have not stepped, and last did something at 10."""
+
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(Watchdog(), ends=self.ends, say=self.said.append, tell=self.told.append)
+        self.monitor.begin(range(2), 0.0, generation=1, processes=1)
+        self.act(10.0)
+
+    def act(self, now: float, *, is_stopped: bool = False) -> None:
+        """Rank 0 does something; so does rank 1, which is perhaps stopped."""
+        self.monitor.observe_activity(0, Activity(1, False), now)
+        self.monitor.observe_activity(1, Activity(1, is_stopped), now)
+
+
+def asleep(asleep_s: float) -> tuple[str, bool, float]:
+    return "/app/train.py:9 in load", False, asleep_s
+
+
+def test_rank_that_sleeps_before_the_first_step_is_named_after_a_long_time() -> None:
+    watched, end = Starting(), 10.0 + FIRST_STEP_S
+    assert watched.run_until(end - 0.01) == end - PROBE_S
+    watched.monitor.probed({"0": WAITS, "1": asleep(FIRST_STEP_S - PROBE_S)})
+    assert watched.run_until(end) == end
+    said = "no step yet, and nothing done for 600 s: rank 1 is in /app/train.py:9 in load"
+    assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
+    assert watched.ended == [1]
+
+
+def test_rank_that_is_stopped_before_the_first_step_is_named_as_soon_as_any() -> None:
+    watched = Starting()
+    watched.act(10.0, is_stopped=True)
+    watched.run_until(10.0 + LEAST_S - 0.01)
+    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    assert watched.run_until(10.0 + LEAST_S) == 10.0 + LEAST_S
+    assert watched.ended == [1]
+
+
+def test_silence_before_the_first_step_that_is_no_hang_is_looked_into_again_as_long_after() -> None:
+    watched, end = Starting(), 10.0 + FIRST_STEP_S
+    for again in range(3):
+        watched.run_until(end - 0.01)
+        watched.monitor.probed({"0": WAITS, "1": asleep(30.0)})
+        assert watched.run_until(end) == end
+        assert watched.told == [{"probe": True}] * (again + 1)
+        end += FIRST_STEP_S
+    assert (watched.said, watched.ended) == ([], [])
+
+
+def test_reported_hang_before_the_first_step_ends_when_the_rank_does_something() -> None:
+    watched, end = Starting(ends=False), 10.0 + FIRST_STEP_S
+    watched.run_until(end - 0.01)
+    watched.monitor.probed({"0": WAITS, "1": asleep(FIRST_STEP_S - PROBE_S)})
+    watched.run_until(end)
+    assert (watched.monitor.hang or {})["ranks"] == [1]
+    watched.act(1000.0)
+    assert watched.monitor.hang is None

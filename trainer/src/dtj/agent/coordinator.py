@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from dtj.agent import report
+from dtj.agent.activity import Activity
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
@@ -151,6 +152,8 @@ class Coordinator:
             case {"heartbeats": heartbeats}:
                 found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
                 actions = self._on_heartbeats(found, now)
+            case {"activity": told}:
+                self._on_activity({int(rank): Activity(*fields) for rank, fields in told.items()}, now)
             case {"probes": probes} if self._is_whole:
                 self._monitor.probed(probes)
             case {"stopping": _}:
@@ -162,12 +165,7 @@ class Coordinator:
             case {"unformed": fields, "generation": generation}:
                 actions = member.unformed(Ending.from_json(fields), generation, now)
             case {"ended": fields, "generation": generation}:
-                ending = Ending.from_json(fields)
-                if generation == member.state.generation:  # else the rank has begun anew
-                    self._monitor.ended(ending.rank)
-                if ending.failed:
-                    self.ledger.fault(now)
-                actions = member.ended(ending, generation, now)
+                actions = self._on_ended(Ending.from_json(fields), generation, now)
         return actions
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
@@ -203,6 +201,18 @@ class Coordinator:
                 self.ledger.stepped(step, heartbeat.at or now)  # it is on this machine
                 actions += self.membership.stepped(step)
         return actions
+
+    def _on_activity(self, told: Mapping[int, Activity], now: float) -> None:
+        for rank, activity in told.items():
+            if activity.generation == self.membership.state.generation:
+                self._monitor.observe_activity(rank, activity, now)
+
+    def _on_ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        if generation == self.membership.state.generation:  # else the rank has begun anew
+            self._monitor.ended(ending.rank)
+        if ending.failed:
+            self.ledger.fault(now)
+        return self.membership.ended(ending, generation, now)
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:

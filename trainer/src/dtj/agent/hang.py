@@ -2,6 +2,9 @@
 
 A rank that is stuck stops all others in the next collective, so silence alone names nobody. Their stacks
 do: who is in a collective waits for somebody else; who is anywhere else, or cannot answer, did not come.
+
+Before the first step of a job there is nothing to compare with. Silence is then that no rank does anything at
+all, see activity.py, and a hang is only that of which somebody waits for the outcome.
 """
 
 import re
@@ -17,6 +20,8 @@ TIMES = 5.0
 # Until a rank has done its first steps: imports, compilation, caches, the first rendezvous of storage.
 STARTUP_TIMES = 10.0
 _STARTUP_STEPS = 3
+# Before the first step of all, so long nobody may have done anything.
+FIRST_STEP_S = 600.0
 _WINDOW = 64
 # A sign of life is this late at most: a hang is named before the limit is over, as its ranks count it.
 LATE_S = 0.5
@@ -29,6 +34,8 @@ WAITS = (
     *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
     *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
 )
+# The same for one that waits for its own processes which load samples. It looks after them now and then.
+_LOADS = "torch/utils/data/dataloader.py"
 # Where Python waits for somebody: who called it tells more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
@@ -46,12 +53,13 @@ class Watchdog:
     _steps: dict[int, int] = field(default_factory=dict)
     _first: dict[int, int] = field(default_factory=dict)
     _paused: set[int] = field(default_factory=set)
+    _stopped: dict[int, bool] = field(default_factory=dict)  # ranks whose activity is told of at all
     _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def begin(self, ranks: range, now: float) -> None:
         """A generation begins; what is known of the steps' length stays."""
         self._heard_at = dict.fromkeys(ranks, now)
-        self._steps, self._first, self._paused = {}, {}, set()
+        self._steps, self._first, self._paused, self._stopped = {}, {}, set(), {}
 
     def observe(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
         """A rank gave a sign of life: a step, or within one that it is still at work."""
@@ -67,6 +75,21 @@ class Watchdog:
         (self._paused.add if paused else self._paused.discard)(rank)
         self._heard_at[rank] = now
 
+    def observe_activity(self, rank: int, now: float, *, is_stopped: bool) -> None:
+        """A rank that has not done a step yet did something, or its process was stopped or goes on."""
+        if rank in self._heard_at and self.is_before_first_step:
+            self._stopped[rank] = is_stopped
+            self._heard_at[rank] = now
+
+    def excuse(self, now: float) -> None:
+        """Silence was looked into, and is no hang: it counts from now on."""
+        self._heard_at = dict.fromkeys(self._heard_at, now)
+
+    @property
+    def is_before_first_step(self) -> bool:
+        """No rank has done one, in no generation that is known of."""
+        return not self._lengths and not self._steps
+
     @property
     def ranks(self) -> Set[int]:
         """Those of which something is expected."""
@@ -77,7 +100,7 @@ class Watchdog:
         self._heard_at.pop(rank, None)
 
     def limit(self, rank: int) -> float | None:
-        """Seconds without a sign of life that are too many; None where this job reports no steps."""
+        """Seconds without a sign of life that are too many; None where nothing is known of some rank."""
         return self._limit(is_starting=self._is_starting(rank))
 
     @property
@@ -107,23 +130,33 @@ class Watchdog:
         return self._steps.get(rank, 0) - self._first.get(rank, 0) < _STARTUP_STEPS
 
     def _limit(self, *, is_starting: bool) -> float | None:
-        if not self._lengths and not self._steps:
-            return None
+        if self.is_before_first_step:
+            return self._limit_before_first_step
         usual = statistics.median(self._lengths) if self._lengths else 0.0
         times = STARTUP_TIMES if is_starting else 1.0
         return times * self.timeout_s if self.timeout_s else times * max(LEAST_S, TIMES * usual) - LATE_S
+
+    @property
+    def _limit_before_first_step(self) -> float | None:
+        if not self._heard_at.keys() <= self._stopped.keys():
+            return None
+        if any(self._stopped[rank] for rank in self._heard_at):
+            return self.timeout_s or LEAST_S
+        return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
     """What a probe of a silent rank found.
 
-    frame      innermost Python frame of its main thread; empty where it did not answer
-    is_stopped its process is stopped, as by SIGSTOP or a debugger
+    frame       innermost Python frame of its main thread; empty where it did not answer
+    is_stopped  its process is stopped, as by SIGSTOP or a debugger
+    asleep_s    seconds, before it was probed, in which its main thread did not even look at the clock
     """
 
     frame: str = ""
     is_stopped: bool = False
+    asleep_s: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -149,8 +182,20 @@ def culprits(probes: Mapping[int, Probe]) -> list[int]:
     return sorted(found or probes)
 
 
-def sentence(rank: int, probe: Probe, *, silent_s: float, deadlock: bool) -> str:
-    """What is said of a culprit."""
+def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) -> list[int]:
+    """Who is stopped, or keeps those waiting who wait; nobody, where some other rank still looks up at times.
+
+    One that does may wait for the world outside: for data that somebody else is to provide, say.
+    """
+    stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
+    waiting = [probe for probe in probes.values() if probe.waits or _LOADS in probe.frame]
+    others = [probe for probe in probes.values() if probe not in waiting]
+    is_stuck = waiting and all(probe.asleep_s > silent_s / 2 for probe in others)
+    return stopped or (culprits(probes) if is_stuck else [])
+
+
+def sentence(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
+    """What is said of a culprit, and of the silence."""
     if deadlock:
         what = f"waits for its peers, as all of them do ({probe.frame})"
     elif probe.is_stopped:
@@ -159,4 +204,4 @@ def sentence(rank: int, probe: Probe, *, silent_s: float, deadlock: bool) -> str
         what = "does not answer"
     else:
         what = f"is in {probe.frame}"
-    return f"no step for {silent_s:.0f} s: rank {rank} {what}"
+    return f"{silence}: rank {rank} {what}"

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from dtj.agent.activity import ActivityReader
 from dtj.agent.rank_process import RankProcess
 
 # Often enough to account for every step of rank 0; of the others it is a sign of life.
@@ -26,9 +27,13 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatReader:
-    """Remembers what each process showed last."""
+    """Remembers what each process showed last.
+
+    activity  of those that have no step to show yet
+    """
 
     def __init__(self, *, of_rank_0: bool) -> None:
+        self.activity = ActivityReader()
         self._every_s = _READ_S[of_rank_0]
         self._stepped_at: dict[int, float] = {}
         self._said: dict[int, tuple[int, int, bool]] = {}  # by pid
@@ -62,3 +67,4 @@ class HeartbeatReader:
     def forget(self, process: RankProcess) -> None:
         """What is known of it, a pause for instance, is to be told anew."""
         self._said.pop(process.pid, None)
+        self.activity.forget(process)

@@ -10,7 +10,8 @@ culprit is a death like any other, and heals as one.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtj.agent.hang import Probe, Watchdog, culprits, sentence
+from dtj.agent.activity import Activity
+from dtj.agent.hang import Probe, Watchdog, culprits, culprits_before_first_step, sentence
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.straggler import StragglerDetector
@@ -77,9 +78,7 @@ class Monitor:
     def observe(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
         """A rank of this generation gave a sign of life."""
         self._watchdog.observe(rank, heartbeat.step, now, paused=heartbeat.paused)
-        if self.hang and self._watchdog.silent_for(now) is None:
-            self.hang = None
-            self._say("the ranks are at work again")
+        self._end_hang(now)
         before = self._stragglers.named
         self._stragglers.observe(rank, heartbeat.busy_time, now)
         found = self._stragglers.named
@@ -89,12 +88,17 @@ class Monitor:
         elif before and not found:
             self._say(f"rank {before.rank} is as fast as the others again")
 
-    def probed(self, probes: Mapping[str, tuple[str, bool]]) -> None:
+    def observe_activity(self, rank: int, activity: Activity, now: float) -> None:
+        """A rank of this generation that has not done a step yet did something all the same."""
+        self._watchdog.observe_activity(rank, now, is_stopped=activity.is_stopped)
+        self._end_hang(now)
+
+    def probed(self, probes: Mapping[str, tuple[str, bool, float]]) -> None:
         """What an agent found where its ranks are."""
         if self._probes is None:
             return
-        for rank, (frame, is_stopped) in probes.items():
-            self._probes[int(rank)] = Probe(frame=frame, is_stopped=is_stopped)
+        for rank, (frame, is_stopped, asleep_s) in probes.items():
+            self._probes[int(rank)] = Probe(frame=frame, is_stopped=is_stopped, asleep_s=asleep_s)
 
     def tick(self, now: float) -> list[int]:
         """Time has passed, and the generation is whole: the ranks that are ended now."""
@@ -116,14 +120,25 @@ class Monitor:
     def _has_answers(self) -> bool:
         return self._probes is not None and self._watchdog.ranks <= self._probes.keys()
 
+    def _end_hang(self, now: float) -> None:
+        if self.hang and self._watchdog.silent_for(now) is None:
+            self.hang = None
+            self._say("the ranks are at work again")
+
     def _judge(self, probes: Mapping[int, Probe], now: float) -> list[int]:
         self._probes = None
         silent_s = self._watchdog.silent_for(now)
         assert silent_s is not None  # it is due
-        self._say(f"no step for {silent_s:.0f} s: the stacks of all ranks follow")
-        named = culprits(probes)
+        silence, named = f"no step for {silent_s:.0f} s", culprits(probes)
+        if self._watchdog.is_before_first_step:
+            silence = f"no step yet, and nothing done for {silent_s:.0f} s"
+            named = culprits_before_first_step(probes, silent_s=silent_s)
+        if not named:
+            self._watchdog.excuse(now)
+            return []
+        self._say(f"{silence}: the stacks of all ranks follow")
         deadlock = all(probe.waits for probe in probes.values())
-        said = {r: sentence(r, probes[r], silent_s=silent_s, deadlock=deadlock) for r in named}
+        said = {r: sentence(r, probes[r], silence=silence, deadlock=deadlock) for r in named}
         if self._ends:
             # What is known of the steps begins anew with the next generation.
             self._watchdog.begin(self._ranks, now)

@@ -82,7 +82,7 @@ class Orders:
                     if process.generation == generation:
                         process.order({"go": generation})
             case {"probe": _}:
-                self._stacks.ask(self._supervisor.alive(), self._send_probes)
+                self._probe()
             case {"hang": sentences, "generation": generation}:
                 self._end_hung(sentences, generation)
             case {"end": culprit}:
@@ -126,10 +126,16 @@ class Orders:
             )
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
 
-    def _send_probes(self, found: list[RankStacks]) -> None:
+    def _probe(self) -> None:
+        alive, activity = self._supervisor.alive(), self._heartbeats.activity
+        asleep_s = {process.rank: activity.asleep_s(process) for process in alive}  # until the signal comes
+        self._stacks.ask(alive, lambda found: self._send_probes(found, asleep_s))
+
+    def _send_probes(self, found: list[RankStacks], asleep_s: dict[int, float]) -> None:
         self._probed = found
+        probes = {one.process.rank: one.probe for one in found}
         self._client.tell(
-            {"probes": {one.process.rank: [one.probe.frame, one.probe.is_stopped] for one in found}}
+            {"probes": {r: [p.frame, p.is_stopped, asleep_s.get(r, 0.0)] for r, p in probes.items()}}
         )
 
     def _end_hung(self, sentences: dict[str, str], generation: int) -> None:

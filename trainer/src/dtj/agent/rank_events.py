@@ -78,11 +78,15 @@ class RankEvents:
 
     def tick(self, alive: Iterable[RankProcess]) -> None:
         """Time has passed: which ranks have done something since the last time?"""
+        alive = list(alive)
         heartbeats = self._heartbeats.tick(alive)
         for rank, heartbeat in heartbeats.items():
             self._observe(rank, heartbeat)
         if heartbeats:
             self._tell({"heartbeats": heartbeats})
+        activity = self._heartbeats.activity.tick(alive)
+        if activity:
+            self._tell({"activity": activity})
 
     def _observe(self, rank: int, heartbeat: Heartbeat | None) -> None:
         if heartbeat and heartbeat.step is not None:

@@ -4,15 +4,16 @@ import contextlib
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Self
 
 from dtj import contract
 from dtj.agent import rank_main
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
+from dtj.agent.process_usage import process_of
 from dtj.agent.report import Ending
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
@@ -31,6 +32,7 @@ class RankProcess:
     killed   the agent itself ended it
     uses_dtj  its program is written with dtj: asked to stop, it saves first
     holds    it has the run in memory and can join the next generation without being restarted
+    asked_at  when it was last asked for its stacks, by time.monotonic()
     """
 
     rank: int
@@ -45,6 +47,7 @@ class RankProcess:
     killed: bool = False
     uses_dtj: bool = False
     holds: bool = False
+    asked_at: float = 0.0
     ending: Ending | None = None
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
@@ -165,6 +168,7 @@ class RankProcess:
         """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
         while _read(self.stacks):
             """What came too late for an earlier request."""
+        self.asked_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, rank_main.STACKS_SIGNAL)
 
@@ -174,7 +178,9 @@ class RankProcess:
         while data := _read(self.stacks):
             text += data
         stacks = text.decode(errors="replace")
-        return Probe(frame=innermost(stacks), is_stopped=self._process_state() in {"T", "t"}), stacks
+        process = process_of(self.pid)
+        is_stopped = process is not None and process.state in "Tt"
+        return Probe(frame=innermost(stacks), is_stopped=is_stopped), stacks
 
     def kill_as_hung(self, message: str) -> None:
         """End it for a hang, which is its own fault."""
@@ -188,12 +194,6 @@ class RankProcess:
     def failing(self) -> Ending:
         """It said that it failed and will end, after whatever it still has to do."""
         return self._ended(self._failure["exitCode"], signal_number=None)
-
-    def _process_state(self) -> str:
-        """Letter of the process's state, as in ps; empty where the system does not tell."""
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return ""
 
     def lost(self, message: str) -> Ending:
         """It lives, but says that it lost its peers."""

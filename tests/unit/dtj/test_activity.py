@@ -1,0 +1,193 @@
+"""Ranks without a step, as real processes: who does something is told of, who waits is not."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtj.agent import activity
+from dtj.agent.activity import Activity, ActivityReader, did_something
+from dtj.agent.process_usage import Usage, process_of, processes, usage_of
+from dtj.agent.rank_process import RankProcess
+from dtj.telemetry.heartbeat import SharedHeartbeat
+from tests.unit.dtj.conftest import wait_for
+
+# Acts once for each SIGUSR1, which costs neither input nor output.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+
+def compute():
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+
+acts = {
+    "compute": compute,
+    "read": lambda: os.read(os.open("/dev/zero", os.O_RDONLY), 8),
+    "start": lambda: subprocess.Popen(["sleep", "600"], start_new_session=True),
+    "nothing": lambda: None,
+}
+signal.signal(signal.SIGUSR1, lambda *_: acts[sys.argv[1]]())
+print(flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> ActivityReader:
+    """Looks whenever it is asked to."""
+    monkeypatch.setattr(activity, "_READ_S", 0.0)
+    return ActivityReader()
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[[str], RankProcess]]:
+    """begin("read") starts a rank that reads whenever it gets SIGUSR1."""
+    with contextlib.ExitStack() as stack:
+
+        def start(act: str) -> RankProcess:
+            argv = [sys.executable, "-S", "-c", PROGRAM, act]
+            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0)
+            stack.enter_context(popen)
+            stack.callback(popen.kill)
+            stack.callback(end, popen.pid)
+            assert popen.stdout
+            popen.stdout.readline()
+            wait_for(lambda: state(popen.pid) == "S", "it to wait")
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            for fd in (read, write):
+                stack.callback(os.close, fd)
+            return RankProcess(
+                rank=3, pid=popen.pid, streams={}, reports=-1, orders=write, stacks=read,
+                heartbeat=SharedHeartbeat(), generation=2, as_json=False,
+            )  # fmt: skip
+
+        yield start
+
+
+def state(pid: int) -> str:
+    process = process_of(pid)
+    return process.state if process else ""
+
+
+def tree(pid: int) -> list[int]:
+    usage = usage_of(pid, processes())
+    return sorted(usage.pids) if usage else []
+
+
+def end(root: int) -> None:
+    for pid in tree(root):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_rank_is_told_of_once_and_then_when_it_has_done_something(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    for act in ("compute", "read", "start"):
+        rank = begin(act)
+        assert reader.tick([rank]) == {3: Activity(2, False)}
+        for _ in range(2):
+            assert [reader.tick([rank]) for _ in range(3)] == [{}] * 3, act
+            os.kill(rank.pid, signal.SIGUSR1)
+            wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, f"it to {act}")  # noqa: B023
+            wait_for(lambda: not reader.tick([rank]) and state(rank.pid) == "S", "its rest")  # noqa: B023
+
+
+def test_rank_that_was_only_woken_is_not_told_of_but_was_not_asleep(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    assert reader.asleep_s(rank) == 0.0, "nobody knows"
+    reader.tick([rank])
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "its sleep")
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) < 0.2, "it to be seen awake")
+
+
+def test_rank_that_was_stopped_and_goes_on_is_told_of_both_times(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    reader.tick([rank])
+    for number, is_stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        os.kill(rank.pid, number)
+        wait_for(lambda: reader.tick([rank]) == {3: Activity(2, is_stopped)}, "the change")  # noqa: B023
+        assert reader.tick([rank]) == {}
+
+
+def test_writing_its_stacks_is_nothing_that_a_rank_does_by_itself(
+    reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads where another one would write, and is woken."""
+    monkeypatch.setattr("dtj.agent.rank_main.STACKS_SIGNAL", signal.SIGUSR1)
+    rank = begin("read")
+    reader.tick([rank])
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "its sleep")
+    before = usage_of(rank.pid, processes())
+    assert before
+    monkeypatch.setattr(activity, "_WRITE_S", 1e6)
+    rank.request_stacks()
+    wait_for(
+        lambda: (now := usage_of(rank.pid, processes())) and now.io_bytes > before.io_bytes, "it to read"
+    )
+    assert reader.tick([rank]) == {}, "it may still be at it"
+    monkeypatch.setattr(activity, "_WRITE_S", 0.0)
+    wait_for(lambda: state(rank.pid) == "S", "its rest")
+    assert reader.tick([rank]) == {}
+    assert reader.asleep_s(rank) > 0.2
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: reader.tick([rank]), "what it does by itself")
+
+
+def test_rank_that_brings_steps_or_of_which_nothing_is_told_is_left_out(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    reader.tick([rank])
+    reader.forget(rank)
+    assert reader.tick([rank]) == {3: Activity(2, False)}, "a new generation knows nothing of it"
+    rank.heartbeat.stepped(1)
+    assert reader.tick([rank]) == {}
+    other = begin("nothing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dtj.agent.process_usage._PROC", Path("/nonexistent"))
+        assert (reader.tick([other]), reader.asleep_s(other)) == ({}, 0.0)
+
+
+def test_all_that_a_rank_has_started_belongs_to_it(begin: Callable[[str], RankProcess]) -> None:
+    rank = begin("start")
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: len(tree(rank.pid)) == 2, "the child in a session of its own")
+    (child,) = set(tree(rank.pid)) - {rank.pid}
+    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: tree(rank.pid) == [rank.pid], "its end, though nobody reaps it")
+
+
+IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, of_others=10)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param(IDLE, False, id="nothing"),
+        pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
+        pytest.param(IDLE._replace(cpu_s=5.5), False, id="a look at the clock twice a second"),
+        pytest.param(IDLE._replace(cpu_s=5.7), True, id="work"),
+        pytest.param(IDLE._replace(io_bytes=8), True, id="a byte"),
+        pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
+        pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
+        pytest.param(
+            IDLE._replace(of_others=10 + 240), False, id="two that look for work every five seconds"
+        ),
+        pytest.param(IDLE._replace(of_others=10 + 700), True, id="one at work"),
+    ],
+)
+def test_did_something_in_ten_minutes(now: Usage, expected: bool) -> None:
+    assert did_something(IDLE, now, elapsed_s=600) is expected

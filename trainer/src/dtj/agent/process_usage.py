@@ -1,0 +1,85 @@
+"""What the kernel tells of processes: CPU time, input and output, wake-ups, who started whom. Linux only."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+
+
+class Process(NamedTuple):
+    """One line of ps; state is its letter there."""
+
+    parent: int
+    group: int
+    state: str
+    cpu_s: float
+
+
+class Usage(NamedTuple):
+    """What a process and all that it started have used so far.
+
+    is_busy    one of them waits for a disk or a network file system, or is in the hands of a debugger
+    wakeups    how often the main thread of the first has been woken
+    of_others  the same of all other processes
+    """
+
+    pids: frozenset[int]
+    cpu_s: float
+    io_bytes: int
+    is_busy: bool
+    wakeups: int
+    of_others: int
+
+
+def usage_of(root: int, known: Mapping[int, Process]) -> Usage | None:
+    """Of the process with this pid and all that it started; None where the system does not tell."""
+    if root not in known:
+        return None
+    pids = {pid for pid, process in known.items() if root in {pid, process.group}}
+    while more := {pid for pid, process in known.items() if process.parent in pids} - pids:
+        pids |= more
+    try:
+        io_bytes = sum(_io_bytes(pid) for pid in pids)
+        wakeups = {pid: _field(_PROC / str(pid) / "status", "voluntary_ctxt_switches:") for pid in pids}
+    except (OSError, ValueError):  # one of them ended just now, or is not to be looked at
+        return None
+    return Usage(
+        pids=frozenset(pids),
+        cpu_s=sum(known[pid].cpu_s for pid in pids),
+        io_bytes=io_bytes,
+        is_busy=any(known[pid].state in "Dt" for pid in pids),
+        wakeups=wakeups.pop(root),
+        of_others=sum(wakeups.values()),
+    )
+
+
+def processes() -> dict[int, Process]:
+    """All that live on this machine, or in this pod; none where the system does not tell."""
+    names = [folder.name for folder in _PROC.iterdir()] if (_PROC / "self").exists() else []
+    found = {int(name): process_of(int(name)) for name in names if name.isdecimal()}
+    return {pid: process for pid, process in found.items() if process and process.state not in "ZX"}
+
+
+def process_of(pid: int) -> Process | None:
+    """None where there is no such process, or the system does not tell."""
+    with contextlib.suppress(OSError):
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return Process(parent=int(fields[1]), group=int(fields[2]), state=fields[0], cpu_s=cpu_s)
+    return None
+
+
+def _io_bytes(pid: int) -> int:
+    file = _PROC / str(pid) / "io"
+    return _field(file, "rchar:") + _field(file, "wchar:")
+
+
+def _field(file: Path, name: str) -> int:
+    """ValueError where there is none: a process that is about to be reaped has lost most of them."""
+    for line in file.read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ValueError(f"{file} has no {name}")
