@@ -34,9 +34,14 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a watch has shown of a replacement and of a lost node; None where there is none yet."""
+    """What a watch has shown of a replacement, of a lost node and of its job; None where there is none yet.
+
+    unready  the node: Kubernetes calls it so
+    blamed   it is what the job recovers from, by its status: the operator did not wait for Kubernetes
+    """
 
     unready: float | None = None
+    blamed: float | None = None
     created: float | None = None
     running: float | None = None
 
@@ -69,7 +74,10 @@ def marks(
         decided, running = seen.created, seen.running
         if decided is None or running is None:
             return None
-        heard = seen.unready if kind == NODE else _first(everybody, _DETECTED[POD].search)
+        if kind == NODE:
+            heard = min((at for at in (seen.unready, seen.blamed) if at is not None), default=None)
+        else:
+            heard = _first(everybody, _DETECTED[POD].search)
         detected = min(heard or decided, decided)  # the operator may know before the agents do
     began = _first(after[victim], re.compile(r"\bbegan$").search)
     joined = _first(after[victim], re.compile(r"\bjoined$").search)

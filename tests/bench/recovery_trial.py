@@ -14,7 +14,6 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
 from tests.support.kubectl import Kubectl
 
-NODE_LOST_S = 5
 # What a fault that cannot be injected, or a job that does not get well before it, raises.
 TROUBLE = (AssertionError, ClusterError, KeyError, TypeError, subprocess.TimeoutExpired)
 _WITHIN_S = {RANK: 60.0, POD: 120.0, HANG: 180.0, NODE: 180.0}
@@ -40,7 +39,7 @@ class Job:
     def __init__(self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str) -> None:
         self._cluster, self._kubectl, self._watch, self.name = cluster, kubectl, watch, name
         self.pods = [f"{name}-{index}" for index in range(REPLICAS)]
-        kubectl.apply(job(name, nodes=cluster.workers, nodeLostSeconds=NODE_LOST_S))
+        kubectl.apply(job(name, nodes=cluster.workers))
 
     def settle(self) -> None:
         """Wait until every pod trains and the operator trusts the agents to heal; then some seconds."""

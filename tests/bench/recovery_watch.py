@@ -1,4 +1,4 @@
-"""When pods of the namespace were born and ran, and when nodes fell silent, as watches saw it happen."""
+"""When pods of the namespace were born and ran, nodes fell silent and jobs blamed them, as watches saw it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.kubectl import Json, Kubectl
 
 
 class Watch:
-    """Follows pods and nodes in the background; times are seconds since 1970, at arrival."""
+    """Follows pods, nodes and jobs in the background; times are seconds since 1970, at arrival."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self._kubectl = kubectl
@@ -24,12 +24,13 @@ class Watch:
         self._running: dict[str, float] = {}
         self._unready: dict[str, list[float]] = {}
         self._was_ready: dict[str, bool] = {}
+        self._blamed: dict[tuple[str, str], list[float]] = {}  # by job and node
         self._calls: dict[str, subprocess.Popen[str]] = {}
         self._threads: list[threading.Thread] = []
         self._is_over = False
 
     def __enter__(self) -> Self:
-        for kind, hear in (("pods", self._on_pod), ("nodes", self._on_node)):
+        for kind, hear in (("pods", self._on_pod), ("nodes", self._on_node), ("dtj", self._on_job)):
             self._threads.append(threading.Thread(target=self._follow, args=(kind, hear), daemon=True))
             self._threads[-1].start()
         return self
@@ -44,8 +45,13 @@ class Watch:
     def replacement(self, pod: str, *, besides: str, node: str, since: float) -> Seen:
         """What is known of the newest pod of this name, unless it is the old one, and of a node."""
         uid = next((uid for uid in reversed(self._pods.get(pod, [])) if uid != besides), "")
-        unready = next((at for at in self._unready.get(node, []) if at > since), None)
-        return Seen(unready=unready, created=self._created.get(uid), running=self._running.get(uid))
+        blamed = self._blamed.get((pod.rpartition("-")[0], node), [])
+        return Seen(
+            unready=next((at for at in self._unready.get(node, []) if at > since), None),
+            blamed=next((at for at in blamed if at > since), None),
+            created=self._created.get(uid),
+            running=self._running.get(uid),
+        )
 
     def _follow(self, kind: str, hear: Callable[[Json, float], None]) -> None:
         kubectl = replace(self._kubectl, namespace=None) if kind == "nodes" else self._kubectl
@@ -65,6 +71,11 @@ class Watch:
         statuses = pod.get("status", {}).get("containerStatuses", ())
         if any("running" in each.get("state", {}) for each in statuses):
             self._running.setdefault(uid, now)
+
+    def _on_job(self, job: Json, now: float) -> None:
+        failure = job.get("status", {}).get("failure", {})
+        if failure.get("reason") == "NodeLost":
+            self._blamed.setdefault((job["metadata"]["name"], failure["node"]), []).append(now)
 
     def _on_node(self, node: Json, now: float) -> None:
         name = node["metadata"]["name"]

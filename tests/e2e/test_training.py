@@ -154,8 +154,9 @@ def test_suspended_example_starts_when_it_is_told_to(kubectl: Kubectl):
 def test_status_reports_progress_while_the_job_runs(kubectl: Kubectl):
     kubectl.apply(workload_job("walk", "--steps=400", "--step-s=0.1"))
 
+    # Steps are told at once, a loss with the first line of the log.
     job = kubectl.until(
-        "dtj", "walk", lambda seen: seen.get("status", {}).get("progress", {}).get("step"), within_s=120
+        "dtj", "walk", lambda seen: seen.get("status", {}).get("progress", {}).get("loss"), within_s=120
     )
 
     progress: dict[str, Any] = job["status"]["progress"]

@@ -91,15 +91,21 @@ class Kubelet:
         elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not without_room(pod):
             await self.start(name, placed="nodeName" in pod["spec"])
 
-    async def start(self, name: str, *, placed: bool = False) -> None:
-        """Place a pod on a node and make it ready."""
+    async def start(self, name: str, *, placed: bool = False, placed_at: str | None = None) -> None:
+        """Place a pod on a node and make it ready.
+
+        placed_at  when the scheduler says that it did so; it does not say where that is None
+        """
         if not placed:
             await self._place(name)
         status = {
             "phase": "Running",
             "podIP": "10.1.0.1",
             "startTime": now(),
-            "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
+            "conditions": [
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": placed_at},
+                {"type": "Ready", "status": "True"},
+            ],
             "containerStatuses": [
                 container(self.pods[name], ready=True, state={"running": {"startedAt": now()}})
             ],

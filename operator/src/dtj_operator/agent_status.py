@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, Straggler
+from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Missing, Progress, Straggler
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -50,6 +50,11 @@ class _Hang(msgspec.Struct):
     message: str = ""
 
 
+class _Missing(msgspec.Struct):
+    replica: _Index
+    seconds: _Seconds
+
+
 class _Answer(msgspec.Struct, rename="camel"):
     attempt: int
     step: _Whole | None = None
@@ -65,6 +70,7 @@ class _Answer(msgspec.Struct, rename="camel"):
     slowest_rank: _Index | None = None
     slowest: _Slowest | None = None
     hang: _Hang | None = None
+    missing: list[_Missing] | None = None
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -93,6 +99,7 @@ def parse(raw: bytes, observed_at: float) -> Progress:
         hang=None
         if answer.hang is None
         else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
+        missing=tuple(Missing(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()),
     )
 
 

@@ -31,6 +31,7 @@ from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.doubts import Doubts
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.lease import Lease
+from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeCache
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import (
@@ -105,6 +106,7 @@ class Core:
             caches,
             follow_pods.refresh,
             self._poller,
+            NodeLeases(self._api.get),
             operator_namespace=settings.operator_namespace,
             wall=time.time,
         )

@@ -13,6 +13,7 @@ from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
+from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import PodView
 from dtj_operator.lookup import Lookup
@@ -69,6 +70,7 @@ class Gatherer:
         caches: Caches,
         refresh: Callable[[Key], Awaitable[None]],
         poller: Poller,
+        leases: NodeLeases,
         *,
         operator_namespace: str,
         wall: Callable[[], float],
@@ -76,7 +78,7 @@ class Gatherer:
         self._api, self._caches = api, caches
         self._lookup = Lookup(api, caches.pods, caches.services, caches.policies, refresh)
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
-        self._absent = AbsentNodes()
+        self._leases, self._absent = leases, AbsentNodes()
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: there is no job; None: hands off."""
@@ -91,6 +93,8 @@ class Gatherer:
         snapshot = self._complete(key, raw)
         if await self._lookup.make_sure(key, snapshot):
             snapshot = self._complete(key, raw)
+        if doubted := snapshot.doubted_nodes:
+            snapshot = replace(snapshot, leases=await self._leases.look(doubted))
         return snapshot, str(meta["resourceVersion"])
 
     def _complete(self, key: Key, raw: Json) -> Snapshot:
@@ -108,6 +112,7 @@ class Gatherer:
             nodes=nodes,
             gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),
+            coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
             operator_namespace=self._operator_namespace,
             now=now,
         )

@@ -24,6 +24,7 @@ SHM_VOLUME = "dtj-shm"
 CHECKPOINT_VOLUME = "dtj-checkpoints"
 
 NODES_PATH = "/api/v1/nodes"
+NODE_LEASES = "kube-node-lease"  # the namespace in which kubelets renew theirs
 
 HOST_NAME_LIMIT = 63  # of a DNS label, and so of a pod's hostname
 
@@ -74,6 +75,10 @@ def events_path(namespace: str) -> str:
 
 def leases_path(namespace: str) -> str:
     return _collection("/apis/coordination.k8s.io/v1", "leases", namespace)
+
+
+def node_lease_path(node: str) -> str:
+    return f"{leases_path(NODE_LEASES)}/{node}"
 
 
 def _collection(root: str, plural: str, namespace: str | None) -> str:

@@ -1,25 +1,29 @@
 """Polls the agent of replica 0 of running jobs, and keeps each one's last answer.
 
-An agent is optional: no answer means none, and is asked ever more rarely. What a pod answers is somebody
-else's program talking: it is bounded in size and in time here, in values by agent_status. Before this stands
-reconcile, which says whom to ask.
+An agent is optional: no answer means none, and is asked ever more rarely. One that has answered and falls
+silent, or that waits for another replica, is asked more often: somebody's node may be lost. What a pod
+answers is somebody else's program talking: it is bounded in size and in time here, in values by agent_status.
+Before this stands reconcile, which says whom to ask.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import msgspec
 
 from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Progress
+from dtj_operator.plan.snapshot import DOUBT_S, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
 LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits many times
-RARELY = 6  # times the usual pause, where nobody has answered yet
+RARELY = 6  # times the usual pause, where so many questions in a row were not answered
+OFTEN = 0.5  # of the usual pause, while a node may be lost
+SILENT = 2  # questions in a row that an agent which has answered leaves open; one may have been lost
+GIVEN_UP = 12  # after so many its silence says nothing any more
 
 Ask = Callable[[str], Awaitable[bytes]]
 
@@ -29,7 +33,13 @@ class _Followed:
     uid: str
     attempt: int
     address: str
-    task: asyncio.Task[None]
+    has_answered: bool
+    unanswered: int = 0  # in a row
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def is_silent(self) -> bool:
+        return self.has_answered and SILENT <= self.unanswered <= GIVEN_UP
 
 
 class Poller:
@@ -50,18 +60,21 @@ class Poller:
         self._followed: dict[Key, _Followed] = {}
         self._last: dict[Key, tuple[str, Progress]] = {}
 
-    def follow(self, key: Key, uid: str, attempt: int, address: str) -> None:
-        """Ask this address from now on, until told otherwise."""
+    def follow(self, key: Key, uid: str, attempt: int, address: str, *, has_answered: bool = False) -> None:
+        """Ask this address from now on, until told otherwise.
+
+        has_answered  it has in this attempt, before this process began to ask
+        """
         known = self._followed.get(key)
         if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
             return
         self.leave(key)
-        task = asyncio.create_task(self._follow(key, uid, attempt, address), name=f"poll {key}")
-        self._followed[key] = _Followed(uid, attempt, address, task)
+        followed = self._followed[key] = _Followed(uid, attempt, address, has_answered)
+        followed.task = asyncio.create_task(self._follow(key, followed), name=f"poll {key}")
 
     def leave(self, key: Key) -> None:
         """Ask no more; the last answer stays."""
-        if (known := self._followed.pop(key, None)) is not None:
+        if (known := self._followed.pop(key, None)) is not None and known.task is not None:
             known.task.cancel()
 
     def forget(self, key: Key) -> None:
@@ -73,35 +86,49 @@ class Poller:
         known_uid, progress = self._last.get(key, ("", None))
         return progress if known_uid == uid and progress is not None and progress.attempt == attempt else None
 
+    def silent(self, key: Key, uid: str, attempt: int) -> bool:
+        """Whether the agent that is asked now has answered in this attempt, and does so no more."""
+        known = self._followed.get(key)
+        return known is not None and (known.uid, known.attempt) == (uid, attempt) and known.is_silent
+
     async def close(self) -> None:
-        tasks = [followed.task for followed in self._followed.values()]
+        tasks = [followed.task for followed in self._followed.values() if followed.task is not None]
         for key in list(self._followed):
             self.leave(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, key: Key, uid: str, attempt: int, address: str) -> None:
+    async def _follow(self, key: Key, asked: _Followed) -> None:
         loop = asyncio.get_running_loop()
-        silent, told = 0, float("-inf")
+        told = float("-inf")
         while True:
-            progress = await self._poll(address)
-            silent = 0 if progress is not None else silent + 1
-            if silent == RARELY:
-                self._clear_slow(key)
-            if progress is not None and progress.attempt == attempt:
-                fresh = self.last(key, uid, attempt)
-                self._last[key] = uid, progress
+            progress = await self._poll(asked.address)
+            if progress is None:
+                self._unanswered(key, asked)
+            else:
+                asked.unanswered = 0
+            if progress is not None and progress.attempt == asked.attempt:
+                asked.has_answered = True
+                fresh = self.last(key, asked.uid, asked.attempt)
+                self._last[key] = asked.uid, progress
                 moved = fresh is None or fresh.step != progress.step
                 patient = fresh is not None and _urgent(fresh) == _urgent(progress)
                 if not patient or (moved and loop.time() - told >= self._tell_s - self._every_s / 2):
                     told = loop.time()
                     self._on_news(key)
-            await asyncio.sleep(self._every_s * (RARELY if silent > RARELY else 1))
+            await asyncio.sleep(self._every_s * _pace(asked, progress))
+
+    def _unanswered(self, key: Key, asked: _Followed) -> None:
+        asked.unanswered += 1
+        if asked.has_answered and asked.unanswered == SILENT:
+            self._on_news(key)
+        if asked.unanswered == RARELY:
+            self._clear_slow(key)
 
     def _clear_slow(self, key: Key) -> None:
-        """Who was slow or hung when the agent last spoke may not be so any more."""
+        """Who was slow, hung or missing when the agent last spoke may not be so any more."""
         uid, last = self._last.get(key, ("", None))
-        if last is not None and (last.slowest or last.hang):
-            self._last[key] = uid, replace(last, slowest=None, hang=None)
+        if last is not None and (last.slowest or last.hang or last.missing):
+            self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
             self._on_news(key)
 
     async def _poll(self, address: str) -> Progress | None:
@@ -116,10 +143,19 @@ class Poller:
         return progress
 
 
+def _pace(asked: _Followed, progress: Progress | None) -> float:
+    """The pause until the next question, in usual ones."""
+    waits = progress is not None and any(missing.seconds < DOUBT_S for missing in progress.missing)
+    if waits or (asked.has_answered and 0 < asked.unanswered <= GIVEN_UP):
+        return OFTEN
+    return RARELY if asked.unanswered > RARELY else 1
+
+
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What the next fault is judged by, and who holds the others up."""
     slow, hang = progress.slowest, progress.hang
-    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks
+    missing = [each.replica for each in progress.missing]
+    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, missing
 
 
 class HttpAsk:

@@ -16,7 +16,7 @@ from dtj_operator.names import Key
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
-from dtj_operator.plan.snapshot import RECOVERING, RUNNING, Gone, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
 from dtj_operator.plan.status import events, report
 from dtj_operator.progress import Poller
 
@@ -145,7 +145,9 @@ class Reconciler:
         pod = s.current.get(0)
         trains = status["phase"] in (RUNNING, RECOVERING)
         if trains and pod is not None and pod.address and pod.phase == "Running":
-            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address)
+            # The status remembers it, for those who lead after us.
+            trusted = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA
+            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address, has_answered=trusted)
         else:
             self._poller.leave(key)
 

@@ -28,8 +28,12 @@ def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
     """Apply the chart's account and roles, and return all that it renders."""
     rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}")
     manifests = [each for each in yaml.safe_load_all(rendered) if each]
-    namespace: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": process.NAMESPACE}}
-    chosen = [namespace, *(each for each in manifests if each["kind"] in RBAC)]
+    # Kubernetes makes the second one too, a moment after the API server is ready.
+    namespaces: list[Json] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        for name in (process.NAMESPACE, "kube-node-lease")
+    ]
+    chosen = [*namespaces, *(each for each in manifests if each["kind"] in RBAC)]
     plane.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": chosen}))
     return manifests
 

@@ -79,6 +79,7 @@ async def start(
     server: str = "",
     rate: float = 200,
     resync_s: float = 600,
+    poll_s: float = 10,
     environment: Mapping[str, str] | None = None,
 ) -> Operator:
     """Start an operator.
@@ -87,6 +88,7 @@ async def start(
     server       another way to the API server
     rate         requests a second
     resync_s     seconds between looks at everything
+    poll_s       seconds between questions to an agent
     environment  variables beside the usual ones
     """
     health, metrics = free_ports(2)
@@ -107,6 +109,7 @@ async def start(
             f"--lease-name={LEASE}",
             f"--requests-per-second={rate}",
             f"--resync-seconds={resync_s}",
+            f"--agent-poll-seconds={poll_s}",
             f"--health-port={health}",
             f"--metrics-port={metrics}",
             *("--log-level=info", "--log-format=text"),

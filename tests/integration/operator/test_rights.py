@@ -180,6 +180,9 @@ DENIED = [
     ("give itself rights", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
     ("take another lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/other"),
     ("take a lease elsewhere", "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
+    ("renew a kubelet's lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/a"),
+    ("list the kubelets' leases", "GET", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"),
+    ("read a lease elsewhere", "GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/a"),
     ("change the CRD", "PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/a"),
 ]
 

@@ -70,6 +70,10 @@ def test_replaced_pod_and_lost_node_are_seen_by_watches():
         found = marks(kind, fault=10, victim="b", logs=logs, seen=seen)
         assert found
         assert (found["detect"], found["decide"], found["pod runs"]) == (detected, 10.03, 10.2)
+    for known in ({"blamed": 10.01}, {"blamed": 10.01, "unready": 10.02}):
+        found = marks(NODE, fault=10, victim="b", logs=logs, seen=Seen(created=10.03, running=10.2, **known))
+        assert found
+        assert found["detect"] == 10.01, "Kubernetes was not waited for"
     assert marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.03)) is None
     found = marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.005, running=10.2))
     assert found

@@ -1,6 +1,7 @@
 """A checkpoint is there as a whole or not at all, whenever the writer dies."""
 
 import os
+import pickle
 import random
 import tempfile
 import time
@@ -14,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load, save
+from dtj.checkpoint import layout, load, save, sharded
 from dtj.checkpoint.parts import Parts
-from dtj.errors import RecipeError
+from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from tests.unit.dtj.conftest import PROGRAMS, Start, wait_for
@@ -150,6 +151,39 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     assert name == "step-1"
     assert len(warnings) == 1
     assert str(tmp_path / "step-2") in warnings[0]
+    with pytest.raises(RecipeError, match="step-2 is not a checkpoint: "):
+        load.whole(tmp_path / "step-2")
+
+
+def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(CheckpointError, match="loop cannot be read: Too many levels of symbolic links"):
+        found(loop)
+
+
+class Harmful:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._file,)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_metadata_of_shards_executes_nothing(tmp_path: Path) -> None:
+    parts, tensors = sharded.split(STATE["parts"])
+    save.prepare(tmp_path, 2)
+    sharded.write(tmp_path, 2, tensors, group=None)
+    folder = save.commit(tmp_path, 2, {"step": 2, "parts": parts})
+    assert torch.equal(load.whole(folder)["parts"]["w"], STATE["parts"]["w"])
+
+    (folder / layout.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
+    with pytest.raises(CheckpointError, match=r"its metadata names pathlib.Path.touch, which is no data"):
+        load.whole(folder)
+    assert not (tmp_path / "harm").exists()
 
 
 def test_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:

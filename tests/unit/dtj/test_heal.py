@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dtj.checkpoint import load
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
@@ -126,13 +127,20 @@ def test_saving_in_the_background_goes_on_with_the_newcomer(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_newcomer_knows_the_best_score(finish: Finish, tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(
+    "place", ["8:forward", "8:end", "1:end"], ids=["later", "in keep_best", "at the best"]
+)
+def test_newcomer_knows_the_best_score(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, rank: int, place: str
+) -> None:
     """The best was at step 2: a newcomer that took step 9 for it would save alone, or throw step 2 away."""
     saved = tmp_path / "saved"
     scores = ",".join("0.9" if step == 2 else "0.5" for step in range(1, STEPS + 1))
     flags = ("--checkpoint", saved, "--save-every", 7)
-    healed(finish, tmp_path, f"{rank}@8:forward:SIGKILL", *flags, SCORES=scores)
+    healed(finish, tmp_path, f"{rank}@{place}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
     assert sorted(p.name for p in saved.iterdir()) == ["step-14", "step-16", "step-2"]
+    assert load.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
 
 def test_job_of_one_rank_is_restarted_from_its_checkpoint(

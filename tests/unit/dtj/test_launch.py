@@ -200,6 +200,12 @@ def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Pa
     ("argv", "env", "message"),
     [
         pytest.param(["run", "nowhere.py"], {}, "there is no script nowhere.py", id="no such script"),
+        pytest.param(["run", "-m", "nosuch"], {}, "there is no module 'nosuch'", id="no such module"),
+        pytest.param(["run", "-m", "json.nosuch"], {}, "no module 'json.nosuch'", id="no such submodule"),
+        pytest.param(["run", "-m", "nosuch.deep"], {}, "there is no module 'nosuch'", id="no such package"),
+        pytest.param(
+            ["run", "-m", "json"], {}, "no module 'json.__main__'", id="a package without a program"
+        ),
         pytest.param(["run", "--nprocs", "2", SMALL], {}, "'--nproc'", id="a mistyped flag"),
         pytest.param(["trian", DIGITS], {}, "Did you mean 'train'?", id="a mistyped command"),
         pytest.param(

@@ -105,6 +105,25 @@ def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     assert found.state.in_place == 0
 
 
+def test_whoever_took_part_and_is_gone_is_waited_for_until_it_is_back() -> None:
+    found = membership()
+    found.join(hello(0), NOW)
+    found.join(hello(1), NOW)
+    found.leave("pod-1", NOW + 5)
+    assert found.waited_for(NOW + 8) == {1: 3}, "replica 2 has never been here"
+    found.join(hello(1, "again"), NOW + 9)
+    found.join(hello(2), NOW + 9)
+    assert found.waited_for(NOW + 9) == {}
+
+
+def test_nobody_is_waited_for_once_all_are_done() -> None:
+    found = formed(replicas=2)
+    found.ended(end(0, 0), 1, NOW)
+    found.ended(end(1, 0), 1, NOW)
+    found.leave("pod-1", NOW)
+    assert found.waited_for(NOW) == {}
+
+
 def test_next_coordinator_goes_on_with_what_the_agents_remember() -> None:
     found = membership()
     remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)

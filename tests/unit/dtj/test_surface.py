@@ -60,6 +60,7 @@ def test_commands_and_flags() -> None:
             "--checkpoint",
             "--compile",
             "--compress",
+            "--devices",
             "--keep",
             "--log",
             "--log-every",

@@ -221,6 +221,13 @@ def test_powersgd_is_exact_for_a_matrix_of_its_rank() -> None:
     torch.testing.assert_close(bucket.gradients()[0], low, rtol=1e-4, atol=1e-4)
 
 
+def test_last_step_is_logged_though_a_message_is_under_way(finish: Finish, tmp_path: Path) -> None:
+    """With stale:4 the message of an earlier step may be read four steps later."""
+    ended = finish("run", "--nproc", 2, "--sync", "stale:4", PROGRAMS / "gpt.py", OUT=tmp_path, STEPS=3)
+    assert ended.code == 0, ended.err
+    assert "step 3/3" in ended.out
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_topk_sends_the_largest_of_a_bucket() -> None:
     bucket: Any = Bucket([nn.Parameter(torch.empty(20))], [torch.arange(20.0) - 18])
@@ -242,6 +249,18 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
             {"check_every": "9"}, "fsdp", "--check-every does not work with .*fsdp", id="nothing to compare"
         ),
         pytest.param({"compress": "bf16", "sync": "stale:2"}, None, "exclude each other", id="both"),
+        pytest.param(
+            {"sync": "stale:2", "precision": "fp16"},
+            None,
+            "--sync stale .*bf16",
+            id="gradients of another scale",
+        ),
+        pytest.param(
+            {"compress": "topk", "precision": "fp16"},
+            None,
+            "--compress topk .*bf16",
+            id="a rest of another scale",
+        ),
     ],
 )
 def test_flags_that_cannot_be(flags: dict[str, str], parallel: str | None, message: str) -> None:

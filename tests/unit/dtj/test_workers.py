@@ -1,6 +1,7 @@
 """Processes that load samples ahead: same samples, same order, and none is left behind."""
 
 import multiprocessing
+import random
 import re
 import signal
 import weakref
@@ -8,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from dtj import random_state
 from dtj.data import load
 from dtj.errors import RecipeError
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
@@ -27,13 +30,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Augmented:
-    """Samples with noise from the generator of whoever loads them."""
+    """Samples with noise from the generators of whoever loads them."""
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return index + torch.rand(()) / 2
+        return index + noise()
+
+
+def noise() -> torch.Tensor:
+    """() in [0, 0.5), of all generators that a data set may use."""
+    return (torch.rand(()) + random.random() + float(np.random.random())) / 6
 
 
 def batches(f: Any, count: int) -> list[torch.Tensor]:
@@ -58,7 +66,7 @@ class InOrder(IterableDataset[int]):
 
 def noisy(samples: list[int]) -> torch.Tensor:
     """A collate that augments."""
-    return torch.tensor(samples) + torch.rand(len(samples)) / 2
+    return torch.stack([sample + noise() for sample in samples])
 
 
 @pytest.mark.parametrize(
@@ -68,12 +76,15 @@ def noisy(samples: list[int]) -> torch.Tensor:
         pytest.param({"data": InOrder(), "collate": noisy}, {"epoch": 0, "consumed": 24}, id="stream"),
     ],
 )
+@pytest.mark.parametrize("workers", [0, 3])
 def test_noise_depends_on_the_samples_alone_so_that_a_resumed_run_repeats_it(
-    how: dict[str, Any], state: dict[str, int]
+    how: dict[str, Any], state: dict[str, int], workers: int
 ) -> None:
+    """So do the stages of a pipeline, of which one takes the inputs and another the targets."""
     whole = batches(feed(batch=8, micro=2, workers=2, **how), 5)
-    later = feed(batch=8, micro=2, workers=3, **how)
+    later = feed(batch=8, micro=2, workers=workers, **how)
     later.load_state_dict(state)
+    random_state.begin(0, step=3, verb=1, stream=workers, device=torch.device("cpu"))  # as another rank
     assert all(torch.equal(a, b) for a, b in zip(whole[12:], batches(later, 2), strict=True))
     assert len({(sample % 1).item() for batch in whole for sample in batch}) > 30, "each has noise of its own"
 
@@ -124,10 +135,14 @@ def test_batch_that_is_done_is_let_go() -> None:
     assert done() is None
 
 
-def test_workers_leave_the_random_numbers_of_dropout_alone() -> None:
-    before = torch.get_rng_state()
-    batches(feed(40, batch=8, workers=1), 5)
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("data", [Augmented(), InOrder()], ids=["map-style", "stream"])
+def test_samples_leave_the_random_numbers_of_dropout_alone(data: Any, workers: int) -> None:
+    random_state.seed(4)
+    expected = noise()
+    random_state.seed(4)
+    batches(feed(data=data, collate=noisy, batch=8, workers=workers), 5)
+    assert torch.equal(noise(), expected)
 
 
 def test_workers_follow_where_the_position_goes() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Incident, Ledger, Straggler
+from dtj_operator.plan.snapshot import Incident, Ledger, Missing, Straggler
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -148,7 +148,69 @@ async def test_an_agent_that_falls_silent_accuses_nobody_for_ever(agents: Agents
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
     assert (progress.step, progress.slowest) == (4, None)
-    assert [round(at) for at in agents.told] == [0, 60]
+    assert [round(at) for at in agents.told] == [0, 15, 35]
+
+
+@pytest.mark.parametrize("answers", [param(True, id="it answers"), param(False, id="it never has")])
+async def test_only_an_agent_that_has_answered_can_fall_silent(agents: Agents, answers: bool) -> None:
+    if answers:
+        agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(5)
+    agents.answers.clear()
+    await asyncio.sleep(6)
+    assert not agents.poller.silent(KEY, "u", 0), "one question may get lost"
+    await asyncio.sleep(10)
+    assert agents.poller.silent(KEY, "u", 0) is answers
+    assert not agents.poller.silent(KEY, "another", 0)
+    assert not agents.poller.silent(KEY, "u", 1)
+
+    agents.at_step(4)
+    await asyncio.sleep(60)
+    assert not agents.poller.silent(KEY, "u", 0)
+
+
+async def test_what_answered_another_process_can_fall_silent_too(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1", has_answered=True)
+    await asyncio.sleep(6)
+
+    assert agents.poller.silent(KEY, "u", 0)
+    assert [round(at) for at in agents.told] == [5]
+
+
+async def test_long_silence_says_nothing_of_a_node(agents: Agents) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(5)
+    agents.answers.clear()
+    await asyncio.sleep(200)
+
+    assert not agents.poller.silent(KEY, "u", 0)
+
+
+async def test_whoever_waits_for_a_replica_is_asked_more_often_and_tells_at_once(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for missing in ([], [{"replica": 1, "seconds": 21.5}], [{"replica": 1, "seconds": 31.5}], None):
+        agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
+        await asyncio.sleep(10)
+
+    progress = agents.poller.last(KEY, "u", 0)
+    assert progress is not None
+    assert progress.missing == ()
+    assert [round(at) for at, _ in agents.asked] == [0, 10, 15, 20, 25, 30]
+    assert [round(at) for at in agents.told] == [0, 10, 30]
+
+
+async def test_replica_that_is_missing_for_minutes_is_no_hurry(agents: Agents) -> None:
+    missing = [{"replica": 1, "seconds": 200.0}]
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(25)
+
+    progress = agents.poller.last(KEY, "u", 0)
+    assert progress is not None
+    assert progress.missing == (Missing(replica=1, seconds=200.0),)
+    assert [round(at) for at, _ in agents.asked] == [0, 10, 20]
 
 
 async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
@@ -178,6 +240,7 @@ async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> N
         param(b'{"attempt": 0, "step": 1, "restarts": {"inPlace": 4000000000}}', id="heals beyond belief"),
         param(b'{"attempt": 0, "step": 1, "slowest": {"rank": -1}}', id="no rank"),
         param(b'{"attempt": 0, "step": 1, "ledger": {"lost": -1}}', id="negative seconds"),
+        param(b'{"attempt": 0, "step": 1, "missing": [1]}', id="a replica that is no object"),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer: bytes) -> None:

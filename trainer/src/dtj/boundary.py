@@ -77,7 +77,7 @@ class Boundary:
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
         decided = agreement.Decision()
-        if step > self._sent[0] + self._strategy.slack:
+        if is_last or step > self._sent[0] + self._strategy.slack:
             decided = self._receive()
         if decided.broken:
             self._check_finite()

@@ -75,6 +75,6 @@ RUN_FIELDS: Final = (
 STATUS_FIELDS: Final = (
     *("job", "replica", "attempt", "generation", "state"),
     *RUN_FIELDS,
-    *("ranks", "slowestRank", "slowest", "hang", "rejoin", "restarts", "failure", "ledger", "at"),
+    *("ranks", "slowestRank", "slowest", "hang", "missing", "rejoin", "restarts", "failure", "ledger", "at"),
 )
 STATES: Final = ("Starting", "Running", "Recovering", "Stopping", "Done", "Failed")

@@ -32,11 +32,13 @@ class ProcessGroups:
     is_healing  other ranks hold the run in memory: nothing may be exchanged before `compare` of heal.py
     """
 
-    def __init__(self, world: World, device: torch.device, stop: StopFlag, *, in_place: bool) -> None:
+    def __init__(
+        self, world: World, devices: tuple[torch.device, ...], stop: StopFlag, *, in_place: bool
+    ) -> None:
         self.control: dist.ProcessGroup | None = None
         self.is_healing = False
         self._world = world
-        self._device = device
+        self._devices = devices
         self._stop = stop
         self._in_place = in_place
         self._control_pipe: control_pipe.ControlPipe | None = None
@@ -47,7 +49,7 @@ class ProcessGroups:
     @property
     def can_heal(self) -> bool:
         """A lost peer can be replaced while this process goes on; NCCL's state does not survive it."""
-        return self._in_place and self._control_pipe is not None and self._device.type == "cpu"
+        return self._in_place and self._control_pipe is not None and self._devices[0].type == "cpu"
 
     def open(self) -> None:
         """Join the other ranks, however long they take to come."""
@@ -57,7 +59,7 @@ class ProcessGroups:
         heartbeat.mine.is_compared = self._in_place
         self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
         if self._control_pipe is None:
-            self.control = open_group(self._world, self._device, store=None, timeout=RENDEZVOUS_TIMEOUT)
+            self.control = open_group(self._world, self._devices, store=None, timeout=RENDEZVOUS_TIMEOUT)
             return
         self.is_healing = os.environ.get(contract.HEALING) == "1"
         self._enter()
@@ -114,7 +116,7 @@ class ProcessGroups:
             timeout=timeout,
             use_libuv=os.environ.get("USE_LIBUV") != "0",
         )
-        self.control = open_group(self._world, self._device, store=store, timeout=timeout)
+        self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
         self._sockets = frozenset(_open_sockets().values()) - before
 
     def _break(self) -> None:

@@ -67,6 +67,11 @@ class Recipe:
             raise RecipeError(
                 "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"
             )
+        if self.best and self.held_out is None:
+            raise RecipeError(
+                f"the recipe keeps the {self.best} score but has no held_out data to score",
+                fix="give Recipe(held_out=..., score=...), or leave best out",
+            )
         if self.best not in {None, "highest", "lowest"}:
             raise RecipeError(f"best is {self.best!r}", fix="make it 'highest' or 'lowest', or leave it out")
 

@@ -4,16 +4,14 @@ This module imports no torch, so that a mistyped name or argument is told at onc
 """
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtj import modules
 from dtj.errors import RecipeError
 from dtj.recipe import Recipe
 
@@ -39,7 +37,7 @@ def resolve(target: str) -> Function:
             f"{target!r} does not name a recipe",
             fix="write module:function, e.g. dtj.recipes.digits:recipe, or ./my.py:recipe",
         )
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_name(place)
+    module = modules.from_file(Path(place)) if place.endswith(".py") else modules.from_name(place)
     found = getattr(module, name, None)
     if not inspect.isfunction(found):
         functions = [
@@ -91,48 +89,20 @@ def describe(target: str, function: Function) -> str:
     return "\n".join(lines)
 
 
-def _from_name(name: str) -> types.ModuleType:
-    if "" not in sys.path:  # as `python -m` has it: the user's own modules lie in the current folder
-        sys.path.insert(0, "")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise _not_found(name, error) from error
-
-
-def _from_file(path: Path) -> types.ModuleType:
-    if not path.is_file():
-        raise RecipeError(
-            f"there is no file {path}", fix=f"check the path; the current folder is {Path.cwd()}"
-        )
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None  # the name ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # as for any import: classes defined there can be pickled
-    try:
-        spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        raise _not_found(str(path), error) from error
-    return module
-
-
-def _not_found(wanted: str, error: ModuleNotFoundError) -> RecipeError:
-    if error.name and (wanted == error.name or wanted.startswith(f"{error.name}.")):
-        return RecipeError(
-            f"there is no module {error.name!r}", fix="check the name, and that it is installed in this image"
-        )
-    return RecipeError(
-        f"{wanted} needs the module {error.name!r}, which is not installed",
-        fix=f"install what provides {error.name}",
-    )
-
-
 def _parameters(function: Function) -> dict[str, inspect.Parameter]:
-    signature = inspect.signature(function)
-    hints = typing.get_type_hints(function)
-    return {n: p.replace(annotation=hints.get(n, p.annotation)) for n, p in signature.parameters.items()}
+    """Those that can be given by name."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise RecipeError(
+            f"an annotation of {function.__name__} cannot be read: {error}",
+            fix="import it without `if TYPE_CHECKING`",
+        ) from error
+    return {
+        n: p.replace(annotation=hints.get(n, p.annotation))
+        for n, p in inspect.signature(function).parameters.items()
+        if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}
+    }
 
 
 def _convert(text: str, parameter: inspect.Parameter) -> Any:
@@ -152,7 +122,8 @@ def _kinds(parameter: inspect.Parameter) -> list[type]:
     """Types to try in turn: of the annotation, else of the default, else text."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
-        annotation = type(parameter.default) if parameter.default not in {parameter.empty, None} else str
+        has_type = parameter.default is not None and parameter.default is not parameter.empty
+        annotation = type(parameter.default) if has_type else str
     is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
     options = typing.get_args(annotation) if is_union else (annotation,)
     unknown = [o for o in options if o not in _TYPES]

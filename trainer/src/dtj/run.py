@@ -48,12 +48,17 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Run:
-    """One training run as seen from one rank."""
+    """One training run as seen from one rank.
+
+    device   where samples go and losses are
+    devices  of this rank, `device` first; more than one with --devices
+    """
 
     def __init__(
         self,
         *,
         world: World,
+        devices: tuple[torch.device, ...],
         groups: ProcessGroups,
         settings: Settings,
         stop: StopFlag,
@@ -62,7 +67,7 @@ class Run:
         precision: Precision,
     ) -> None:
         self.world = world
-        self.device = strategy.device
+        self.device, self.devices = devices[0], devices
         self._groups = groups
         self._settings = settings
         self._seed = seed
@@ -115,7 +120,10 @@ class Run:
         return self._progress.step
 
     def parallel(self, model: Module) -> Module:
-        """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh)."""
+        """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh).
+
+        One whose parts already lie on several devices (see `devices`) stays where it is.
+        """
         if self._settings.weights and not self._strategy.models:
             weights.assign(model, Path(self._settings.weights))
         layers = blocks(model)
@@ -307,12 +315,14 @@ class Run:
         return self._recovery.retry(act, undo=None, stand_in=math.nan)
 
     def keep_best(self, score: float) -> None:
-        """Commit the state after this step, and keep it besides the newest, if no score was higher so far.
+        """Commit the state after this step, and keep it besides the newest, if its score is the highest yet.
 
         score  the same on every rank, say of `evaluate`; give its negative where less is better
+        A checkpoint that could not be written does not count: the next best one takes its place.
         """
-        if not self._recovery.is_behind:
-            self._checkpointer.offer(score)
+        self._recovery.retry(
+            lambda: self._checkpointer.offer(score, group=self._groups.control), undo=None, stand_in=None
+        )
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:

@@ -67,6 +67,9 @@ class Settings:
     mesh: str = flag(
         Text("AXIS=SIZE,..."), "Ranks along the axes of --parallel, e.g. tp=2. [default: derived]", default=""
     )
+    devices: int = flag(
+        Whole(), "Devices of each rank, for a model that lays its own parts on them. [default: 1]", default=1
+    )
     precision: str = flag(
         OneOf(("fp32", "bf16", "fp16")),
         "Type that forward and backward compute in. [default: fp32]",

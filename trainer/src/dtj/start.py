@@ -13,7 +13,7 @@ from dtj.settings import Settings
 from dtj.step.precision import Precision
 from dtj.stop import StopFlag
 from dtj.strategies import select
-from dtj.world import World, choose_device
+from dtj.world import World, choose_devices
 
 
 def init(
@@ -33,12 +33,12 @@ def init(
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
     layout = lay_out(settings.parallel, settings.mesh, world)
-    chosen = choose_device(world, wish=device)
-    precision = Precision(settings.precision, chosen)
-    strategy = select(settings, layout, chosen, half=precision.half)
+    devices = choose_devices(world, wish=device, count=settings.devices)
+    precision = Precision(settings.precision, devices[0])
+    strategy = select(settings, layout, devices[0], half=precision.half)
     strategy.autocast = precision.autocast
     stop = StopFlag()
-    groups = ProcessGroups(world, chosen, stop, in_place=strategy.heals)
+    groups = ProcessGroups(world, devices, stop, in_place=strategy.heals)
     groups.open()
     atexit.register(groups.close)
     stop.install()
@@ -47,6 +47,7 @@ def init(
         torch.set_float32_matmul_precision("high")
     return Run(
         world=world,
+        devices=devices,
         groups=groups,
         settings=settings,
         stop=stop,

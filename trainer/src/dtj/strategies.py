@@ -57,6 +57,7 @@ def _data_parallel(settings: Settings, layout: Layout, device: torch.device) -> 
 def _check(settings: Settings, layout: Layout) -> None:
     policy = settings.sync.name if settings.sync else "every"
     wishes = [f"--sync {policy}"] if policy != "every" else []
+    wishes += [f"--devices {settings.devices}"] if settings.devices > 1 else []
     wishes += [f"--compress {settings.compress.name}"] if settings.compress else []
     if settings.check_every and layout.strategy not in {"none", "ddp", "zero1"}:
         raise RecipeError(
@@ -68,5 +69,11 @@ def _check(settings: Settings, layout: Layout) -> None:
             f"{wishes[0]} does not work with --parallel {layout.strategy}",
             fix="use --parallel ddp, or leave the other flag out",
         )
-    if len(wishes) == 2:
-        raise RecipeError(f"{' and '.join(wishes)} exclude each other", fix="use one of them")
+    keeps = {"stale", "powersgd", "topk"} & {policy, settings.compress.name if settings.compress else ""}
+    if keeps and settings.precision == "fp16":
+        raise RecipeError(
+            f"{wishes[0]} does not work with --precision fp16: it keeps gradients while their scale changes",
+            fix="use --precision bf16",
+        )
+    if len(wishes) > 1:
+        raise RecipeError(f"{' and '.join(wishes[:2])} exclude each other", fix="use one of them")

@@ -70,51 +70,60 @@ def _number(env: Mapping[str, str], name: str, *, default: int | None = None) ->
     return int(text)
 
 
-def choose_device(world: World, *, wish: str | None) -> torch.device:
-    """The rank's own accelerator where there is one, else the CPU.
+def choose_devices(world: World, *, wish: str | None, count: int = 1) -> tuple[torch.device, ...]:
+    """The rank's own accelerators, `count` of them, where there are some; else so often the CPU.
 
-    The device is made current before any process group exists: otherwise every rank would open a context on
-    the first GPU.
+    The first is made current before any process group exists: otherwise every rank would open a context on
+    the machine's first GPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
     kind = wish or (found.type if found else "cpu")
     if kind == "cpu" or (kind == "mps" and world.size > 1):  # one Apple GPU cannot be shared by ranks
-        return torch.device("cpu")
+        return (torch.device("cpu"),) * count
     if found is None or found.type != kind:
         raise RecipeError(
             f"device {kind!r} was asked for, but this machine offers {found.type if found else 'cpu'}",
             fix="leave the device out: the best one is taken",
         )
-    count = torch.accelerator.device_count()
-    if world.local_rank >= count:
+    indices = devices_of(world.local_rank, count=count, kind=kind, there=torch.accelerator.device_count())
+    torch.accelerator.set_device_index(indices[0])
+    return tuple(torch.device(kind, index) if kind != "mps" else torch.device(kind) for index in indices)
+
+
+def devices_of(local_rank: int, *, count: int, kind: str, there: int) -> range:
+    """Indices of a rank's own devices, where each rank of the node has `count` of `there` in all."""
+    if (local_rank + 1) * count > there:
+        most = there // count
+        a_rank = f", and each takes {count}" if count > 1 else ""
         raise RecipeError(
-            f"local rank {world.local_rank} has no {kind} device: this machine has {count}",
-            fix=f"start at most {count} processes a node",
+            f"local rank {local_rank} has no {kind} device: this machine has {there}{a_rank}",
+            fix=f"start at most {most} processes a node" if most else "use fewer --devices",
         )
-    torch.accelerator.set_device_index(world.local_rank)
-    return torch.device(kind, world.local_rank) if kind != "mps" else torch.device(kind)
+    return range(local_rank * count, (local_rank + 1) * count)
 
 
 def open_group(
     world: World,
-    device: torch.device,
+    devices: tuple[torch.device, ...],
     *,
     store: "torch._C._distributed_c10d.Store | None",
     timeout: timedelta,
 ) -> "dist.ProcessGroup":
     """Join the job's process group and return a second, CPU-only one for agreements between ranks.
 
+    devices  of this rank; a group is bound to it only where it is one
     store    where the ranks meet; None takes `env://`
     timeout  for the connections; once they stand, a collective may take RENDEZVOUS_TIMEOUT
     """
     choose_store()
+    device = devices[0]
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
         store=store,
         rank=world.rank,
         world_size=world.size,
         timeout=timeout if _can_set_timeout() else RENDEZVOUS_TIMEOUT,
-        device_id=device if device.type != "cpu" else None,
+        device_id=device if device.type != "cpu" and len(devices) == 1 else None,
     )
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[assignment]
     if timeout < RENDEZVOUS_TIMEOUT and _can_set_timeout():

@@ -56,6 +56,19 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return True
 
 
+class NodeLease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A node's Lease as it is now.
+
+    renewed_at   seconds since the epoch, by the kubelet's clock
+    duration_s   it has expired when it was not renewed for so long
+    unchanged_s  for so long has no look at it found it renewed, by the operator's own clock
+    """
+
+    renewed_at: float
+    duration_s: float
+    unchanged_s: float = 0.0
+
+
 _node = msgspec.json.Decoder(_Node)
 _nodes = msgspec.json.Decoder(Page[_Node])
 

@@ -165,6 +165,9 @@ def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], 
 
 
 def _node_message(s: Snapshot, pod: PodView) -> str:
+    expired_s = s.lease_expired_s(pod)
+    if expired_s is not None:
+        return f"its agent is silent and its node's lease expired {expired_s:.0f} s ago"
     known = s.nodes is not None and pod.node in s.nodes
     return f"its node was {'not ready' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
 

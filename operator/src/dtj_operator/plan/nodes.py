@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from dtj_operator.plan.actions import Action, Decision, DeletePod
 from dtj_operator.plan.pace import soonest
-from dtj_operator.plan.snapshot import Placed
+from dtj_operator.plan.placement import Placed
 
 FORCED_GRACE_S = 0
+LOOK_S = 4.0  # between two looks at the leases of nodes that are in doubt
 
 
 def let_go(where: Placed, decision: Decision) -> Decision:
@@ -35,6 +36,8 @@ def _forced(where: Placed, action: Action) -> Action:
 
 
 def _look_at(where: Placed) -> float | None:
-    """When the next node of these pods will have been away for too long."""
+    """When the next node of these pods will have been away for too long, or is to be looked at again."""
     moments = [where.lost_at(pod) for pod in where.pods if pod.deleting or not pod.ended]
+    if where.doubted_nodes:
+        moments.append(where.now + LOOK_S)
     return min((at for at in moments if at is not None and at > where.now), default=None)

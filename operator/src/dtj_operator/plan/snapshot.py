@@ -10,10 +10,10 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import ranges, times
-from dtj_operator.spec import Job, Recovery
+from dtj_operator.plan.placement import Placed
+from dtj_operator.spec import Job
 
 Json = dict[str, Any]
 
@@ -22,6 +22,7 @@ SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
+DOUBT_S = 180.0  # an agent that is silent for longer says nothing of its node: Kubernetes has spoken by then
 ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
 
 
@@ -211,6 +212,14 @@ class Hung:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A replica that took part and that the others wait for, for so many seconds now."""
+
+    replica: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The last answer of replica 0's agent."""
 
@@ -228,42 +237,7 @@ class Progress:
     incident: Incident | None = None
     slowest: Straggler | None = None
     hang: Hung | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    """Pods, and what is known of the nodes that they are on."""
-
-    pods: tuple[PodView, ...] = ()
-    nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
-    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that were there and are not now
-    now: float
-
-    @property
-    def node_lost_s(self) -> int:
-        """How long a node may be away before it is taken for lost; 0: it never is."""
-        return Recovery().node_lost_s
-
-    def lost(self, pod: PodView) -> bool:
-        at = self.lost_at(pod)
-        return at is not None and self.now >= at
-
-    def lost_at(self, pod: PodView) -> float | None:
-        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
-        nodes = self.nodes
-        if not self.node_lost_s or not pod.node or nodes is None:
-            return None
-        if not any(node.ready for node in nodes.values()):
-            return None
-        view = nodes.get(pod.node)
-        since = view.not_ready_since if view is not None else self.gone_since.get(pod.node)
-        if since is None:
-            return None
-        placed = pod.condition("PodScheduled")
-        # A pod that tolerates such nodes may come to one; it has its time too, or it would be replaced
-        # in a loop.
-        came = placed.since if placed is not None and placed.since is not None else since
-        return max(since, came) + self.node_lost_s
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +249,7 @@ class Snapshot(Placed):
     mend_at: float = 0.0  # edited ones are made anew from then on
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
+    coordinator_silent: bool = False  # replica 0's agent has answered in this attempt, and does not now
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # where vanished pods were, by index
     operator_namespace: str = "dtj-system"
 
@@ -296,6 +271,37 @@ class Snapshot(Placed):
         """What the agents of the present attempt said last."""
         told = self.progress
         return told if told is not None and told.attempt == self.memory.attempt else None
+
+    @cached_property
+    def suspects(self) -> tuple[PodView, ...]:
+        silent = {i for i, seconds in self.waited_for.items() if seconds < DOUBT_S}
+        first = self.current.get(0)
+        beside = first.node if self.coordinator_silent and first is not None else None
+        decided = self.lost_node
+        stays = {pod.uid for pod in self.current.values()}
+        return tuple(
+            pod
+            for pod in self.ours
+            if not pod.ended
+            if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == beside))
+            or (pod.node == decided and pod.uid not in stays)  # nobody is asked about an attempt that is over
+        )
+
+    @cached_property
+    def waited_for(self) -> dict[int, float]:
+        """Replicas that took part and that the others wait for, as told last, and for how many seconds."""
+        told = self.answer
+        if told is None:
+            return {}
+        since_s = self.now - told.observed_at
+        return {missing.replica: missing.seconds + since_s for missing in told.missing}
+
+    @property
+    def lost_node(self) -> str | None:
+        """The node whose loss the job is recovering from."""
+        failure = self.memory.failure
+        recovers = self.memory.phase == RECOVERING and failure.get("reason") == "NodeLost"
+        return failure.get("node") if recovers else None
 
     @cached_property
     def scope(self) -> str:

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.kube.nodes import NodeView
+from dtj_operator.kube.nodes import NodeLease, NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import CreatePod, DeletePod, Lift, Restart
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Gone
+from dtj_operator.plan.snapshot import Gone, Missing
 from dtj_operator.plan.status import report
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
@@ -71,6 +71,146 @@ def test_node_loss(given: JobBuilder, lost: bool) -> None:
     fault = blame.first_fault(given.snapshot())
 
     assert (fault is not None and fault.reason == "NodeLost") is lost
+
+
+def lease(*, ago: float = 41, unchanged: float = 15) -> NodeLease:
+    return NodeLease(renewed_at=NOW - ago, duration_s=40, unchanged_s=unchanged)
+
+
+def silent(*replicas: int, since: float = 20) -> JobBuilder:
+    """Replica 0's agent does not hear of these."""
+    known = TWO.seeing(nodes=cluster())
+    return known.answering(missing=tuple(Missing(replica=i, seconds=since) for i in replicas))
+
+
+SILENT = silent(1)
+MUTE = TWO.seeing(nodes=cluster(), coordinator_silent=True)
+EXPIRED = {"n1": lease()}
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        param(SILENT.seeing(leases=EXPIRED), [1], id="both witnesses"),
+        param(SILENT, [], id="a lease that there is not or that may not be read"),
+        param(SILENT.seeing(leases={"n1": lease(ago=39)}), [], id="the kubelet is not late yet"),
+        param(
+            SILENT.seeing(leases={"n1": lease(ago=9, unchanged=9)}),
+            [],
+            id="the kubelet is well: a wedged agent",
+        ),
+        param(
+            SILENT.seeing(leases={"n1": lease(ago=3600, unchanged=12)}),
+            [],
+            id="a clock that is an hour late, the lease renewed while we look",
+        ),
+        param(
+            SILENT.seeing(leases={"n1": lease(ago=-3600, unchanged=600)}),
+            [],
+            id="a clock that is an hour fast: Kubernetes will tell",
+        ),
+        param(silent().seeing(leases=EXPIRED), [], id="the agent is there: only the kubelet is dead"),
+        param(silent(0).seeing(leases=EXPIRED), [], id="another replica is missing"),
+        param(silent(1, since=180).seeing(leases=EXPIRED), [], id="missing for long"),
+        param(SILENT.seeing(leases=EXPIRED, now=NOW + 160), [], id="an answer that is old"),
+        param(SILENT.answering(attempt=7).seeing(leases=EXPIRED), [], id="said of another attempt"),
+        param(SILENT.seeing(leases=EXPIRED).recovery(nodeLostSeconds=0), [], id="turned off"),
+        param(
+            SILENT.seeing(leases=EXPIRED, nodes={name: away(name, for_s=1) for name in ("n0", "n1")}),
+            [],
+            id="no node is ready",
+        ),
+        param(SILENT.seeing(leases=EXPIRED, nodes=None), [], id="nodes that may not be read"),
+        param(
+            SILENT.seeing(leases=EXPIRED).but(pod(1).running().on("n1").placed(NOW - 39)),
+            [],
+            id="a pod that came to it since",
+        ),
+        param(
+            SILENT.seeing(leases=EXPIRED).but(pod(1).crashed(1).on("n1")), [], id="its pod had failed before"
+        ),
+        param(MUTE.seeing(leases={"n0": lease()}), [0], id="replica 0 itself"),
+        param(MUTE.seeing(leases=EXPIRED), [], id="of the others a silent replica 0 says nothing"),
+        param(
+            MUTE.but(pod(1).running().on("n0")).seeing(leases={"n0": lease()}),
+            [0, 1],
+            id="but those on its node are lost with it",
+        ),
+    ],
+)
+def test_agents_and_lease_together_tell_of_a_lost_node(given: JobBuilder, lost: list[int]) -> None:
+    s = given.snapshot()
+
+    assert [i for i, view in s.current.items() if s.lost(view) and not s.failed(view)] == lost
+
+
+def test_what_the_witnesses_saw_is_told() -> None:
+    verdict = restart(SILENT.seeing(leases={"n1": lease(ago=47.2)}).recovery(maxRestarts=0).snapshot())
+
+    assert isinstance(verdict, Restart)
+    assert (verdict.counts, verdict.fault.node, verdict.fault.reason) == (False, "n1", "NodeLost")
+    assert verdict.fault.message == "its agent is silent and its node's lease expired 7 s ago"
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "in_s"),
+    [
+        param(SILENT, ("n1",), 4, id="a lease that was not read yet"),
+        param(SILENT.seeing(leases={"n1": lease(ago=38)}), ("n1",), 2, id="one that is about to expire"),
+        param(SILENT.seeing(leases={"n1": lease(unchanged=12)}), ("n1",), 3, id="one that is nearly certain"),
+        param(silent(), (), None, id="nobody is in doubt"),
+        param(SILENT.was("Succeeded").having(pod(1).succeeded().on("n1")), (), None, id="its pod has ended"),
+        param(SILENT.recovery(nodeLostSeconds=0), (), None, id="turned off"),
+    ],
+)
+def test_leases_are_read_only_of_nodes_in_doubt_and_then_often(
+    given: JobBuilder, nodes: tuple[str, ...], in_s: float | None
+) -> None:
+    assert given.snapshot().doubted_nodes == nodes
+    assert plan(given.snapshot()).look_again_at == (None if in_s is None else NOW + in_s)
+
+
+RECOVERING = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [{"node": "n1", "at": at(0)}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(
+            TWO.seeing(nodes=cluster(), leases=EXPIRED).was("Recovering", attempt=1, **RECOVERING),
+            [("digits-0", None), ("digits-1", 0)],
+            id="a new attempt: nobody is asked about the old one any more",
+        ),
+        param(
+            MUTE.seeing(leases=EXPIRED, coordinator_silent=False)
+            .recovery(scope="Replica")
+            .was("Recovering", replacing=[{"replica": 1, "uid": "uid-digits-1-0"}], **RECOVERING),
+            [("digits-1", 0)],
+            id="a replica",
+        ),
+    ],
+)
+def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: list[Any]) -> None:
+    decision = plan(given.snapshot())
+
+    assert [(a.pod.name, a.grace_s) for a in decision.actions if isinstance(a, DeletePod)] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "avoided"),
+    [
+        param(job().was("Recovering", **RECOVERING), ("n1",), id="lost just now"),
+        param(
+            job().was("Recovering", **RECOVERING).recovery(avoidNodeAfter=0), ("n1",), id="nothing else is"
+        ),
+        param(job().was("Running", **RECOVERING), (), id="the job has recovered"),
+        param(job().was("Recovering", failure=RECOVERING["failure"]), (), id="nothing fitted elsewhere"),
+    ],
+)
+def test_node_that_was_just_lost_is_avoided_though_the_scheduler_takes_it_for_well(
+    given: JobBuilder, avoided: tuple[str, ...]
+) -> None:
+    assert avoid.avoided(given.seeing(nodes=cluster(count=2)).snapshot()) == avoided
 
 
 def test_a_lost_node_costs_nothing_and_is_named() -> None:

@@ -290,7 +290,7 @@ class Coordinator:
 
     def facts(self) -> Facts:
         """What /status says of the job as a whole."""
-        member = self.membership
+        member, now = self.membership, time.monotonic()
         failure = (
             report.failure(member.failure, generation=member.failed_in, processes=member.job.processes)
             if member.failure
@@ -299,11 +299,12 @@ class Coordinator:
         return Facts(
             slowest=self._monitor.slowest,
             hang=self._monitor.hang,
+            missing=[{"replica": i, "seconds": round(s, 1)} for i, s in member.waited_for(now).items()],
             generation=member.state.generation,
             steps=self.steps,
             in_place=member.state.in_place,
             failure=failure,
-            ledger={kind: round(s, 3) for kind, s in self.ledger.at(time.monotonic()).items()},
+            ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
         )
 
 

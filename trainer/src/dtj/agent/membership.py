@@ -65,11 +65,18 @@ class Membership:
     _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
     _resize_at: float | None = None
     _patient_until: float | None = None
+    _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and do not now
 
     @property
     def missing(self) -> list[int]:
         """Replicas that have not joined."""
         return [replica for replica in range(self.job.replicas) if replica not in self.agents]
+
+    def waited_for(self, now: float) -> dict[int, float]:
+        """Replicas that took part and are missing, and for how many seconds they have been."""
+        if self.is_over:
+            return {}
+        return {i: now - self._lost_at[i] for i in self.missing if i in self._lost_at}
 
     @property
     def deadline(self) -> float | None:
@@ -89,6 +96,7 @@ class Membership:
             actions.append(Refuse(older, "a newer pod has taken its place", for_good=True))
         self._lose(hello.replica, now)
         self.agents[hello.replica] = hello.incarnation
+        self._lost_at.pop(hello.replica, None)
         self._left.discard(hello.replica)
         self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
         if hello.state.generation > self.state.generation:
@@ -254,6 +262,7 @@ class Membership:
         """The replica's ranks are out of reach, whatever they do."""
         if self.agents.pop(replica, None) is None:
             return
+        self._lost_at[replica] = now
         if replica in self.stopping:
             self._left.add(replica)
         self.stopping.discard(replica)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dtj import modules, recipe_cli
 from dtj.agent.rank_main import Program
 from dtj.errors import RecipeError
 
@@ -25,11 +26,12 @@ def script(path: str, words: Sequence[str]) -> Program:
 
 
 def module(name: str, words: Sequence[str]) -> Program:
-    """A module, as `python -m name words...` would run it."""
+    """A module, as `python -m name words...` would run it; looked for in the rank, as it imports packages."""
 
     def program() -> None:
         sys.argv = [name, *words]
         sys.path.insert(0, "")
+        modules.check_runnable(name)
         runpy.run_module(name, run_name="__main__", alter_sys=True)
 
     return program
@@ -43,7 +45,6 @@ def recipe(target: str, words: Sequence[str]) -> Program:
     """
 
     def program() -> None:
-        from dtj import recipe_cli  # noqa: PLC0415
         from dtj.loop import train  # noqa: PLC0415 - loads torch, which the agent has by then
 
         train(recipe_cli.build(target, words))

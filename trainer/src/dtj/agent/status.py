@@ -1,6 +1,6 @@
 """Reports of this node's ranks -> the document that /status answers. Rank 0's numbers are the job's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,6 +20,7 @@ class Facts:
     steps: Mapping[int, int] = field(default_factory=dict)
     slowest: dict[str, Any] | None = None
     hang: dict[str, Any] | None = None
+    missing: Sequence[dict[str, Any]] = ()
     in_place: int = 0
     failure: dict[str, Any] | None = None
     ledger: dict[str, float] | None = None
@@ -89,6 +90,7 @@ class Status:
             "slowestRank": known.slowest["rank"] if known.slowest else None,
             "slowest": known.slowest,
             "hang": known.hang,
+            "missing": known.missing[:_LISTED],
             "rejoin": True,
             "restarts": {"inPlace": known.in_place},
             "failure": known.failure,

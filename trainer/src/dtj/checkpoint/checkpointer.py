@@ -68,9 +68,9 @@ class Checkpointer:
         self._is_replicated = strategy.replicated
         self._clock = clock
         self._say = say
-        self._best: Best | None = None
-        self._highest = -math.inf  # score so far, whether its checkpoint could be written or not
+        self._best: Best | None = None  # of the checkpoints that could be written
         self._offered = -math.inf  # score of the next save
+        self._under_way = -math.inf  # score of the save under way
         self._saved_at = clock()
         self._began = clock()  # the save under way, or the last one
         self._writer: threading.Thread | None = None
@@ -87,10 +87,14 @@ class Checkpointer:
         """The flag `save_every` says so, or a score was offered; on every rank alike."""
         return (self._every is not None and step % self._every == 0) or self._offered > -math.inf
 
-    def offer(self, score: float) -> None:
-        """Save now, and keep that, if the score, the same on every rank, is the highest so far."""
-        if self.run_dir and score > max(self._offered, self._highest):
-            self._offered = score
+    def offer(self, score: float, *, group: Group) -> None:
+        """Save now, and keep that, if the score is higher than that of any checkpoint that could be written.
+
+        Every rank calls this; rank 0 decides, which alone knows of a disk that failed.
+        """
+        if self.run_dir:
+            self._best, is_highest = _from_first(lambda: (self._best, score > self._highest), group)
+            self._offered = score if is_highest else self._offered
 
     def save(self, step: int, *, group: Group, last: bool = False) -> Path | None:
         """Save the state after `step`, unless that is done; None where there is nowhere or nothing to save.
@@ -106,7 +110,7 @@ class Checkpointer:
         self._tell_failure()
         if self.saved_step != step:
             best = Best(step=step, score=offered) if offered > -math.inf else self._best
-            self._highest = max(self._highest, offered)
+            self._under_way = offered
             self._began = self._clock()
             snapshot = self.parts.snapshot(step, group)
             self._saved_at = self._clock()
@@ -130,9 +134,9 @@ class Checkpointer:
         self._say(f"resuming from {found.folder}")
         self._report(found.folder)
         state = load.parse(found.data)
-        self.parts.load(state, found.folder)
+        self.parts.load(state, found.shards)
         step: int = state["step"]
-        if self.run_dir and (self.run_dir / layout.name_of(step)).exists():
+        if found.folder.parent == self.run_dir:  # not of an earlier run
             self.saved_step = step
             self._take_over(state)
         return step
@@ -140,8 +144,7 @@ class Checkpointer:
     def pack(self, step: int) -> bytes:
         """The state as it is now, for another rank. Only where every rank holds all of it."""
         buffer = io.BytesIO()
-        scores = {"highest": self._highest, "offered": self._offered}
-        torch.save(_with(self._best, self.parts.state(step)) | scores, buffer)
+        torch.save(_with(self._best, self.parts.state(step)) | {"offered": self._offered}, buffer)
         return buffer.getvalue()
 
     def unpack(self, data: bytes) -> None:
@@ -149,12 +152,16 @@ class Checkpointer:
         state = load.parse(data)
         self.parts.load(state, None)
         self._take_over(state)
-        self._highest, self._offered = state["highest"], state["offered"]
+        self._offered = state["offered"]
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):
             self._best = Best(**best)
-            self._highest = self._best.score
+
+    @property
+    def _highest(self) -> float:
+        """Score of the best checkpoint, were all saves that are asked for and under way to succeed."""
+        return max(self._offered, self._under_way, self._best.score if self._best else -math.inf)
 
     def _start_writer(self, snapshot: Snapshot, group: Group, best: Best | None) -> None:
         if group is not None and not self._is_replicated and self._writer_group is None:
@@ -180,7 +187,10 @@ class Checkpointer:
         except CheckpointError as error:
             self._failure = error
             return
-        self._failure, self.saved_step, self._best = None, snapshot.step, best
+        else:
+            self._failure, self.saved_step, self._best = None, snapshot.step, best
+        finally:
+            self._under_way = -math.inf
         if folder is not None:
             self._report(folder, step=snapshot.step, saveSeconds=round(self._clock() - self._began, 3))
 

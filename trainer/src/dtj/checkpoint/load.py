@@ -5,6 +5,7 @@ start from the same step even where some see another disk.
 """
 
 import io
+import pickle
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +15,16 @@ from typing import Any
 import torch
 
 from dtj.checkpoint import layout
-from dtj.errors import RecipeError
+from dtj.errors import CheckpointError, RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint that was read and checked."""
+    """A checkpoint that was read and checked; shards: the folder of its shards, None where it has none."""
 
     folder: Path
     data: bytes
+    shards: Path | None
 
 
 def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
@@ -76,15 +78,15 @@ def whole(folder: Path) -> dict[str, Any]:
     """All of a committed checkpoint, on the CPU of one process, however many ranks wrote it."""
     try:
         state = parse((folder / layout.STATE_FILE).read_bytes())
-    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a folder step-N of a run"
         ) from error
-    if not (folder / layout.SHARDS).exists():
+    if (shards := _shards(folder)) is None:
         return state
     from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
 
-    parts = sharded.fill(state["parts"], folder, sharded.Places({}, keeps=lambda _: True))
+    parts = sharded.fill(state["parts"], shards, sharded.Places({}, keeps=lambda _: True))
     return state | {"parts": parts}
 
 
@@ -97,8 +99,13 @@ def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None
             cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
             warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
             continue
-        return Found(folder=folder, data=data)
+        return Found(folder=folder, data=data, shards=_shards(folder))
     return None
+
+
+def _shards(folder: Path) -> Path | None:
+    shards = folder / layout.SHARDS
+    return shards if shards.exists() else None
 
 
 def _children(folder: Path) -> list[Path]:
@@ -106,3 +113,8 @@ def _children(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be read: {error.strerror}",
+            fix="check that the volume is mounted, and readable for this user",
+        ) from error

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from dtj.checkpoint import layout, save
+from dtj.checkpoint import save
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 
@@ -80,10 +80,10 @@ class Parts:
         tree = self._tree(step, sharded.merge(everyone)) if is_first else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 
-    def load(self, state: Mapping[str, Any], folder: Path | None) -> None:
+    def load(self, state: Mapping[str, Any], shards: Path | None) -> None:
         """Take over a state; RecipeError where it is of other parts, or of a model of another shape.
 
-        folder  of the checkpoint, where its shards lie if it has some
+        shards  folder of those of the checkpoint; None where the state is whole
         """
         if state["parts"].keys() != self.named.keys():
             raise RecipeError(
@@ -93,7 +93,7 @@ class Parts:
             )
         extras = state.get("extras", {})
         wanted = {name: part for name, part in self._all.items() if name in self.named or name in extras}
-        found = self._here(state["parts"] | extras, wanted, folder)
+        found = self._here(state["parts"] | extras, wanted, shards)
         for name, part in wanted.items():
             try:
                 part.load_state_dict(found[name])
@@ -115,17 +115,17 @@ class Parts:
             "extras": {name: states[name] for name in self.extras},
         }
 
-    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Path | None) -> dict[str, Any]:
         """What this rank needs of it."""
-        is_sharded = folder is not None and (folder / layout.SHARDS).exists()
-        if self._strategy.replicated and not is_sharded:
+        if self._strategy.replicated and shards is None:
             return whole
         from dtj.checkpoint import sharded  # noqa: PLC0415
 
         places = sharded.Places(parts, keeps=self._strategy.keeps)
-        if folder is not None and is_sharded:
-            return sharded.fill(whole, folder, places)  # type: ignore[no-any-return]
-        return sharded.localise(whole, places)  # type: ignore[no-any-return]
+        found: dict[str, Any] = (
+            sharded.localise(whole, places) if shards is None else sharded.fill(whole, shards, places)
+        )
+        return found
 
 
 def _copied(state: Any) -> Any:

@@ -7,20 +7,24 @@ Keys are those of the unsharded state (`model/blocks.0.mlp.0.weight`, `optimizer
 any strategy reads what any other wrote.
 """
 
+import contextlib
+import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
 from dtj.checkpoint import layout, save
+from dtj.checkpoint.shard_reader import ShardReader
+from dtj.errors import CheckpointError
 
 # A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
 _MARK = "dtj/shard"
@@ -56,7 +60,7 @@ def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
     try:
         save_shards(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise save.not_written(run_dir, step, next(iter(error.failures.values()))[0]) from error
+        raise save.not_written(run_dir, step, _cause(error)) from error
 
 
 class Places:
@@ -77,11 +81,13 @@ class Places:
 
     def wants(self, key: str) -> bool:
         """Some part of this rank takes the tensor `key`."""
-        name, _, rest = key.partition("/")
-        if name in self._parameters and rest.startswith("state/"):
-            return self._keeps(self._parameter(name, rest))
         like = self.like(key)
-        return like is None or not like.is_meta
+        return not self.is_of_others(key) and (like is None or not like.is_meta)
+
+    def is_of_others(self, key: str) -> bool:
+        """It belongs to the state of an optimizer that other ranks keep."""
+        parameter = self._parameter_of(key)
+        return parameter is not None and not self._keeps(parameter)
 
     def like(self, key: str) -> torch.Tensor | None:
         """The tensor of this rank that says how `key` is sharded; None where nothing does."""
@@ -89,22 +95,27 @@ class Places:
         if name in self._models:
             found: torch.Tensor | None = self._models[name].get(rest)
             return found
-        if name in self._parameters and rest.startswith("state/"):
-            return self._parameter(name, rest).detach()
+        parameter = self._parameter_of(key)
+        return None if parameter is None else parameter.detach()
+
+    def _parameter_of(self, key: str) -> nn.Parameter | None:
+        """Whose state `key` is in an optimizer; None for all else, also for what belongs to no parameter."""
+        match key.split("/"):
+            case [name, "state", number, *_] if name in self._parameters and number.isdecimal():
+                found: nn.Parameter = self._parameters[name][int(number)]
+                return found
         return None
 
-    def _parameter(self, name: str, rest: str) -> nn.Parameter:
-        found: nn.Parameter = self._parameters[name][int(rest.split("/")[1])]
-        return found
 
+def fill(tree: Any, shards: Path, places: Places) -> Any:
+    """The tree with the tensors that this rank wants, read from the shards of a checkpoint.
 
-def fill(tree: Any, folder: Path, places: Places) -> Any:
-    """The tree with the tensors that this rank wants, read from the shards of a checkpoint."""
+    Raise CheckpointError where they cannot be read.
+    """
     marks = [key for key in _marks(tree) if places.wants(key)]
-    if not marks and not _marks(tree):
-        return tree
-    reader = FileSystemReader(folder / layout.SHARDS)
-    saved: Any = reader.read_metadata().state_dict_metadata
+    reader = ShardReader(shards)
+    with _explained(shards):
+        saved: Any = reader.read_metadata().state_dict_metadata
     wanted: Tensors = {}
     for key in marks:
         size, dtype, like = saved[key].size, saved[key].properties.dtype, places.like(key)
@@ -112,7 +123,7 @@ def fill(tree: Any, folder: Path, places: Places) -> Any:
             wanted[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
             wanted[key] = torch.empty(size, dtype=dtype)
-    with warnings.catch_warnings():  # each rank reads for itself, on purpose
+    with _explained(shards), warnings.catch_warnings():  # each rank reads for itself, on purpose
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_shards(dict(wanted), storage_reader=reader, no_dist=True)
     return _replace(tree, wanted, places)
@@ -129,6 +140,25 @@ def localise(state: Any, places: Places) -> Any:
     return _replace(tree, found, places)
 
 
+@contextlib.contextmanager
+def _explained(shards: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
+        raise CheckpointError(
+            f"{shards} cannot be read: {_cause(error)}",
+            fix="mount the volume on every node; where the checkpoint is damaged, remove its folder: "
+            "the one before is taken",
+        ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Of a save or load, what went wrong on the first rank that failed."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return next(iter(error.failures.values()))[0]
+    return error
+
+
 def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
     """Marks -> tensors. Those of other ranks vanish from optimizers and stay empty in models."""
     if not isinstance(tree, dict):
@@ -136,11 +166,13 @@ def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
     result: dict[Any, Any] = {}
     for key, value in tree.items():
         here = _join(path, key)
+        if places.is_of_others(here):
+            continue
         if not _is_mark(value):
             result[key] = _replace(value, found, places, here)
         elif here in found:
             result[key] = found[here]
-        elif (empty := places.like(here)) is not None and empty.is_meta and "/state/" not in here:
+        elif (empty := places.like(here)) is not None and empty.is_meta:
             result[key] = empty
     return result
 

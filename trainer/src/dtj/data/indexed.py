@@ -1,16 +1,16 @@
 """A map-style data set: position -> samples, in a shuffled order that is worked out, not stored."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from dtj import random_state
 from dtj.data import order
 from dtj.data.cut import Cut, Indices, Part, Share
-from dtj.data.load import Collate, Loader, look_up
+from dtj.data.load import Loader, look_up
 from dtj.errors import RecipeError
 
 # Batches whose samples are worked out at once: 0.5 ms for one batch become 0.03.
@@ -42,6 +42,7 @@ class Indexed:
         self._length = length_of(dataset)
         self._global_batch = global_batch
         self._dataset = dataset
+        self._look_up = partial(look_up, dataset, collate=loader.collate, seed=seed)
         self._cut = cut
         self._seed = seed
         self._shuffle = shuffle
@@ -69,7 +70,7 @@ class Indexed:
     def load(self, share: Share, part: Part) -> Any:
         """One of its micro-batches, in the memory of the host."""
         if not self._loader.workers:
-            return look_up(self._dataset, part.indices, self._loader.collate)
+            return self._look_up(part.indices, position=share.position)
         wanted = (share.position, part.number)
         if wanted not in self._loaded:
             self._loaded = {k: v for k, v in self._loaded.items() if k[0] == share.position}
@@ -106,7 +107,7 @@ class Indexed:
                 return data
             if at != position or found > number:
                 break
-        loading = _Loading(self._dataset, self._loader.collate, self._seed)
+        loading = _Loading(self._look_up)
         self._items = self._loader.ahead(loading, of=self._dataset, sampler=self._tickets(position))
         return next(data for at, found, data in self._items if (at, found) == (position, number))
 
@@ -145,15 +146,11 @@ class Indexed:
 class _Loading(Dataset[Any]):
     """What a worker does with a ticket."""
 
-    def __init__(self, dataset: Any, collate: Collate, seed: int) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._seed = seed
+    def __init__(self, look_up: Callable[..., Any]) -> None:
+        self._look_up = look_up
 
     def __getitem__(self, ticket: Ticket) -> tuple[int, int, Any]:
-        if get_worker_info() is not None:  # augmentation depends on the samples, not on who loads them when
-            random_state.seed_for(self._seed, ticket.position, int(ticket.indices[0]))
-        return ticket.position, ticket.number, look_up(self._dataset, ticket.indices, self._collate)
+        return ticket.position, ticket.number, self._look_up(ticket.indices, position=ticket.position)
 
 
 def length_of(dataset: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from dtj import random_state
 from dtj.data import worker
 from dtj.data.cut import Indices
 from dtj.errors import RecipeError
@@ -27,14 +28,19 @@ class Pair(NamedTuple):
     y: Any
 
 
-def look_up(dataset: Any, indices: Indices, collate: Collate) -> Any:
-    """The samples at `indices` of a map-style data set, in the memory of the host."""
+def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, position: int) -> Any:
+    """The samples at `indices` of a map-style data set, in the memory of the host.
+
+    seed, position  of the run and of the batch: what is drawn here depends on them and on the samples
+    """
     if type(dataset) is TensorDataset:  # one indexing, not one per sample; a subclass may index otherwise
         rows = torch.from_numpy(indices)
         return as_batch([column[rows] for column in dataset.tensors])
-    if hasattr(dataset, "__getitems__"):
-        return as_batch(collate(dataset.__getitems__(indices.tolist())))
-    return as_batch(collate([dataset[i] for i in indices.tolist()]))
+    wanted: list[int] = indices.tolist()
+    with random_state.of_samples(seed, position=position, first=wanted[0]):
+        if hasattr(dataset, "__getitems__"):
+            return as_batch(collate(dataset.__getitems__(wanted)))
+        return as_batch(collate([dataset[i] for i in wanted]))
 
 
 def as_batch(found: Any) -> Any:

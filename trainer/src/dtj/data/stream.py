@@ -134,18 +134,18 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         for number, (share, samples) in enumerate(self._batches()):
             is_empty = False
             if number % workers == mine:
-                if worker:
-                    random_state.seed_for(self.seed, share.position, int(share.parts[0].indices[0]))
                 yield self._collated(share, samples)
         if is_empty:
             yield self._nothing_left()
 
     def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
         start = share.position % _EPOCH
-        data = [
-            as_batch(self.collate([samples[i - start] for i in part.indices.tolist()]))
-            for part in share.parts
-        ]
+        first = int(share.parts[0].indices[0])
+        with random_state.of_samples(self.seed, position=share.position, first=first):
+            data = [
+                as_batch(self.collate([samples[i - start] for i in part.indices.tolist()]))
+                for part in share.parts
+            ]
         return _Loaded(share, data)
 
     def _batches(self) -> Iterator[tuple[Share, list[Any]]]:

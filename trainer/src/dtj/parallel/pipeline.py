@@ -95,7 +95,7 @@ class Pipeline(Strategy):
         """The norm over all stages; a weight that two stages share counts once."""
         mine = [p for p in self.parameters if p.grad is not None]
         counted = [p.grad for p in mine if p.grad is not None and p not in self._counted_elsewhere]
-        square = torch.stack([g.float().square().sum() for g in counted]).sum()
+        square = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
         dist.all_reduce(square, group=self._group)
         norm = square.sqrt()
         nn.utils.clip_grads_with_norm_(mine, max_norm, norm)

@@ -66,7 +66,7 @@ class Strategy:
         is_healing  the others train already and will hand over their weights: exchange nothing now
         """
         del is_healing
-        return model.to(self.device)
+        return place(model, self.device)
 
     def rebuild(self) -> None:
         """After a change of process groups, before the next forward."""
@@ -140,6 +140,16 @@ class Strategy:
         if dist.is_initialized():
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
+
+
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device; one that has laid its parts on several devices stays where it is."""
+    return model if is_laid_out(model) else model.to(device)
+
+
+def is_laid_out(model: nn.Module) -> bool:
+    """Its parameters are on more than one device."""
+    return len({parameter.device for parameter in model.parameters()}) > 1
 
 
 def _backward(loss: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,18 @@ class TensorParallel(Strategy):
         ranks = self.layout.size("tp")
         words: dict[str, str] = model.tensor_plan(ranks)  # type: ignore[operator]
         for path, word in words.items():
-            weight = model.get_submodule(path).get_parameter("weight")
+            if word not in {"columns", "rows"}:
+                raise RecipeError(
+                    f"tensor_plan of {type(model).__name__} says {word!r} of {path}",
+                    fix="write columns or rows",
+                )
+            try:
+                weight = model.get_submodule(path).get_parameter("weight")
+            except AttributeError as error:
+                raise RecipeError(
+                    f"tensor_plan of {type(model).__name__} names {path}: {error}",
+                    fix="name modules of the model that have a weight",
+                ) from error
             cut = weight.shape[0 if word == "columns" else 1]
             if cut % ranks:
                 raise RecipeError(

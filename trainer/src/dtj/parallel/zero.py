@@ -4,6 +4,7 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 are averaged as in DDP; then every rank updates its own parameters only and sends them to the others.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from dtj.errors import RecipeError
 from dtj.parallel.average import buckets, spread
 from dtj.parallel.ddp import DataParallel
 
@@ -19,8 +21,8 @@ from dtj.parallel.ddp import DataParallel
 class ZeroOne(DataParallel):
     """Whole parameters are dealt out, the largest first, to the rank that has least so far.
 
-    Right for optimizers that treat each parameter by itself: all of torch.optim but LBFGS. Their state keeps
-    its numbers; that of other ranks' parameters is missing.
+    Optimizers that do not treat each parameter by itself are refused. The state of the others keeps its
+    numbers; that of other ranks' parameters is missing.
     """
 
     replicated = False
@@ -29,18 +31,32 @@ class ZeroOne(DataParallel):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """As DDP; every optimizer of these parameters, whoever makes it, is sharded by hooks on its step."""
-        self._owner = deal(list(model.parameters()), self.layout.data_size)
+        self._owner: Mapping[Any, int] = deal(list(model.parameters()), self.layout.data_size)
         register_optimizer_step_pre_hook(self._hide)
         register_optimizer_step_post_hook(self._exchange)
         return super().wrap(model, is_healing=is_healing)
 
-    def keeps(self, parameter: nn.Parameter) -> bool:
+    def keeps(self, parameter: torch.Tensor) -> bool:
         return self._owner.get(parameter, self.layout.data_rank) == self.layout.data_rank
 
     def _hide(self, optimizer: Optimizer, *_: Any) -> None:
+        self._check(optimizer)
         for parameter in _parameters(optimizer):
             if not self.keeps(parameter):
                 parameter.grad = None  # an optimizer passes over what has no gradient
+
+    def _check(self, optimizer: Optimizer) -> None:
+        """RecipeError where it joins parameters (LBFGS), or keeps what is not of one that is this rank's."""
+        is_own = all(isinstance(key, torch.Tensor) and self.keeps(key) for key in optimizer.state)
+        if is_own and not isinstance(optimizer, torch.optim.LBFGS):
+            return
+        if any(parameter in self._owner for parameter in _parameters(optimizer)):
+            raise RecipeError(
+                f"--parallel zero1 cannot shard {type(optimizer).__name__}, which keeps more than each "
+                "parameter's own state",
+                fix="use an optimizer that treats each parameter by itself, as Adam and SGD do, or "
+                "--parallel ddp",
+            )
 
     def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
         pending = []

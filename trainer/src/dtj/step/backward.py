@@ -31,7 +31,7 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     def share(part: Part) -> torch.Tensor:
         with precision.autocast():
             loss = _checked(loss_of(batch.fetch(part)))
-        loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        loss = loss.to(strategy.device, torch.promote_types(loss.dtype, torch.float32))
         factor = part.weight * undo
         return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
 

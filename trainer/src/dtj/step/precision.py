@@ -44,9 +44,8 @@ class Precision:
         gradients = [_local(p.grad) for p in mine if p.grad is not None]
         for gradient in gradients:
             gradient.div_(self.scale)
-        finite = (
-            torch.stack([g.isfinite().all() for g in gradients]).all() if gradients else torch.tensor(True)
-        )
+        parts = [g.isfinite().all().to(self._device) for g in gradients]
+        finite = torch.stack(parts).all() if parts else torch.tensor(True, device=self._device)
         if all_finite(finite):
             self._good_steps += 1
             if self._good_steps % _GROW_EVERY == 0:

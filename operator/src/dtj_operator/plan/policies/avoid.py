@@ -1,8 +1,9 @@
 """Which nodes are new pods to keep away from?
 
-A node on which this job had `avoidNodeAfter` faults is avoided for an hour after the last of them: a bad
-accelerator fails the same job again and again. Never so many that nothing fits: at most half of the nodes
-that a pod could go to, and none any more once the scheduler finds no room.
+One that was just lost: the scheduler may not know yet that it is. And one on which this job had
+`avoidNodeAfter` faults, for an hour after the last of them: a bad accelerator fails the same job again and
+again. Never so many that nothing fits: at most half of the nodes that a pod could go to, and none any more
+once the scheduler finds no room.
 """
 
 from typing import Any
@@ -22,13 +23,15 @@ NOT_THE_NODES = ("Evicted", "PeerLost")
 
 def avoided(s: Snapshot) -> tuple[str, ...]:
     """Names of the nodes, those with the latest faults first."""
-    enough = s.job.recovery.avoid_node_after
-    if not enough or s.nodes is None:
+    if s.nodes is None:
         return ()
+    enough = s.job.recovery.avoid_node_after
     wanted = (s.job.template["spec"].get("nodeSelector") or {}).items()
     fitting = [n for n in s.nodes.values() if n.ready and not n.unschedulable and wanted <= n.labels.items()]
-    bad = [suspect.node for suspect in _fresh(s) if suspect.faults >= enough]
-    return tuple(bad[: len(fitting) // 2])
+    known = {suspect.node: suspect.faults for suspect in _fresh(s)}
+    lost = [node for node in known if node == s.lost_node]
+    bad = [node for node, faults in known.items() if enough and faults >= enough and node not in lost]
+    return (*lost, *bad[: len(fitting) // 2])
 
 
 def lift(s: Snapshot) -> Lift | None:

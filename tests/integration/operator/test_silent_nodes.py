@@ -1,0 +1,208 @@
+"""A node that dies is known before Kubernetes says so: an agent is silent, and the node's Lease expires."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.integration.api import LEASES, WITHIN_S, Api
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet, now
+from tests.integration.operator import process
+from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import Operator
+from tests.integration.operator.test_nodes import Nodes, avoids, nodes
+from tests.integration.operator.test_scope import HEALING, agent, recovered, uids
+from tests.support.predicates import phase
+
+__all__ = ["nodes"]
+Json = dict[str, Any]
+FOLDER = LEASES.format("kube-node-lease")
+LEASE_S = 2  # they expire after; 40 by default
+POLL_S = 2.0
+SILENT = [{"replica": 1, "seconds": 20.5}]
+CALM: Json = {"attempt": 0, "step": 7, "rejoin": True, "missing": []}
+
+
+@pytest.fixture
+async def asking(granted: ControlPlane, namespace: str, witness: object) -> AsyncIterator[Operator]:
+    """Return an operator that asks agents often."""
+    async with process.running(granted, watch=namespace, poll_s=POLL_S) as operator:
+        yield operator
+
+
+@contextlib.asynccontextmanager
+async def renewing(api: Api, node: str, *, skew_s: float = 0) -> AsyncIterator[None]:
+    """Be the kubelet of a node whose clock is off by so much: its Lease is renewed until the end."""
+    path = f"{FOLDER}/{node}"
+
+    async def renew() -> None:
+        moment = datetime.now(UTC) + timedelta(seconds=skew_s)
+        await api.patch(path, {"spec": {"renewTime": moment.isoformat(timespec="microseconds")}})
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 4)  # as often as kubelets do
+            await renew()
+
+    if all(lease["metadata"]["name"] != node for lease in await api.items(FOLDER)):
+        spec = {"holderIdentity": node, "leaseDurationSeconds": LEASE_S}
+        await api.create(FOLDER, {"metadata": {"name": node}, "spec": spec})
+    await renew()
+    task = asyncio.create_task(keep())
+    try:
+        yield
+        assert not task.done(), "the kubelet has ended before its time"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def last_sign_of_life(api: Api, *nodes: str) -> None:
+    """The kubelets of these nodes renew their Leases once, and no more."""
+    for node in nodes:
+        async with renewing(api, node):
+            pass
+
+
+@pytest.fixture
+async def leases(api: Api) -> AsyncIterator[None]:
+    """Remove what `renewing` leaves behind: a Lease that is not renewed any more."""
+    yield
+    for lease in await api.items(FOLDER):
+        await api.delete(f"{FOLDER}/{lease['metadata']['name']}")
+
+
+async def train(
+    cluster: Cluster, kubelet: Kubelet, address: str, *, replicas: int = 2, scope: str = "Replica"
+) -> dict[str, str]:
+    """Have a job whose agent at this address has answered; its pods do not stop or start by themselves."""
+    kubelet.starts = False
+    recovery = {**HEALING, "scope": scope, "maxRestarts": 0}
+    await cluster.submit(replicas=replicas, recovery=recovery)
+    names = [f"job-{index}" for index in range(replicas)]
+    await kubelet.until(lambda pods: set(pods) == set(names))
+    for name in reversed(names):
+        await kubelet.start(name)
+    await kubelet.set_status("job-0", {"podIP": address, "podIPs": [{"ip": address}]})
+    await cluster.until(lambda job: phase("Running")(job) and "progress" in job["status"])
+    kubelet.holds = set(names)  # a dead kubelet never says that a pod has stopped
+    return uids(kubelet.pods)
+
+
+def is_new(name: str, before: dict[str, str]) -> Callable[[dict[str, Json]], bool]:
+    """Return a predicate: another pod has taken the name."""
+    return lambda pods: uids(pods).get(name, before[name]) != before[name]
+
+
+async def looks(plane: ControlPlane, node: str, count: int) -> None:
+    """Wait until the operator has read a node's Lease so many times from now on."""
+    deadline, before = time.monotonic() + WITHIN_S, len(plane.audit())
+    while time.monotonic() < deadline:
+        asked = [line["requestURI"] for line in plane.audit()[before:]]
+        if asked.count(f"{FOLDER}/{node}") >= count:
+            return
+        await asyncio.sleep(0.1)  # between two readings of the log
+    raise AssertionError(f"the lease of {node} was not looked at {count} times within {WITHIN_S} s")
+
+
+@pytest.mark.usefixtures("asking", "leases", "nodes")
+@pytest.mark.parametrize("skew_s", [pytest.param(0, id="good clock"), pytest.param(-3600, id="an hour late")])
+async def test_node_that_is_silent_is_lost_when_its_lease_has_expired_and_not_before(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, skew_s: float
+):
+    async with agent("127.0.0.85", dict(CALM)) as says:
+        async with renewing(cluster.api, "node-1", skew_s=skew_s):
+            before = await train(cluster, kubelet, "127.0.0.85")
+            says["missing"] = SILENT
+            await looks(granted, "node-1", 4)
+            assert uids(kubelet.pods) == before, "its kubelet lives"
+            assert not (await cluster.job())["status"]["restarts"]["total"]
+
+        pods = await kubelet.until(is_new("job-1", before))
+        assert avoids(pods["job-1"]) == ["node-1"], "for the scheduler it is as good as any"
+        async with renewing(cluster.api, "node-1"):  # it is back
+            says["missing"] = []
+            await kubelet.start("job-1", placed_at=now())
+            job = await cluster.until(recovered(0, disruptions=1))
+
+        failure = job["status"]["failure"]
+        assert (failure["reason"], failure["node"], failure["replica"]) == ("NodeLost", "node-1", 1)
+        assert failure["message"].startswith("its agent is silent and its node's lease expired ")
+        assert uids(kubelet.pods)["job-0"] == before["job-0"]
+
+
+@pytest.mark.usefixtures("asking", "leases", "nodes")
+async def test_kubelet_that_is_dead_costs_nothing_where_the_agent_lives(cluster: Cluster, kubelet: Kubelet):
+    async with agent("127.0.0.86", dict(CALM)) as says:
+        before = await train(cluster, kubelet, "127.0.0.86", replicas=3)
+        await last_sign_of_life(cluster.api, "node-1", "node-2")
+        says["missing"] = [{"replica": 2, "seconds": 20.5}]
+        await kubelet.until(is_new("job-2", before))
+        assert uids(kubelet.pods)["job-1"] == before["job-1"]
+
+
+@pytest.mark.usefixtures("asking", "leases", "nodes")
+@pytest.mark.parametrize("scope", ["Replica", "Job"])
+async def test_node_of_replica_0_is_lost_when_its_agent_does_not_answer_any_more(
+    cluster: Cluster, kubelet: Kubelet, scope: str
+):
+    async with agent("127.0.0.87", dict(CALM)):
+        before = await train(cluster, kubelet, "127.0.0.87", scope=scope)
+        await last_sign_of_life(cluster.api, "node-0")
+        kubelet.holds = {"job-0"}
+
+    pods = await kubelet.until(lambda pods: len(pods) == 2 and is_new("job-0", before)(pods))
+    assert avoids(pods["job-0"]) == ["node-0"]
+    assert (uids(pods)["job-1"] == before["job-1"]) is (scope == "Replica")
+    failure = (await cluster.job())["status"]["failure"]
+    assert (failure["reason"], failure["node"], failure["replica"]) == ("NodeLost", "node-0", 0)
+
+
+@pytest.mark.usefixtures("leases", "nodes", "witness")
+async def test_node_that_takes_the_leader_with_it_is_lost_for_the_next_one(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    async with agent("127.0.0.89", dict(CALM)):
+        async with process.running(granted, watch=cluster.namespace, poll_s=POLL_S):
+            before = await train(cluster, kubelet, "127.0.0.89", scope="Auto")
+            await cluster.until(lambda job: job["status"]["recoveryScope"] == "Replica")
+        await last_sign_of_life(cluster.api, "node-0")
+    async with process.running(granted, watch=cluster.namespace, poll_s=POLL_S):
+        await kubelet.until(is_new("job-0", before))
+    assert uids(kubelet.pods)["job-1"] == before["job-1"]
+
+
+@pytest.mark.usefixtures("leases", "nodes")
+async def test_without_the_right_to_read_leases_kubernetes_is_waited_for(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, nodes: Nodes
+):
+    name = f"dtj-operator-nodes-{process.NAMESPACE}"
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-node-lease/rolebindings/{name}"
+    binding = await cluster.api.get(path)
+    await cluster.api.delete(path)
+    try:
+        async with (
+            process.running(granted, watch=cluster.namespace, poll_s=POLL_S) as operator,
+            agent("127.0.0.88", dict(CALM)) as says,
+        ):
+            before = await train(cluster, kubelet, "127.0.0.88")
+            await last_sign_of_life(cluster.api, "node-1")
+            says["missing"] = SILENT
+            await looks(granted, "node-1", 1)
+            await nodes.say("node-1", ready=False)
+            await kubelet.until(is_new("job-1", before))
+            job = await cluster.job()
+            told = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
+        assert job["status"]["failure"]["message"] == "its node was not ready for 40 s"
+        assert len(told) == 1
+        assert "not permitted to read these, going on without" in told[0]
+    finally:
+        del binding["metadata"]["resourceVersion"]
+        await cluster.api.create(path.rpartition("/")[0], binding)

@@ -1,0 +1,119 @@
+"""Since when a node's Lease is unchanged: only what was looked at again and again counts."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_operator.kube.errors import ApiError, NotFound, Refused, Unavailable
+from dtj_operator.kube.node_leases import NodeLeases
+
+param = pytest.param
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+PATH = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"
+EARLY, LATE = "2026-01-01T00:00:00.000000Z", "2026-01-01T00:00:10.123456Z"
+EARLY_S = 1767225600.0
+
+
+class Kubelets:
+    """What the API server answers, by node; an error is raised."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.asked: list[str] = []
+
+    async def get(self, path: str) -> bytes:
+        assert path.startswith(PATH)
+        node = path.removeprefix(PATH)
+        self.asked.append(node)
+        answer = self.answers[node]
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer).encode()
+
+    def renew(self, node: str, at: str = EARLY) -> None:
+        self.answers[node] = f'{{"spec": {{"renewTime": "{at}", "leaseDurationSeconds": 40}}}}'
+
+
+@pytest.fixture
+def kubelets() -> Kubelets:
+    return Kubelets()
+
+
+def failure(kind: type[ApiError], status: int) -> ApiError:
+    return kind("GET", status, "why", "because")
+
+
+async def unchanged_s(leases: NodeLeases, node: str = "n1") -> float | None:
+    found = (await leases.look([node])).get(node)
+    return None if found is None else found.unchanged_s
+
+
+async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kubelets) -> None:
+    leases = NodeLeases(kubelets.get)
+    kubelets.renew("n1")
+    (found,) = (await leases.look(["n1"])).values()
+    assert (found.renewed_at, found.duration_s, found.unchanged_s) == (EARLY_S, 40, 0)
+    await asyncio.sleep(4)
+    assert await unchanged_s(leases) == 4
+    await asyncio.sleep(4)
+    assert await unchanged_s(leases) == 8
+    kubelets.renew("n1", LATE)
+    await asyncio.sleep(4)
+    assert await unchanged_s(leases) == 0
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was away"),
+        param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="there was none"),
+        param(lambda k: k.answers.update(n1="<html>"), id="nonsense"),
+        param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease that nobody has renewed yet"),
+    ],
+)
+async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Callable[[Kubelets], Any]) -> None:
+    leases = NodeLeases(kubelets.get)
+    kubelets.renew("n1")
+    await leases.look(["n1"])
+    await asyncio.sleep(4)
+    disturb(kubelets)
+    assert await unchanged_s(leases) is None
+    kubelets.renew("n1")
+    await asyncio.sleep(4)
+    assert await unchanged_s(leases) == 0
+
+
+async def test_nothing_is_known_of_the_time_in_which_nobody_looked(kubelets: Kubelets) -> None:
+    leases = NodeLeases(kubelets.get)
+    kubelets.renew("n1")
+    await leases.look(["n1"])
+    await asyncio.sleep(60)
+    assert await unchanged_s(leases) == 0
+
+
+async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) -> None:
+    leases = NodeLeases(kubelets.get)
+    for node in ("n1", "n2"):
+        kubelets.renew(node)
+    await leases.look(["n1"])
+    assert (await leases.look(["n1", "n2"])).keys() == {"n1", "n2"}
+    assert kubelets.asked == ["n1", "n2"]
+
+
+async def test_missing_right_is_told_once_and_looked_for_rarely(
+    kubelets: Kubelets, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = NodeLeases(kubelets.get)
+    kubelets.answers["n1"] = failure(Refused, 403)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            assert await leases.look(["n1"]) == {}
+            await asyncio.sleep(4)
+    assert len(caplog.records) == 1
+    assert len(kubelets.asked) == 2
+    kubelets.renew("n1")
+    await asyncio.sleep(300)
+    assert (await leases.look(["n1"])).keys() == {"n1"}

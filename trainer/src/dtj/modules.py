@@ -1,0 +1,66 @@
+"""The user's own modules, by name or by file; RecipeError where they, or what they need, are not there."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from dtj.errors import RecipeError
+
+
+def from_name(name: str) -> ModuleType:
+    """Import it, also out of the current folder."""
+    if "" not in sys.path:  # as `python -m` has it: the user's own modules lie in the current folder
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise _not_found(name, error) from error
+
+
+def from_file(path: Path) -> ModuleType:
+    """Import a file that ends in .py; what lies beside it can be imported then, too."""
+    if not path.is_file():
+        raise RecipeError(
+            f"there is no file {path}", fix=f"check the path; the current folder is {Path.cwd()}"
+        )
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # the name ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as for any import: classes defined there can be pickled
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise _not_found(str(path), error) from error
+    return module
+
+
+def check_runnable(name: str) -> None:
+    """Raise RecipeError where `python -m name` would find nothing to run."""
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:  # a package
+            name += ".__main__"
+            found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        raise _not_found(name, error) from error
+    if found is None:
+        raise _no_module(name)
+
+
+def _not_found(wanted: str, error: ModuleNotFoundError) -> RecipeError:
+    if error.name and (wanted == error.name or wanted.startswith(f"{error.name}.")):
+        return _no_module(error.name)
+    return RecipeError(
+        f"{wanted} needs the module {error.name!r}, which is not installed",
+        fix=f"install what provides {error.name}",
+    )
+
+
+def _no_module(name: str) -> RecipeError:
+    return RecipeError(
+        f"there is no module {name!r}", fix="check the name, and that it is installed in this image"
+    )
