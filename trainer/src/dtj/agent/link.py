@@ -45,7 +45,7 @@ class Link:
         """Address of the other end; this machine's where both ends are on it."""
         return "127.0.0.1" if self._sock.family == socket.AF_UNIX else str(self._sock.getpeername()[0])
 
-    def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], None]) -> None:
+    def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], object]) -> None:
         """Call `on_ready`, which is to call `receive`, whenever there is something to read or to write."""
         self._selector = selector
         selector.register(self, selectors.EVENT_READ, on_ready)
