@@ -188,3 +188,21 @@ def test_bad_recipe_is_not_tried_twice(finish: Finish, tmp_path: Path) -> None:
     ended = finish(*flags, OUT=tmp_path, FAULTS="0@3:end:bad-recipe")
     assert ended.code == 78
     assert ended.err.count("width is 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "scores"),
+    [
+        pytest.param(0, "", id="rank 0"),
+        pytest.param(2, "", id="the last newcomer"),
+        pytest.param(1, ",".join(["0.9"] * STEPS), id="keep_best"),
+    ],
+)
+def test_third_death_while_the_others_wait_for_it_to_save(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, last: int, scores: str
+) -> None:
+    """They ask each other whether the loss is finite, in groups that are already those of a second heal."""
+    saved = tmp_path / "saved"
+    faults = f"1@5:forward:SIGKILL 2@6:forward:SIGKILL {last}@6:end:SIGKILL {(last + 1) % 3}@13:end:SIGKILL"
+    healed(finish, tmp_path, faults, "--checkpoint", saved, "--save-every", 7, PLAIN=1, SCORES=scores)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))

@@ -2,13 +2,14 @@
 
 DtjError                    exit 1
 ├── RecipeError             exit 78: bad recipe, arguments or environment; a retry cannot help
-└── CheckpointError         exit 1: the disk, not the recipe, is at fault
+├── CheckpointError         exit 1: the disk, not the recipe, is at fault
+└── MachineError            exit 76: no process, no port; a retry, or another node, may help
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
 import re
 
-from dtj.contract import EXIT_BAD_RECIPE
+from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
 
 # What gloo, NCCL and the store say when the other side is gone.
 _PEER_LOST = re.compile(
@@ -42,6 +43,12 @@ class RecipeError(DtjError):
 
 class CheckpointError(DtjError):
     """A checkpoint could not be written or read."""
+
+
+class MachineError(DtjError):
+    """This machine does not give the agent what it needs to bring the ranks together."""
+
+    exit_code = EXIT_PEER_LOST
 
 
 class Stopped(SystemExit):

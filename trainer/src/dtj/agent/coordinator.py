@@ -22,6 +22,7 @@ from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, R
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
+from dtj.errors import MachineError
 
 _LINGER_S = 5.0
 _NAMED = 8  # replicas or ranks in a line of the log
@@ -51,11 +52,16 @@ class Coordinator:
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     def listen(self, port: int) -> None:
-        """Let the other agents in; OSError where the port is taken."""
-        if socket.has_dualstack_ipv6():
-            self._listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            self._listener = socket.create_server(("", port))
+        """Let the other agents in; MachineError where the port is taken."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            raise MachineError(
+                f"the agents of this job cannot meet at port {port} of this machine: {error.strerror}",
+                fix="free the port, or choose another one (spec.masterPort, MASTER_PORT)",
+            ) from error
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -129,7 +135,7 @@ class Coordinator:
     def _add(self, sock: socket.socket) -> None:
         link = Link(sock, now=time.monotonic())
         self._links[link] = ""
-        self._selector.register(link, selectors.EVENT_READ, lambda: self._on_message(link))
+        link.watch(self._selector, lambda: self._on_message(link))
 
     def _on_message(self, link: Link) -> None:
         for message in link.receive(time.monotonic()):
@@ -276,7 +282,6 @@ class Coordinator:
             self._act(self.membership.leave(incarnation, time.monotonic()))
 
     def _drop(self, link: Link) -> str:
-        self._selector.unregister(link)
         link.close()
         return self._links.pop(link)
 

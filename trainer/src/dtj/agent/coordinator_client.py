@@ -74,7 +74,7 @@ class CoordinatorClient:
     def attach(self, sock: socket.socket) -> None:
         """Take over a connected socket and introduce this agent."""
         self._link = Link(sock, now=time.monotonic())
-        self._selector.register(self._link, selectors.EVENT_READ, self._on_message)
+        self._link.watch(self._selector, self._on_message)
         self.tell({"hello": self._hello()})
 
     def tell(self, message: Message) -> None:
@@ -84,10 +84,11 @@ class CoordinatorClient:
 
     def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
         """End the connection, or the attempt to get one."""
-        for end in (self._link, self._connector):
-            if end:
-                self._selector.unregister(end)
-                end.close()
+        if self._link:
+            self._link.close()
+        if self._connector:
+            self._selector.unregister(self._connector)
+            self._connector.close()
         self._link = self._connector = None
         self._reconnect_at = None if reconnect_in_s is None else time.monotonic() + reconnect_in_s
 

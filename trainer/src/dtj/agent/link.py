@@ -1,18 +1,22 @@
 """JSON, one object a line, over a connected socket: what agents and the coordinator say to each other.
 
-Never blocks. Messages are few and small, so one that does not fit into the socket's buffer means that nobody
-has read for a long time, and counts as the end of the connection.
+Never blocks. What the socket does not take at once is kept, and written when the other side has read; whoever
+does not read for long has lost the connection, by its silence or by how much is kept for it.
 """
 
 import contextlib
 import json
+import selectors
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
 
 _CHUNK_BYTES = 64 * 1024
+# Kept for a reader that is slow: dozens of the longest messages, those that name each rank of a large job.
+_UNSENT_BYTES = 4 * 1024 * 1024
 # Both sides speak at least this often, and take a longer silence for the loss of the other's node.
 KEEPALIVE_S = 2.0
 SILENCE_S = 20.0
@@ -27,6 +31,8 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._rest = b""
+        self._unsent = b""
+        self._selector: selectors.BaseSelector | None = None
         self.heard_at = now
         self.is_open = True
 
@@ -39,17 +45,35 @@ class Link:
         """Address of the other end; this machine's where both ends are on it."""
         return "127.0.0.1" if self._sock.family == socket.AF_UNIX else str(self._sock.getpeername()[0])
 
+    def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], object]) -> None:
+        """Call `on_ready`, which is to call `receive`, whenever there is something to read or to write."""
+        self._selector = selector
+        selector.register(self, selectors.EVENT_READ, on_ready)
+
     def send(self, message: Message) -> None:
-        """Hand one message to the kernel; a connection that does not take it is over."""
-        line = json.dumps(message).encode() + b"\n"
-        try:
-            if self._sock.send(line) < len(line):
-                self.is_open = False
-        except OSError:
+        """Hand one message to the kernel, as far as it takes it now."""
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self._flush()
+        if len(self._unsent) > _UNSENT_BYTES:
             self.is_open = False
+
+    def _flush(self) -> None:
+        try:
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            """Nothing has been read since."""
+        except OSError:
+            self._unsent, self.is_open = b"", False
+        if self._selector:
+            key = self._selector.get_key(self)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+            if key.events != events:
+                self._selector.modify(self, events, key.data)
 
     def receive(self, now: float) -> list[Message]:
         """What has arrived; afterwards `is_open` tells whether more can come."""
+        if self._unsent:
+            self._flush()
         try:
             data = self._sock.recv(_CHUNK_BYTES)
         except BlockingIOError:
@@ -75,13 +99,18 @@ class Link:
     def close(self) -> None:
         """Tell the other side by the end of the stream."""
         self.is_open = False
+        if self._selector:
+            self._selector.unregister(self)
+            self._selector = None
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # forked processes may hold a copy of the socket
         self._sock.close()
 
     def wait_closed(self, until: float) -> None:
-        """Block until the other side has hung up, at most until the given time of time.monotonic()."""
+        """Block until the other side has all and has hung up, at most until then by time.monotonic()."""
         with contextlib.suppress(OSError):
+            self._sock.settimeout(max(0.0, until - time.monotonic()))
+            self._sock.sendall(self._unsent)
             while (left := until - time.monotonic()) > 0:
                 self._sock.settimeout(left)
                 if not self._sock.recv(_CHUNK_BYTES):

@@ -7,10 +7,15 @@ a thread, and the agent, which forks ranks, has none.
 
 import contextlib
 import os
+import select
 import signal
 from typing import Self
 
 from dtj.agent.rank_main import detach, signals_blocked
+from dtj.errors import MachineError
+
+# The other agents take one that says nothing for 20 s as lost.
+_START_S = 15.0
 
 
 class Store:
@@ -22,7 +27,7 @@ class Store:
 
     @classmethod
     def start(cls) -> Self:
-        """Fork the process and wait, some milliseconds, until it listens."""
+        """Fork the process and wait, some milliseconds, until it listens; MachineError where it does not."""
         read, write = os.pipe()
         with signals_blocked():
             pid = os.fork()
@@ -31,10 +36,15 @@ class Store:
                 _serve(write)
         os.close(write)
         with os.fdopen(read) as answer:
-            port = answer.readline()
+            port = answer.readline() if select.select([answer], [], [], _START_S)[0] else ""
+        store = cls(pid, int(port or 0))
         if not port:
-            raise OSError("the store for the rendezvous did not start")
-        return cls(pid, int(port))
+            store.stop()
+            raise MachineError(
+                f"the store in which the ranks find each other did not start within {_START_S:.0f} s",
+                fix="look whether this machine is out of memory, processes or ports",
+            )
+        return store
 
     def stop(self) -> None:
         """End the process and reap it."""

@@ -1,0 +1,102 @@
+"""Messages over a real connection whose other side is slow to read, or does not read at all."""
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dtj.agent.link import Link, Message
+from tests.unit.dtj.conftest import wait_for
+
+LONG = {"text": "x" * 100_000}  # longer than what the kernel keeps of a connection below
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Of a connection with small buffers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # those that it accepts inherit it
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        one.connect(server.getsockname())
+        other, _ = server.accept()
+    with one, other:
+        yield one, other
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as found:
+        yield found
+
+
+def look(selector: selectors.BaseSelector) -> None:
+    """One round of the agent's loop."""
+    for key, _ in selector.select(1.0):
+        key.data()
+
+
+def test_slow_reader_gets_everything_in_order(
+    ends: tuple[socket.socket, socket.socket], selector: selectors.BaseSelector
+) -> None:
+    ours, theirs = (Link(end, now=0.0) for end in ends)
+    heard: list[Message] = []
+    ours.watch(selector, lambda: ours.receive(0.0))
+    theirs.watch(selector, lambda: heard.extend(theirs.receive(0.0)))
+    sent = [LONG | {"number": number} for number in range(5)]
+    for message in sent:
+        ours.send(message)
+    assert ours.is_open
+    wait_for(lambda: look(selector) or len(heard) == len(sent), "all messages")  # type: ignore[func-returns-value]
+    assert (heard, ours.is_open, theirs.is_open) == (sent, True, True)
+    assert selector.get_key(ours).events == selectors.EVENT_READ, (
+        "it would be woken for nothing, all the time"
+    )
+
+
+def test_reader_that_never_reads_has_lost_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours = Link(ends[0], now=0.0)
+    sent = 0
+    while ours.is_open:
+        ours.send(LONG)
+        sent += 1
+        assert sent < 1000
+    assert sent > 10, "a burst is nothing"
+
+
+def test_last_words_are_written_before_the_connection_is_given_up(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = Link(ends[0], now=0.0), ends[1]
+    for _ in range(5):
+        ours.send(LONG)
+    found = bytearray()
+
+    def read() -> None:
+        while data := theirs.recv(1000):
+            found.extend(data)
+            if found.count(b"\n") == 5:
+                theirs.close()
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ours.wait_closed(time.monotonic() + 60)
+    ours.close()
+    reader.join()
+    assert found.count(b"\n") == 5
+
+
+def test_connection_that_is_closed_is_not_watched_any_more(
+    ends: tuple[socket.socket, socket.socket], selector: selectors.BaseSelector
+) -> None:
+    ours = Link(ends[0], now=0.0)
+    ours.watch(selector, lambda: None)
+    ours.send(LONG)
+    ours.close()
+    assert not selector.get_map()
+    ours.send(LONG)
+    assert not ours.is_open

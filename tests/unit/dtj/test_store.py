@@ -1,0 +1,52 @@
+"""The store of a generation: it listens, or it is said why not, in bounded time."""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dtj.agent import store
+from dtj.agent.store import Store
+from dtj.errors import MachineError
+from tests.unit.dtj.conftest import Finished, free_port
+
+
+def test_store_listens_until_it_is_stopped() -> None:
+    found = Store.start()
+    with socket.create_connection(("127.0.0.1", found.port)):
+        pass
+    found.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", found.port))
+
+
+@pytest.mark.parametrize("ends", [pytest.param(False, id="it hangs"), pytest.param(True, id="it dies")])
+def test_store_that_does_not_start_is_ended_and_told_of(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    def serve(_: int) -> None:
+        time.sleep(0 if ends else 600)
+        os._exit(1)
+
+    class Seen(Store):
+        def __init__(self, pid: int, port: int) -> None:
+            super().__init__(pid, port)
+            seen.append(pid)
+
+    seen: list[int] = []
+    monkeypatch.setattr(store, "_START_S", 0.2)
+    monkeypatch.setattr(store, "_serve", serve)
+    with pytest.raises(MachineError, match="the store in which the ranks find each other did not start"):
+        Seen.start()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(seen[0], os.WNOHANG)
+
+
+def test_port_that_is_taken_is_named(finish: Callable[..., Finished]) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        env = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ended = finish("run", "-m", "this", **env)
+    assert ended.code == 76
+    assert f"the agents of this job cannot meet at port {port} of this machine" in ended.err
+    assert "Traceback" not in ended.err
