@@ -136,6 +136,7 @@ def _export(source: Path, target: Path, part: str) -> int:
     """Write a model's weights from a checkpoint into one file: .safetensors, or .pt for torch.load."""
     from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
 
+    _check_folder_of(target)
     count = weights.export(source, target, part=part)
     click.echo(f"{target}: {count} tensors")
     return 0
@@ -149,8 +150,14 @@ def _plot(source: Path, target: Path | None) -> int:
     from dtj.plot import plot  # noqa: PLC0415
 
     target = target or source.with_suffix(".png")
+    _check_folder_of(target)
     click.echo(f"{target}: {plot(source, target)} logged steps")
     return 0
+
+
+def _check_folder_of(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise RecipeError(f"there is no folder {target.parent}", fix="make it, or name another file")
 
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
