@@ -84,6 +84,8 @@ class RankProcess:
                     foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
                 rank_main.become(program, env, threads=threads, wiring=wiring)
+        with contextlib.suppress(ProcessLookupError):
+            os.setpgid(pid, pid)  # so does the child; a kill may come before it has got so far
         for fd in (out_w, err_w, reports_w, orders, stacks_w):
             os.close(fd)
         for fd in (out, err, reports, orders_w, stacks):
