@@ -278,9 +278,9 @@ def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
     supervisor = node.run(signal.pause)
     supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
     supervisor.newest[1].uses_dtj = True  # and is killed before it has done anything
+    supervisor.newest[0].signal(signal.SIGSTOP)
     supervisor.start(0, ENV, generation=2)  # it will not come to that
     monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
-    supervisor.newest[0].signal(signal.SIGSTOP)
     supervisor.shut_down()
     node.until(lambda: supervisor.newest[1].ending, "the end of the one that uses dtj")
     assert [process.rank for process in supervisor.alive()] == [0]

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from dtj import contract
 from dtj.agent import rank_main
+from dtj.agent.child_process import signals_blocked
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.process_usage import process_of
@@ -71,10 +72,12 @@ class RankProcess:
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
         heartbeat = SharedHeartbeat()
-        with rank_main.signals_blocked():
+        agent = os.getpid()
+        with signals_blocked():
             pid = os.fork()
             if pid == 0:
                 wiring = rank_main.Wiring(
+                    agent=agent,
                     stdout=out_w,
                     stderr=err_w,
                     reports=reports_w,
