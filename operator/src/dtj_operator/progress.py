@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import DOUBT_S, Progress
+from dtj_operator.plan.snapshot import CUT_OFF_S, DOUBT_S, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -23,7 +23,6 @@ LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits
 RARELY = 6  # times the usual pause, where so many questions in a row were not answered
 OFTEN = 0.5  # of the usual pause, while a node may be lost
 SILENT = 2  # questions in a row that an agent which has answered leaves open; one may have been lost
-GIVEN_UP = 12  # after so many its silence says nothing any more
 
 Ask = Callable[[str], Awaitable[bytes]]
 
@@ -34,12 +33,13 @@ class _Followed:
     attempt: int
     address: str
     has_answered: bool
+    heard_at: float  # when it last answered, or the first question was asked
     unanswered: int = 0  # in a row
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    @property
-    def is_silent(self) -> bool:
-        return self.has_answered and SILENT <= self.unanswered <= GIVEN_UP
+    def is_in_doubt(self, now: float) -> bool:
+        """Its silence is news; for so long only, however quickly a network says that it is not there."""
+        return self.has_answered and self.unanswered > 0 and now - self.heard_at < DOUBT_S
 
 
 class Poller:
@@ -69,7 +69,7 @@ class Poller:
         if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
             return
         self.leave(key)
-        followed = self._followed[key] = _Followed(uid, attempt, address, has_answered)
+        followed = self._followed[key] = _Followed(uid, attempt, address, has_answered, _now())
         followed.task = asyncio.create_task(self._follow(key, followed), name=f"poll {key}")
 
     def leave(self, key: Key) -> None:
@@ -89,7 +89,9 @@ class Poller:
     def silent(self, key: Key, uid: str, attempt: int) -> bool:
         """Whether the agent that is asked now has answered in this attempt, and does so no more."""
         known = self._followed.get(key)
-        return known is not None and (known.uid, known.attempt) == (uid, attempt) and known.is_silent
+        if known is None or (known.uid, known.attempt) != (uid, attempt):
+            return False
+        return known.is_in_doubt(_now()) and known.unanswered >= SILENT
 
     async def close(self) -> None:
         tasks = [followed.task for followed in self._followed.values() if followed.task is not None]
@@ -98,24 +100,23 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, key: Key, asked: _Followed) -> None:
-        loop = asyncio.get_running_loop()
         told = float("-inf")
         while True:
             progress = await self._poll(asked.address)
             if progress is None:
                 self._unanswered(key, asked)
             else:
-                asked.unanswered = 0
+                asked.unanswered, asked.heard_at = 0, _now()
             if progress is not None and progress.attempt == asked.attempt:
                 asked.has_answered = True
                 fresh = self.last(key, asked.uid, asked.attempt)
                 self._last[key] = asked.uid, progress
                 moved = fresh is None or fresh.step != progress.step
                 patient = fresh is not None and _urgent(fresh) == _urgent(progress)
-                if not patient or (moved and loop.time() - told >= self._tell_s - self._every_s / 2):
-                    told = loop.time()
+                if not patient or (moved and _now() - told >= self._tell_s - self._every_s / 2):
+                    told = _now()
                     self._on_news(key)
-            await asyncio.sleep(self._every_s * _pace(asked, progress))
+            await asyncio.sleep(self._every_s * _pace(asked, progress, _now()))
 
     def _unanswered(self, key: Key, asked: _Followed) -> None:
         asked.unanswered += 1
@@ -143,10 +144,14 @@ class Poller:
         return progress
 
 
-def _pace(asked: _Followed, progress: Progress | None) -> float:
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _pace(asked: _Followed, progress: Progress | None, now: float) -> float:
     """The pause until the next question, in usual ones."""
     waits = progress is not None and any(missing.seconds < DOUBT_S for missing in progress.missing)
-    if waits or (asked.has_answered and 0 < asked.unanswered <= GIVEN_UP):
+    if waits or asked.is_in_doubt(now):
         return OFTEN
     return RARELY if asked.unanswered > RARELY else 1
 
@@ -154,7 +159,7 @@ def _pace(asked: _Followed, progress: Progress | None) -> float:
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What the next fault is judged by, and who holds the others up."""
     slow, hang = progress.slowest, progress.hang
-    missing = [each.replica for each in progress.missing]
+    missing = [(each.replica, each.seconds >= CUT_OFF_S) for each in progress.missing]
     return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, missing
 
 

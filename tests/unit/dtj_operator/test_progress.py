@@ -183,7 +183,11 @@ async def test_long_silence_says_nothing_of_a_node(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(5)
     agents.answers.clear()
-    await asyncio.sleep(200)
+    await asyncio.sleep(170)
+    assert agents.poller.silent(KEY, "u", 0), (
+        "however often it was asked since: Kubernetes may not have spoken yet"
+    )
+    await asyncio.sleep(30)
 
     assert not agents.poller.silent(KEY, "u", 0)
 
@@ -199,6 +203,16 @@ async def test_whoever_waits_for_a_replica_is_asked_more_often_and_tells_at_once
     assert progress.missing == ()
     assert [round(at) for at, _ in agents.asked] == [0, 10, 15, 20, 25, 30]
     assert [round(at) for at in agents.told] == [0, 10, 30]
+
+
+async def test_replica_that_is_missing_long_enough_to_be_replaced_is_news(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for seconds in (113.0, 118.0, 123.0, 128.0):
+        missing = [{"replica": 1, "seconds": seconds}]
+        agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
+        await asyncio.sleep(5)
+
+    assert [round(at) for at in agents.told] == [0, 10]
 
 
 async def test_replica_that_is_missing_for_minutes_is_no_hurry(agents: Agents) -> None:

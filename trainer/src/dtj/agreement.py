@@ -24,26 +24,19 @@ _INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """What one rank wants; what any of them wants counts for all. `interval`, in steps, is rank 0's alone."""
+class Message:
+    """What one rank has to say; and what all know once they have met.
+
+    stop, save, log, broken  what any rank wants, or has found, counts for all
+    interval                 steps until the next message; rank 0's alone counts, the others say 0
+    values                   to be logged; then their means over the ranks that gave them
+    """
 
     stop: bool = False
     save: bool = False
     log: bool = False
     broken: bool = False
     interval: int = 0
-    values: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """What all ranks know now. `values` are means over the ranks that gave them."""
-
-    stop: bool = False
-    save: bool = False
-    log: bool = False
-    broken: bool = False
-    interval: int = 1
     values: tuple[float, ...] = ()
 
 
@@ -57,34 +50,34 @@ class Agreement:
 
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self._group = group
-        self._message: torch.Tensor | None = None
+        self._sums: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
     @property
     def is_under_way(self) -> bool:
         """Started, not read yet."""
-        return self._message is not None
+        return self._sums is not None
 
-    def start(self, mine: Proposal) -> None:
-        """Send this rank's proposal; returns at once."""
+    def start(self, mine: Message) -> None:
+        """Send this rank's message; returns at once."""
         values = list(mine.values[:SLOTS])
         empty = [0.0] * (SLOTS - len(values))
         flags = [float(w) for w in (mine.stop, mine.save, mine.log, mine.broken, mine.interval)]
         counts = [1.0] * len(values) + empty
-        self._message = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
+        self._sums = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
         if self._group is not None:
-            self._work = dist.all_reduce(self._message, group=self._group, async_op=True)
+            self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 
-    def read(self) -> Decision | None:
+    def read(self) -> Message | None:
         """The answer to the last `start`, None where there was none."""
-        if self._message is None:
+        if self._sums is None:
             return None
         if self._work is not None:
             self._work.wait()
-        sums = self._message.tolist()
-        self._message, self._work = None, None
+        sums = self._sums.tolist()
+        self._sums, self._work = None, None
         values, counts = sums[_FLAGS : _FLAGS + SLOTS], sums[_FLAGS + SLOTS :]
-        return Decision(
+        return Message(
             stop=sums[0] > 0,
             save=sums[1] > 0,
             log=sums[2] > 0,

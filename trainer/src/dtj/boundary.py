@@ -11,6 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from dtj import agreement
+from dtj.agreement import Agreement, Message
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.errors import Stopped
@@ -52,7 +53,7 @@ class Boundary:
         self._replicas = replicas
         self._progress = progress
         self._say = say
-        self._agreement = agreement.Agreement(groups.control)
+        self._agreement = Agreement(groups.control)
         self._sent = (0, 0.0)  # step and time of the last one
         self._next = 0
 
@@ -67,7 +68,7 @@ class Boundary:
 
     def renew(self) -> None:
         """The process groups are new ones: what was under way over the old is lost."""
-        self._agreement = agreement.Agreement(self._groups.control)
+        self._agreement = Agreement(self._groups.control)
         if self.logger:
             self.logger.forget()
 
@@ -76,7 +77,7 @@ class Boundary:
         step = self._progress.step
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
-        decided = agreement.Decision()
+        decided = Message()
         if is_last or step > self._sent[0] + self._strategy.slack:
             decided = self._receive()
         if decided.broken:
@@ -116,7 +117,7 @@ class Boundary:
         interval = agreement.interval(step - self._sent[0], now - self._sent[1])
         self._sent = (step, now)
         self._agreement.start(
-            agreement.Proposal(
+            Message(
                 stop=bool(self._stop) and not self._leaves_alone,
                 save=self._checkpointer.wants_save(),
                 log=logger.wants_line(),
@@ -126,11 +127,11 @@ class Boundary:
             )
         )
 
-    def _receive(self) -> agreement.Decision:
+    def _receive(self) -> Message:
         """What came of the message before; nothing new where none is under way."""
         decided = self._agreement.read()
         if decided is None:
-            return agreement.Decision()
+            return Message()
         self._next = self._sent[0] + decided.interval
         self._need_logger().receive(decided.values, log=decided.log)
         return decided

@@ -65,7 +65,12 @@ class NodeLeases:
         if now < self._allowed_at:
             return {}
         stale = [n for n in nodes if n not in self._looks or now - self._looks[n].at >= FRESH_S]
-        await asyncio.gather(*map(self._read, stale))
+        read = await asyncio.gather(*map(self._read, stale))
+        for node, look in zip(stale, read, strict=True):
+            if look is None:  # nothing is known of the time since the last one either
+                self._looks.pop(node, None)
+            else:
+                self._looks[node] = look
         return {
             node: NodeLease(
                 renewed_at=look.renewed_at,
@@ -76,24 +81,23 @@ class NodeLeases:
             if (look := self._looks.get(node)) is not None
         }
 
-    async def _read(self, node: str) -> None:
-        """One look; where it fails, nothing is known of the time since the last one either."""
-        before = self._looks.pop(node, None)
-        clock = asyncio.get_running_loop().time
+    async def _read(self, node: str) -> _Look | None:
+        """One look, or None where it fails; other jobs may be looking at the same node."""
+        before, clock = self._looks.get(node), asyncio.get_running_loop().time
         at = clock()
         try:
             spec = _decode(await self._get(names.node_lease_path(node))).spec
         except Refused as error:
             self._forbid(error)
-            return
+            return None
         except (ApiError, msgspec.MsgspecError):
-            return
+            return None
         if spec.renew_time is None or not spec.lease_duration_seconds:
-            return
+            return None
         self._forbidden = False
         renewed_at = spec.renew_time.timestamp()
         same = before is not None and before.renewed_at == renewed_at
-        self._looks[node] = _Look(
+        return _Look(
             renewed_at=renewed_at,
             duration_s=float(spec.lease_duration_seconds),
             since=before.since if before is not None and same else clock(),

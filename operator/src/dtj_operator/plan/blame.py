@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.plan.snapshot import CUT_OFF_S, REPLICA, Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MOST_HEALS = 1_000_000  # what says more is no agent
@@ -45,7 +45,7 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     disrupted = disruption is not None and disruption.status == "True"
     lost = s.lost(pod) and not s.failed(pod)
     if not (s.failed(pod) or pod.deleting or lost):
-        return None
+        return _cut_off(s, pod)
     report = _report(ended)
     code = ended.exit_code if ended else None
     taken_away = pod.deleting or disrupted or lost
@@ -63,6 +63,27 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
         step=_integer(report.get("step")),
         disruption=taken_away,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
+    )
+
+
+def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
+    """A pod that lives, on a node that is well, and with which packets are not exchanged any more."""
+    since, told, node = s.waited_for_since.get(pod.index), s.answer, (s.nodes or {}).get(pod.node)
+    if since is None or told is None or told.observed_at - since < CUT_OFF_S:
+        return None
+    if s.scope != REPLICA or pod.phase != "Running" or node is None or not node.ready:
+        return None
+    placed = pod.condition("PodScheduled")
+    if placed is None or placed.since is None or placed.since >= since:
+        return None  # it has never taken part: it may still be starting
+    silent_s = told.observed_at - since
+    return Fault(
+        reason="PeerLost",
+        replica=pod.index,
+        rank=pod.index if s.job.processes == 1 else None,
+        node=pod.node,
+        message=f"replica 0 has not heard of its agent for {silent_s:.0f} s, though its pod runs",
+        at=since,
     )
 
 

@@ -23,12 +23,14 @@ MOST_LOOKS = 16  # leases of one job that are read at a time; of more nodes Kube
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """leases: of the nodes of suspects, as far as they can be read."""
+    """Pods of one job at one moment; what is known of nodes is by their names."""
 
     pods: tuple[PodView, ...] = ()
-    nodes: Mapping[str, NodeView] | None = None  # by name; None: they may not be read, or are in doubt
+    nodes: Mapping[str, NodeView] | None = None  # None: they may not be read, or are in doubt
     gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that were there and are not now
-    leases: Mapping[str, NodeLease] = field(default_factory=dict)
+    leases: Mapping[str, NodeLease] = field(
+        default_factory=dict
+    )  # of doubted nodes, as far as they can be read
     now: float
 
     @property

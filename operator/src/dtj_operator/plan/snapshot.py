@@ -23,6 +23,7 @@ FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
 DOUBT_S = 180.0  # an agent that is silent for longer says nothing of its node: Kubernetes has spoken by then
+CUT_OFF_S = 120.0  # a pod that runs, and whose agent replica 0 has not heard of for so long, is replaced
 ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
 
 
@@ -274,7 +275,7 @@ class Snapshot(Placed):
 
     @cached_property
     def suspects(self) -> tuple[PodView, ...]:
-        silent = {i for i, seconds in self.waited_for.items() if seconds < DOUBT_S}
+        silent = {i for i, since in self.waited_for_since.items() if self.now - since < DOUBT_S}
         first = self.current.get(0)
         beside = first.node if self.coordinator_silent and first is not None else None
         decided = self.lost_node
@@ -288,13 +289,10 @@ class Snapshot(Placed):
         )
 
     @cached_property
-    def waited_for(self) -> dict[int, float]:
-        """Replicas that took part and that the others wait for, as told last, and for how many seconds."""
+    def waited_for_since(self) -> dict[int, float]:
+        """Replicas that took part and that the others wait for, by what was told last."""
         told = self.answer
-        if told is None:
-            return {}
-        since_s = self.now - told.observed_at
-        return {missing.replica: missing.seconds + since_s for missing in told.missing}
+        return {each.replica: told.observed_at - each.seconds for each in told.missing} if told else {}
 
     @property
     def lost_node(self) -> str | None:

@@ -1,6 +1,7 @@
 """Trains a tiny GPT on numbers that depend on the sample alone; the flags say how ranks share it.
 
 $OUT/losses.txt    the loss of every step, by rank 0
+$OUT/step          the step under way, by rank 0
 $OUT/ended-<rank>  the step at which a loss that is not finite ended it
 $OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
 """
@@ -70,7 +71,8 @@ def train(run: dtj.Run) -> None:
         optimizer.zero_grad()
         losses.append(loss)
         if run.rank == 0:
-            (OUT / "step").write_text(str(run.step + 1))
+            (OUT / "step.tmp").write_text(str(run.step + 1))
+            (OUT / "step.tmp").replace(OUT / "step")  # a test that reads it now must not find it empty
         run.log(loss=loss)
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))

@@ -23,11 +23,13 @@ class Kubelets:
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
         self.asked: list[str] = []
+        self.takes_s = 0.0
 
     async def get(self, path: str) -> bytes:
         assert path.startswith(PATH)
         node = path.removeprefix(PATH)
         self.asked.append(node)
+        await asyncio.sleep(self.takes_s)
         answer = self.answers[node]
         if isinstance(answer, Exception):
             raise answer
@@ -101,6 +103,16 @@ async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) ->
     await leases.look(["n1"])
     assert (await leases.look(["n1", "n2"])).keys() == {"n1", "n2"}
     assert kubelets.asked == ["n1", "n2"]
+
+
+async def test_jobs_that_look_at_the_same_moment_do_not_begin_anew(kubelets: Kubelets) -> None:
+    leases = NodeLeases(kubelets.get)
+    kubelets.renew("n1")
+    kubelets.takes_s = 0.5
+    for _ in range(4):
+        found = await asyncio.gather(*(leases.look(["n1"]) for _ in range(3)))
+        await asyncio.sleep(3.5)
+    assert {each["n1"].unchanged_s for each in found} == {11.5}
 
 
 async def test_missing_right_is_told_once_and_looked_for_rarely(

@@ -2,13 +2,24 @@
 
 import pytest
 
+from dtj_operator.kube.nodes import NodeView
 from dtj_operator.plan import blame
-from dtj_operator.plan.actions import Fault
-from tests.support.builders import NOW, job, pod
+from dtj_operator.plan.actions import Fault, Restart
+from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.snapshot import Missing
+from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param
 
 FOUR = job().replicas(4).running()
+
+
+def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600) -> JobBuilder:
+    """Four pods, of which replica 0 does not hear of the third."""
+    nodes = {"n2": NodeView(name="n2", ready=ready, not_ready_since=None if ready else NOW)}
+    cut = pod(2).running().on("n2").placed(placed)
+    missing = (Missing(replica=2, seconds=for_s),)
+    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
 
 
 def fault(built) -> Fault:
@@ -30,10 +41,31 @@ def fault(built) -> Fault:
             id="somebody else's pod failed",
         ),
         param(job().replicas(2).was("Starting").having(pod(0).running()), id="a pod is not there yet"),
+        param(unheard(for_s=119), id="a pod is cut off, not for long"),
+        param(unheard(placed=NOW - 100), id="a replacement has not joined yet"),
+        param(unheard(ready=False), id="a pod is not heard of, its node neither"),
+        param(unheard().seeing(nodes=None), id="nobody knows how the node of a silent pod is"),
+        param(unheard().recovery(scope="Job"), id="a pod is cut off, and the agents cannot heal"),
+        param(unheard().seeing(now=NOW + 600).answering(missing=()), id="it has come back"),
     ],
 )
 def test_nobody_is_blamed_while(given) -> None:
     assert blame.first_fault(given.snapshot()) is None
+
+
+def test_pod_that_is_cut_off_is_replaced_and_counts() -> None:
+    verdict = restart(unheard().snapshot())
+
+    assert isinstance(verdict, Restart)
+    assert (verdict.counts, verdict.replaces) == (True, ((2, pod(2).pod.uid),))
+    assert verdict.fault.sentence == (
+        "rank 2 (replica 2) on node n2 ended: PeerLost: "
+        "replica 0 has not heard of its agent for 125 s, though its pod runs"
+    )
+
+
+def test_cause_of_its_own_comes_before_a_cut() -> None:
+    assert fault(unheard().but(pod(1).crashed(1))).replica == 1
 
 
 @pytest.mark.parametrize(

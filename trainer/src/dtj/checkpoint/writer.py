@@ -1,0 +1,154 @@
+"""Snapshot -> committed checkpoint, at once or in the background, and what became of it.
+
+Of replicated state rank 0 alone writes; of sharded state each rank writes its shards, then rank 0 commits.
+Groups are arguments: those of a run change whenever a lost rank is replaced.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import torch.distributed as dist
+
+from dtj.checkpoint import layout, save
+from dtj.checkpoint.parts import Snapshot
+from dtj.errors import CheckpointError, DtjError
+from dtj.telemetry import report_pipe
+
+Group: TypeAlias = "dist.ProcessGroup | None"
+T = TypeVar("T")
+NO_SCORE = -math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The checkpoint that is kept besides the newest ones."""
+
+    step: int
+    score: float
+
+
+class Writer:
+    """One checkpoint at a time into the folder of a run.
+
+    saved_step  of the newest checkpoint that this rank knows to be committed; None where there is none
+    best        of those; None where none has a score
+    failure     why the last one could not be written
+    """
+
+    def __init__(
+        self, run_dir: Path, *, keep: int, is_first: bool, is_replicated: bool, clock: Callable[[], float]
+    ) -> None:
+        self.saved_step: int | None = None
+        self.best: Best | None = None
+        self.failure: CheckpointError | None = None
+        self._run_dir = run_dir
+        self._keep = keep
+        self._is_first = is_first
+        self._is_replicated = is_replicated
+        self._clock = clock
+        self._score = NO_SCORE  # of the one under way
+        self._thread: threading.Thread | None = None
+        self._group: Group = None  # of the thread
+
+    @property
+    def highest(self) -> float:
+        """Score of the best checkpoint, should the one under way succeed."""
+        return max(self._score, self.best.score if self.best else NO_SCORE)
+
+    def write(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
+        """Every rank of the group calls this. A disk that fails is told as `failure`.
+
+        score  NO_SCORE where it is one like any other
+        began  when the save did, by the clock; for the report
+        """
+        self._score = score
+        best = self.best if score == NO_SCORE else Best(step=snapshot.step, score=score)
+        try:
+            folder = self._commit_together(snapshot, best, group)
+        except CheckpointError as error:
+            self.failure = error
+        else:
+            self.failure, self.saved_step, self.best = None, snapshot.step, best
+            if self._is_first and folder is not None:
+                report(folder, saveSeconds=round(self._clock() - began, 3), step=snapshot.step)
+        finally:
+            self._score = NO_SCORE
+
+    def begin(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
+        """`write` in the background, from a copy; `wait` comes before the next one."""
+        if group is not None and not self._is_replicated and self._group is None:
+            # Two threads must not share a group. Ranks with shards are never replaced: one for the whole run.
+            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
+        self._score = score  # now, not once the thread runs
+        self._thread = threading.Thread(
+            target=self.write,
+            args=(snapshot.copied(),),
+            kwargs={"score": score, "began": began, "group": self._group},
+            name="checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Nothing is under way afterwards."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Path | None:
+        """The folder; None on the ranks that had nothing to do. Where ranks have shards all raise alike."""
+        run_dir, step = self._run_dir, snapshot.step
+        if self._is_replicated:
+            if not self._is_first:
+                return None
+            save.prepare(run_dir, step)
+            return self._commit(snapshot, best)
+        from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
+
+        from_first(lambda: save.prepare(run_dir, step), group)
+        try:
+            sharded.write(run_dir, step, snapshot.shards, group=group)
+        except CheckpointError:
+            if self._is_first:
+                save.abandon(run_dir, step)
+            raise
+        return from_first(lambda: self._commit(snapshot, best), group)
+
+    def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
+        return save.commit(
+            self._run_dir,
+            snapshot.step,
+            with_best(best, snapshot.tree),
+            keep=self._keep,
+            best=best.step if best else None,
+        )
+
+
+def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
+    """A state also says which checkpoint is kept besides the newest."""
+    return tree | {"best": vars(best) if best else None}
+
+
+def report(newest: Path, **more: float) -> None:
+    """To the agent, by rank 0."""
+    report_pipe.send({"checkpoint": {"step": layout.step_of(newest.name), "path": str(newest)}} | more)
+
+
+def from_first(act: Callable[[], T], group: Group) -> T:
+    """What rank 0 finds, on every rank; or its error."""
+    shared: list[Any] = [None, None]
+    if group is None or dist.get_rank(group) == 0:
+        try:
+            shared[0] = act()
+        except DtjError as error:
+            shared[1] = error
+    if group is not None:
+        dist.broadcast_object_list(shared, src=0, group=group)
+    if shared[1] is not None:
+        raise shared[1]
+    found: T = shared[0]
+    return found
