@@ -18,7 +18,7 @@ from dtj.agent.ledger import Ledger
 from dtj.agent.link import KEEPALIVE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Refuse
+from dtj.agent.protocol import Action, End, Form, Go, Hello, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
@@ -175,15 +175,12 @@ class Coordinator:
         return actions
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
-        self._links[link] = fields["incarnation"]
-        hello = Hello(
-            uid=fields["uid"],
-            attempt=fields["attempt"],
-            replica=fields["replica"],
-            incarnation=fields["incarnation"],
-            healable=frozenset(fields["healable"]),
-            state=CoordinatorState.parse(fields["state"]),
-        )
+        try:
+            hello = Hello.parse(fields)
+        except ValueError:
+            link.close()
+            return []
+        self._links[link] = hello.incarnation
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
