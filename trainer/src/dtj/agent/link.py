@@ -53,7 +53,11 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Hand one message to the kernel, as far as it takes it now."""
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self.write(encode(message))
+
+    def write(self, line: bytes) -> None:
+        """The same for a message that `encode` has made a line of."""
+        self._unsent += line
         self._flush()
         if len(self._unsent) > _KEPT_BYTES:
             self.is_open = False
@@ -117,3 +121,8 @@ class Link:
                 self._sock.settimeout(left)
                 if not self._sock.recv(_CHUNK_BYTES):
                     return
+
+
+def encode(message: Message) -> bytes:
+    """As it goes over the connection."""
+    return json.dumps(message).encode() + b"\n"
