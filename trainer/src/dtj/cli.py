@@ -17,6 +17,7 @@ from dtj.agent.placement import Placement, number
 from dtj.agent.protocol import RestartBudget
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
+from dtj.telemetry import metric_files
 
 
 def _option(name: str) -> Any:
@@ -174,19 +175,8 @@ def _text(kind: flags.Kind, value: Any) -> str:
         case flags.Place():
             return str(Path(value).resolve())
         case flags.Places():
-            return "\n".join(map(_absolute, value))
+            return "\n".join(map(metric_files.absolute, value))
     return str(value)
-
-
-def _absolute(target: str) -> str:
-    """A target of --metrics, wherever the program goes."""
-    kind, colon, rest = target.rpartition(":")
-    if kind not in {"", "tensorboard"}:
-        raise RecipeError(
-            f"--metrics {target}: there is no kind {kind!r}",
-            fix="write FILE.jsonl, FILE.csv or tensorboard:FOLDER",
-        )
-    return f"{kind}{colon}{Path(rest).resolve()}"
 
 
 def _options(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
