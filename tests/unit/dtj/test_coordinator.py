@@ -87,7 +87,14 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\n", b"1\n", b"[]\n", b"null\n"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"GET / HTTP/1.1\n", b"1\n", b"[]\n", b"null\n", b'{"hello": 1}\n', b'{"hello": {"uid": ""}}\n'),
+        b'{"hello": {"uid": "", "attempt": "x", "replica": 0, "incarnation": "", "healable": [], "state": 0}}'
+        b"\n",
+    ],
+)
 def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
     with pod.coordinator.link() as stranger:
         stranger.sendall(line)

@@ -1,5 +1,6 @@
 """Messages over a real connection whose other side is slow to read, or does not read at all."""
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -100,3 +101,15 @@ def test_connection_that_is_closed_is_not_watched_any_more(
     assert not selector.get_map()
     ours.send(LONG)
     assert not ours.is_open
+
+
+def test_line_without_an_end_does_not_fill_the_memory(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, stranger = Link(ends[0], now=0.0), ends[1]
+    stranger.setblocking(False)
+    sent = 0
+    while ours.is_open:
+        with contextlib.suppress(OSError):
+            sent += stranger.send(b"x" * 100_000)
+        assert ours.receive(0.0) == []
+        assert sent < 100_000_000
+    assert sent > 1_000_000

@@ -23,10 +23,12 @@ def test_store_listens_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("ends", [pytest.param(False, id="it hangs"), pytest.param(True, id="it dies")])
-def test_store_that_does_not_start_is_ended_and_told_of(monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+def test_store_that_does_not_start_is_ended_and_told_of(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: bool
+) -> None:
     def serve(_: int) -> None:
         time.sleep(0 if ends else 600)
-        os._exit(1)
+        raise RuntimeError("no port is free")
 
     class Seen(Store):
         def __init__(self, pid: int, port: int) -> None:
@@ -40,6 +42,7 @@ def test_store_that_does_not_start_is_ended_and_told_of(monkeypatch: pytest.Monk
         Seen.start()
     with pytest.raises(ChildProcessError):
         os.waitpid(seen[0], os.WNOHANG)
+    assert ("no port is free" in capfd.readouterr().err) == ends
 
 
 def test_port_that_is_taken_is_named(finish: Callable[..., Finished]) -> None:

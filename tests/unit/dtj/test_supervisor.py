@@ -1,17 +1,27 @@
 """Ranks of a node as real processes, without a coordinator."""
 
+import os
 import selectors
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from dtj.agent import supervisor as module
 from dtj.agent.console import PlainConsole
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.rank_events import RankEvents
+from dtj.agent.rank_process import RankProcess
 from dtj.agent.status import Status
-from dtj.agent.supervisor import Supervisor
+from dtj.agent.supervisor import Supervisor, soonest
+from dtj.telemetry import report_pipe
+from tests.unit.dtj.conftest import is_dead, wait_for
 
 ENV = {"RANK": "0", "WORLD_SIZE": "1", "NNODES": "1"}
 
@@ -99,3 +109,231 @@ def test_rank_that_was_to_be_started_is_not_once_the_node_is_asked_to_end(
     while supervisor.newest[0].ending is None:
         look(selector)
     assert (supervisor.newest[0].generation, supervisor.alive()) == (1, [])
+
+
+@dataclass(kw_only=True)
+class Node:
+    """Ranks that run a program; what is shown and told of them is kept, in its order."""
+
+    selector: selectors.BaseSelector
+    heard: list[Any] = field(default_factory=list)
+    is_live: bool = False
+
+    def run(self, program: Callable[[], None], *, shown: frozenset[int] | None = None) -> Supervisor:
+        """Rank 0 has begun."""
+        self.supervisor = Supervisor(
+            program, threads=1, as_json=False, shown=shown, selector=self.selector,
+            console=cast(PlainConsole, self), events=cast(RankEvents, self),
+        )  # fmt: skip
+        self.supervisor.start(0, ENV, generation=1)
+        return self.supervisor
+
+    def write(self, fd: int, data: bytes) -> None:
+        self.heard.append((fd, data.decode()))
+
+    def started(self, process: RankProcess) -> None:
+        self.heard.append(f"generation {process.generation}")
+
+    def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
+        process.uses_dtj = process.uses_dtj or "dtj" in fields
+        self.heard.append(fields)
+
+    def ended(self, process: RankProcess) -> None:
+        assert process.ending
+        self.heard.append(process.ending)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """The agent's loop, until this holds."""
+
+        def turn() -> object:
+            for key, _ in self.selector.select(0.01):
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
+            self.supervisor.tick()
+            return condition()
+
+        wait_for(turn, what)
+
+    def until_heard(self, what: object) -> None:
+        self.until(lambda: what in self.heard, f"{what} in {self.heard}")
+
+    def until_all_have_ended(self) -> None:
+        self.until(lambda: not self.supervisor.alive(), "all ranks to end")
+
+
+@pytest.fixture
+def node(selector: selectors.BaseSelector) -> Iterator[Node]:
+    found = Node(selector=selector)
+    yield found
+    found.supervisor.kill()
+    found.until_all_have_ended()
+
+
+def has_deadline(supervisor: Supervisor) -> bool:
+    return supervisor.deadline is not None
+
+
+def say_and_fail() -> None:
+    print("out")
+    print("err", end="", file=sys.stderr, flush=True)
+    report_pipe.send({"word": 1})
+    os._exit(3)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_last_words_of_a_rank_come_before_its_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    supervisor = node.run(say_and_fail)
+    process = supervisor.newest[0]
+    if not has_pidfd:
+        _, status = os.waitpid(process.pid, 0)
+        supervisor.reaped(process.pid + 1, 0)
+        assert supervisor.alive() == [process], "that was somebody else"
+        supervisor.reaped(process.pid, os.waitstatus_to_exitcode(status))
+    node.until_all_have_ended()
+    assert node.heard[0] == "generation 1"
+    assert {(1, "[rank 0] out\n"), (2, "[rank 0] err\n")} <= {x for x in node.heard if isinstance(x, tuple)}
+    assert node.heard[-1] == process.ending
+    assert {"word": 1} in node.heard
+    assert [(ending.rank, ending.code) for ending in supervisor.endings()] == [(0, 3)]
+    assert not node.selector.get_map(), "nothing of it is left"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(process.pid, 0)
+
+
+def close_output_and_wait() -> None:
+    print("out", flush=True)
+    os.close(1)
+    os.close(2)
+    report_pipe.send({"word": 1})
+    assert report_pipe._pipe is not None
+    os.close(report_pipe._pipe)
+    signal.pause()
+
+
+def test_rank_that_closes_its_pipes_lives_on_and_costs_nothing(node: Node) -> None:
+    supervisor = node.run(close_output_and_wait)
+    process = supervisor.newest[0]
+    node.until(lambda: not process.streams and process.reports is None, "its pipes to be over")
+    assert {(1, "[rank 0] out\n")} < {x for x in node.heard if isinstance(x, tuple)} | {None}
+    assert {"word": 1} in node.heard
+    assert supervisor.alive() == [process]
+    assert len(node.selector.get_map()) == 1, "its death is all that can still be heard of"
+
+
+@pytest.mark.parametrize(("shown", "lines"), [(frozenset({1}), 0), (frozenset({0, 1}), 2)])
+def test_lines_of_ranks_that_are_not_asked_for_are_not_shown(
+    node: Node, shown: frozenset[int], lines: int
+) -> None:
+    supervisor = node.run(say_and_fail, shown=shown)
+    node.until_all_have_ended()
+    assert len([x for x in node.heard if isinstance(x, tuple)]) == lines
+    supervisor.show_stacks(supervisor.newest[0], "a\nb\n")
+    assert ((2, "[rank 0] a\n[rank 0] b\n") in node.heard) == (lines > 0)
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    report_pipe.send({"child": child.pid})
+    while True:
+        signal.pause()
+
+
+def test_rank_that_ignores_the_signal_is_killed_after_a_time_with_all_that_it_started(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(ignore_sigterm)
+    process = supervisor.newest[0]
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
+    supervisor.start(0, ENV, generation=2)
+    assert supervisor.deadline
+    assert process.killed, "for its successor, which is not its fault"
+    node.until_heard("generation 2")
+    assert process.ending
+    assert process.ending.by_agent
+    assert not has_deadline(supervisor)
+    assert [p.generation for p in supervisor.alive()] == [2, 1], "the other one is not to make place"
+    wait_for(lambda: is_dead(node.heard[1]["child"]), "the child's end")
+
+
+def test_rank_that_needs_no_time_is_replaced_at_once(node: Node) -> None:
+    supervisor = node.run(ignore_sigterm)
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.newest[0].uses_dtj = True
+    supervisor.start(0, ENV, generation=2)
+    assert supervisor.deadline is None
+    node.until_heard("generation 2")
+    assert not [x for x in node.heard if x == "generation 1"][1:]
+
+
+def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    supervisor.newest[1].uses_dtj = True  # and is killed before it has done anything
+    supervisor.newest[0].signal(signal.SIGSTOP)
+    supervisor.start(0, ENV, generation=2)  # it will not come to that
+    monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
+    supervisor.shut_down()
+    node.until(lambda: supervisor.newest[1].ending, "the end of the one that uses dtj")
+    assert [process.rank for process in supervisor.alive()] == [0]
+    assert supervisor.deadline
+    assert 50 < supervisor.deadline - time.monotonic() <= 60
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    supervisor.shut_down()
+    node.until_all_have_ended()
+    assert "generation 2" not in node.heard
+    assert not has_deadline(supervisor)
+
+
+def test_kill_leaves_nothing_to_be_started(node: Node) -> None:
+    supervisor = node.run(ignore_sigterm)
+    supervisor.start(0, ENV, generation=2)
+    supervisor.kill()
+    assert supervisor.deadline is None
+    node.until_all_have_ended()
+    assert supervisor.newest[0].generation == 1
+
+
+def test_signal_of_the_node_reaches_its_ranks_and_is_theirs_to_obey(node: Node) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.stop(signal.SIGTERM)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.code, ending.by_agent) == (128 + signal.SIGTERM, False)
+
+
+@pytest.mark.parametrize(
+    ("number", "killed", "reason"),
+    [
+        pytest.param(signal.SIGKILL, False, "OOMKilled", id="the kernel's doing"),
+        pytest.param(signal.SIGTERM, False, None, id="of another signal"),
+        pytest.param(signal.SIGKILL, True, None, id="the agent's own doing"),
+    ],
+)
+def test_death_for_want_of_memory(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    number: signal.Signals, killed: bool, reason: str | None,
+) -> None:  # fmt: skip
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 0\n")
+    monkeypatch.setattr("dtj.agent.oom.EVENTS", events)
+    supervisor = node.run(signal.pause)
+    events.write_text("oom_kill 1\n")
+    supervisor.newest[0].signal(number, on_behalf_of_agent=killed)
+    node.until_all_have_ended()
+    assert supervisor.endings()[0].reason == reason
+
+
+def test_soonest_time_is_the_one_that_is_waited_for() -> None:
+    now = time.monotonic()
+    assert soonest([None, None]) is None
+    assert soonest([None, now - 5]) == 0.0
+    assert 90 < (soonest([now + 200, now + 100]) or 0) <= 100

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 
-from dtj.agent.rank_main import detach, signals_blocked
+from dtj.agent.child_process import fork_helper
 
 _PAUSE_S = 0.1
 _TIMEOUT_S = 5.0
@@ -22,10 +22,7 @@ class Connector:
 
     def __init__(self, host: str, port: int) -> None:
         self._ours, theirs = socket.socketpair()
-        with signals_blocked():
-            self._pid = os.fork()
-            if self._pid == 0:
-                _connect(host, port, theirs)
+        self._pid = fork_helper(lambda: _connect(host, port, theirs))
         theirs.close()
 
     def fileno(self) -> int:
@@ -47,14 +44,9 @@ class Connector:
 
 
 def _connect(host: str, port: int, results: socket.socket) -> None:
-    try:
-        detach()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        while True:
-            with contextlib.suppress(OSError):  # no such name yet, nobody listening yet, old address
-                found = socket.create_connection((host, port), timeout=_TIMEOUT_S)
-                socket.send_fds(results, [b"."], [found.fileno()])
-                return
-            time.sleep(_PAUSE_S)
-    finally:
-        os._exit(0)
+    while True:
+        with contextlib.suppress(OSError):  # no such name yet, nobody listening yet, old address
+            found = socket.create_connection((host, port), timeout=_TIMEOUT_S)
+            socket.send_fds(results, [b"."], [found.fileno()])
+            return
+        time.sleep(_PAUSE_S)

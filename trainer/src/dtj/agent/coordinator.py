@@ -12,19 +12,18 @@ from dataclasses import asdict
 
 from dtj.agent import report
 from dtj.agent.activity import Activity
+from dtj.agent.agent_links import AgentLinks
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
 from dtj.agent.link import KEEPALIVE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Go, Hello, Refuse
+from dtj.agent.protocol import Action, End, Form, Go, Hello, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
-from dtj.errors import MachineError
 
-_LINGER_S = 5.0
 _NAMED = 8  # replicas or ranks in a line of the log
 
 
@@ -44,32 +43,18 @@ class Coordinator:
         self._monitor = Monitor(watchdog, ends=ends_hung, say=say, tell=self._tell)
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
-        self._selector = selector
         self._say = say
-        self._links: dict[Link, str] = {}  # and the incarnation behind each, once it has said so
-        self._listener: socket.socket | None = None
+        self._links = AgentLinks(selector, on_message=self._on_message, on_heard=self._drop_closed)
         self._store: Store | None = None
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     def listen(self, port: int) -> None:
         """Let the other agents in; MachineError where the port is taken."""
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        try:
-            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-        except OSError as error:
-            raise MachineError(
-                f"the agents of this job cannot meet at port {port} of this machine: {error.strerror}",
-                fix="free the port, or choose another one (spec.masterPort, MASTER_PORT)",
-            ) from error
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._links.listen(port)
 
     def link(self) -> socket.socket:
         """The end of a new connection for the agent in this process."""
-        ours, theirs = socket.socketpair()
-        self._add(ours)
-        return theirs
+        return self._links.connect()
 
     @property
     def deadline(self) -> float:
@@ -93,11 +78,9 @@ class Coordinator:
         if now < self._keepalive_at:
             return
         self._keepalive_at = now + KEEPALIVE_S
-        for link in list(self._links):
-            link.send(self._with_state({"keepalive": True}))
-            if link.is_silent(now):
-                self._say(f"replica {self._replica(link)} is silent: taken as lost")
-                link.close()
+        for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
+            if hello and self._is_present(hello):
+                self._say(f"replica {hello.replica} is silent: taken as lost")
         self._drop_closed()
 
     @property
@@ -117,40 +100,19 @@ class Coordinator:
         """All agents know how it ended; give them time to hang up."""
         if self._store:
             self._store.stop()
-        if self._listener:
-            self._listener.close()
-        until = time.monotonic() + _LINGER_S
-        for link in self._links:
-            link.wait_closed(until)
-            link.close()
+        self._links.close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # gone again
-            return
-        self._add(sock)
+    def _on_message(self, link: Link, message: Message) -> None:
+        hello = self._links.hellos[link]
+        if "hello" in message:
+            self._act(self._on_hello(link, message["hello"]))
+        elif hello and self._is_present(hello):  # else it was replaced: whatever it says is of the past
+            self._act(self._handle(hello, message))
 
-    def _add(self, sock: socket.socket) -> None:
-        link = Link(sock, now=time.monotonic())
-        self._links[link] = ""
-        link.watch(self._selector, lambda: self._on_message(link))
-
-    def _on_message(self, link: Link) -> None:
-        for message in link.receive(time.monotonic()):
-            if link in self._links:  # else it was refused, whatever else it has to say
-                self._act(self._handle(link, message))
-        self._drop_closed()
-
-    def _handle(self, link: Link, message: Message) -> list[Action]:
+    def _handle(self, hello: Hello, message: Message) -> list[Action]:
         now, member = time.monotonic(), self.membership
         actions: list[Action] = []
-        if "hello" not in message and self._links[link] not in member.agents.values():
-            return actions  # it was replaced: whatever it says is of the past
         match message:
-            case {"hello": fields}:
-                actions = self._on_hello(link, fields)
             case {"ready": [rank, generation]}:
                 actions = member.ready(rank, generation)
             case {"hold": rank, "holds": holds}:
@@ -163,7 +125,7 @@ class Coordinator:
             case {"probes": probes} if self._is_whole:
                 self._monitor.probed(probes)
             case {"stopping": _}:
-                actions = member.stop(self._links[link], now)
+                actions = member.stop(hello.incarnation, now)
             case {"lost": fields, "generation": generation}:
                 actions = member.lost(Ending.from_json(fields), generation, now)
             case {"failing": fields, "generation": generation}:
@@ -175,15 +137,12 @@ class Coordinator:
         return actions
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
-        self._links[link] = fields["incarnation"]
-        hello = Hello(
-            uid=fields["uid"],
-            attempt=fields["attempt"],
-            replica=fields["replica"],
-            incarnation=fields["incarnation"],
-            healable=frozenset(fields["healable"]),
-            state=CoordinatorState.parse(fields["state"]),
-        )
+        try:
+            hello = Hello.parse(fields)
+        except ValueError:
+            link.close()
+            return []
+        self._links.hellos[link] = hello
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
@@ -228,7 +187,7 @@ class Coordinator:
                 case Go(generation):
                     self._tell({"go": generation})
                 case Refuse(incarnation, why, for_good):
-                    self._refuse(incarnation, why, for_good=for_good)
+                    self._links.refuse(incarnation, {"refused": why, "forGood": for_good})
                 case End(culprit):
                     self._tell({"end": culprit.to_json() if culprit else None})
 
@@ -258,35 +217,23 @@ class Coordinator:
         return f"generation {generation}: {size}{who}; {used}"
 
     def _tell(self, message: Message) -> None:
-        for link, incarnation in self._links.items():
-            if incarnation in self.membership.agents.values():
-                link.send(self._with_state(message))
+        self._links.tell(self._with_state(message), to=self._is_present)
+
+    def _is_present(self, hello: Hello) -> bool:
+        """It is the agent that stands for its replica."""
+        return self.membership.agents.get(hello.replica) == hello.incarnation
 
     def _with_state(self, message: Message) -> Message:
         """Whoever outlives this coordinator knows what it knew, up to the last word."""
         return message | {"state": vars(self.membership.state)}
 
-    def _refuse(self, incarnation: str, why: str, *, for_good: bool) -> None:
-        for link in [link for link, known in self._links.items() if known == incarnation]:
-            link.send({"refused": why, "forGood": for_good})
-            self._drop(link)
-
     def _drop_closed(self) -> None:
         """Connections that are over, and with them their agents."""
-        for link in [link for link in self._links if not link.is_open]:
-            replica = self._replica(link)
-            incarnation = self._drop(link)
-            if replica is not None and not self.membership.is_over:
-                self._say(f"replica {replica} is lost; the others wait for it")
+        for hello in self._links.take_closed():
+            if self._is_present(hello) and not self.membership.is_over:
+                self._say(f"replica {hello.replica} is lost; the others wait for it")
                 self.ledger.fault(time.monotonic())
-            self._act(self.membership.leave(incarnation, time.monotonic()))
-
-    def _drop(self, link: Link) -> str:
-        link.close()
-        return self._links.pop(link)
-
-    def _replica(self, link: Link) -> int | None:
-        return next((r for r, i in self.membership.agents.items() if i == self._links[link]), None)
+            self._act(self.membership.leave(hello.incarnation, time.monotonic()))
 
     def facts(self) -> Facts:
         """What /status says of the job as a whole."""

@@ -15,8 +15,9 @@ from typing import Any
 Message = dict[str, Any]
 
 _CHUNK_BYTES = 64 * 1024
-# Kept for a reader that is slow: dozens of the longest messages, those that name each rank of a large job.
-_UNSENT_BYTES = 4 * 1024 * 1024
+# Kept for a reader that is slow, or of a line that has no end yet: dozens of the longest messages, those that
+# name each rank of a large job.
+_KEPT_BYTES = 4 * 1024 * 1024
 # Both sides speak at least this often, and take a longer silence for the loss of the other's node.
 KEEPALIVE_S = 2.0
 SILENCE_S = 20.0
@@ -52,9 +53,13 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Hand one message to the kernel, as far as it takes it now."""
-        self._unsent += json.dumps(message).encode() + b"\n"
+        self.write(encode(message))
+
+    def write(self, line: bytes) -> None:
+        """The same for a message that `encode` has made a line of."""
+        self._unsent += line
         self._flush()
-        if len(self._unsent) > _UNSENT_BYTES:
+        if len(self._unsent) > _KEPT_BYTES:
             self.is_open = False
 
     def _flush(self) -> None:
@@ -87,7 +92,8 @@ class Link:
             messages = [json.loads(line) for line in lines]
         except ValueError:
             messages = [None]
-        if not all(isinstance(message, dict) for message in messages):  # whoever this is, it is no agent
+        is_agent = all(isinstance(message, dict) for message in messages)
+        if not is_agent or len(self._rest) > _KEPT_BYTES:
             self.is_open = False
             return []
         return messages
@@ -115,3 +121,8 @@ class Link:
                 self._sock.settimeout(left)
                 if not self._sock.recv(_CHUNK_BYTES):
                     return
+
+
+def encode(message: Message) -> bytes:
+    """As it goes over the connection."""
+    return json.dumps(message).encode() + b"\n"

@@ -83,6 +83,21 @@ class Hello:
     healable: frozenset[int] = frozenset()
     state: CoordinatorState = CoordinatorState()
 
+    @classmethod
+    def parse(cls, fields: Any) -> "Hello":
+        """From JSON; ValueError where whoever says this is no agent."""
+        try:
+            return cls(
+                uid=str(fields["uid"]),
+                attempt=int(fields["attempt"]),
+                replica=int(fields["replica"]),
+                incarnation=str(fields["incarnation"]),
+                healable=frozenset(fields["healable"]),
+                state=CoordinatorState.parse(fields["state"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"no agent's hello: {fields}") from error
+
 
 @dataclass(frozen=True)
 class Form:

@@ -4,15 +4,13 @@ Before it stands `rank_process.py`, which forks; the program itself is a plain f
 """
 
 import atexit
-import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 from dtj import contract, control_pipe
 from dtj.agent import report
+from dtj.agent.child_process import detach
 from dtj.errors import DtjError, is_peer_loss
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.busy_time import BusyTime
@@ -27,16 +26,18 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
 
-_PR_SET_PDEATHSIG = 1
 # No library uses it, and a rank that is stuck in native code still answers.
 STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
-    """File descriptors of a rank: where its output, its reports and its orders go and come from."""
+    """File descriptors of a rank: where its output, its reports and its orders go and come from.
 
+    agent  pid of the agent, with which the rank dies
+    """
+
+    agent: int
     stdout: int
     stderr: int
     reports: int
@@ -63,30 +64,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         os._exit(code)
 
 
-def detach() -> None:
-    """A fresh process that dies with the agent: own group, no inherited handlers."""
-    os.setpgid(0, 0)  # what the rank starts (data workers) can be killed with it
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
-    if sys.platform == "linux":  # no rank outlives an agent that was killed
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Around a fork: a signal between it and the child's own handlers waits instead of being lost."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_IN_FORK)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_IN_FORK)
-
-
 def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
-    detach()
+    detach(wiring.agent)
     os.dup2(wiring.stdout, 1)
     os.dup2(wiring.stderr, 2)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from dtj import contract
 from dtj.agent import rank_main
+from dtj.agent.child_process import signals_blocked
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.process_usage import process_of
@@ -71,10 +72,12 @@ class RankProcess:
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
         heartbeat = SharedHeartbeat()
-        with rank_main.signals_blocked():
+        agent = os.getpid()
+        with signals_blocked():
             pid = os.fork()
             if pid == 0:
                 wiring = rank_main.Wiring(
+                    agent=agent,
                     stdout=out_w,
                     stderr=err_w,
                     reports=reports_w,
@@ -84,6 +87,8 @@ class RankProcess:
                     foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
                 rank_main.become(program, env, threads=threads, wiring=wiring)
+        with contextlib.suppress(ProcessLookupError):
+            os.setpgid(pid, pid)  # so does the child; a kill may come before it has got so far
         for fd in (out_w, err_w, reports_w, orders, stacks_w):
             os.close(fd)
         for fd in (out, err, reports, orders_w, stacks):

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-from dtj.agent.rank_main import detach, signals_blocked
+from dtj.agent.child_process import fork_helper
 
 _DOCUMENT_BYTES = 1 << 20
 # A document is a JSON object; this begins a message about stacks, in both directions.
@@ -50,10 +50,7 @@ class StatusServer:
         """Fork the process; OSError where the port is taken."""
         server = _HttpServer(host, port)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with signals_blocked():
-            pid = os.fork()
-            if pid == 0:
-                _serve(server, theirs)
+        pid = fork_helper(lambda: _serve(server, theirs))
         server.server_close()
         theirs.close()
         ours.setblocking(False)
@@ -103,19 +100,14 @@ class _HttpServer(ThreadingHTTPServer):
 
 
 def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
-    try:
-        detach()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
-        _Handler.agent = documents
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        while data := documents.recv(_DOCUMENT_BYTES):
-            if data.startswith(_STACKS):
-                _answer_askers(data.removeprefix(_STACKS))
-            else:
-                _Handler.document = json.loads(data)
-    finally:
-        os._exit(0)
+    _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
+    _Handler.agent = documents
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    while data := documents.recv(_DOCUMENT_BYTES):
+        if data.startswith(_STACKS):
+            _answer_askers(data.removeprefix(_STACKS))
+        else:
+            _Handler.document = json.loads(data)
 
 
 def _answer_askers(stacks: bytes) -> None:

@@ -11,7 +11,7 @@ import select
 import signal
 from typing import Self
 
-from dtj.agent.rank_main import detach, signals_blocked
+from dtj.agent.child_process import fork_helper
 from dtj.errors import MachineError
 
 # The other agents take one that says nothing for 20 s as lost.
@@ -29,11 +29,7 @@ class Store:
     def start(cls) -> Self:
         """Fork the process and wait, some milliseconds, until it listens; MachineError where it does not."""
         read, write = os.pipe()
-        with signals_blocked():
-            pid = os.fork()
-            if pid == 0:
-                os.close(read)
-                _serve(write)
+        pid = fork_helper(lambda: _serve(write))
         os.close(write)
         with os.fdopen(read) as answer:
             port = answer.readline() if select.select([answer], [], [], _START_S)[0] else ""
@@ -54,24 +50,19 @@ class Store:
 
 
 def _serve(write: int) -> None:
-    try:
-        detach()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        import torch.distributed as dist  # noqa: PLC0415 - imported by the agent before the fork
+    import torch.distributed as dist  # noqa: PLC0415 - imported by the agent before the fork
 
-        from dtj.world import choose_store  # noqa: PLC0415
+    from dtj.world import choose_store  # noqa: PLC0415
 
-        choose_store()
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            "0.0.0.0",
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            use_libuv=os.environ.get("USE_LIBUV") != "0",
-        )
-        os.write(write, b"%d\n" % store.port)
-        os.close(write)
-        while True:
-            signal.pause()
-    finally:
-        os._exit(0)
+    choose_store()
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "0.0.0.0",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        use_libuv=os.environ.get("USE_LIBUV") != "0",
+    )
+    os.write(write, b"%d\n" % store.port)
+    os.close(write)
+    while True:
+        signal.pause()

@@ -1,17 +1,12 @@
 """A process that loads samples ahead of its rank: how it ends, and what becomes of samples it cannot send."""
 
-import ctypes
-import os
-import signal
-import sys
 from multiprocessing.queues import Queue
 from typing import Any
 
 from torch._utils import ExceptionWrapper
 
 from dtj.errors import RecipeError
-
-_PR_SET_PDEATHSIG = 1
+from dtj.parent_death import die_with
 
 
 def begin(_worker: int, *, parent: int, kind: str) -> None:
@@ -20,7 +15,7 @@ def begin(_worker: int, *, parent: int, kind: str) -> None:
     parent  pid of its rank
     kind    name of the data set's type
     """
-    _die_with(parent)
+    die_with(parent)  # one that outlives its rank holds the rank's sockets open: peers would wait for ever
     _send_errors_of_sending(kind)
 
 
@@ -30,14 +25,6 @@ def cannot_be_sent(what: str, error: BaseException) -> RecipeError:
         f"{what} cannot pass between a rank and its worker processes: {error}",
         fix="make it of tensors, numbers, strings, lists, dicts and named classes, or leave --workers out",
     )
-
-
-def _die_with(parent: int) -> None:
-    """A worker that outlives its rank holds the rank's sockets open, and peers would wait for ever."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before this was asked for
-            os._exit(1)
 
 
 def _send_errors_of_sending(kind: str) -> None:

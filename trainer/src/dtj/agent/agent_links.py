@@ -1,0 +1,119 @@
+"""The coordinator's connections to the agents of all replicas: let in, heard, told, kept alive, given up.
+
+Which agent is part of the job is membership.py's to know; here is what each has said of itself.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+
+from dtj.agent.link import Link, Message, encode
+from dtj.agent.protocol import Hello
+from dtj.errors import MachineError
+
+_LINGER_S = 5.0
+
+
+class AgentLinks:
+    """All connections.
+
+    hellos      how the agent behind each has presented itself; None until it has
+    on_message  called with each message
+    on_heard    called once one connection has been read; it may be over by then
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        *,
+        on_message: Callable[[Link, Message], None],
+        on_heard: Callable[[], None],
+    ) -> None:
+        self.hellos: dict[Link, Hello | None] = {}
+        self._selector = selector
+        self._on_message = on_message
+        self._on_heard = on_heard
+        self._listener: socket.socket | None = None
+
+    def listen(self, port: int) -> None:
+        """Let agents in from other machines; MachineError where the port is taken."""
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            raise MachineError(
+                f"the agents of this job cannot meet at port {port} of this machine: {error.strerror}",
+                fix="free the port, or choose another one (spec.masterPort, MASTER_PORT)",
+            ) from error
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def connect(self) -> socket.socket:
+        """The other end of a new connection within this process."""
+        ours, theirs = socket.socketpair()
+        self._add(ours)
+        return theirs
+
+    def tell(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
+        """Send one message to all agents for which `to` holds."""
+        line = encode(message)  # once: it may name each rank of a large job
+        for link, hello in self.hellos.items():
+            if hello and to(hello):
+                link.write(line)
+
+    def refuse(self, incarnation: str, message: Message) -> None:
+        """Last words to an agent, which is then heard no more."""
+        for link in [
+            link for link, hello in self.hellos.items() if hello and hello.incarnation == incarnation
+        ]:
+            link.send(message)
+            self._drop(link)
+
+    def keep_alive(self, message: Message, now: float) -> list[Hello | None]:
+        """Say something to everybody; who has been silent for too long is given up."""
+        line = encode(message)
+        for link in self.hellos:
+            link.write(line)
+        silent = [link for link in self.hellos if link.is_silent(now)]
+        for link in silent:
+            link.close()
+        return [self.hellos[link] for link in silent]
+
+    def take_closed(self) -> list[Hello]:
+        """Forget the connections that are over; the agents that were behind them."""
+        hellos = [self._drop(link) for link in [link for link in self.hellos if not link.is_open]]
+        return [hello for hello in hellos if hello]
+
+    def close(self) -> None:
+        """All agents know how it ended; give them time to hang up."""
+        if self._listener:
+            self._listener.close()
+        until = time.monotonic() + _LINGER_S
+        for link in self.hellos:
+            link.wait_closed(until)
+            link.close()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # gone again
+            return
+        self._add(sock)
+
+    def _add(self, sock: socket.socket) -> None:
+        link = Link(sock, now=time.monotonic())
+        self.hellos[link] = None
+        link.watch(self._selector, lambda: self._on_ready(link))
+
+    def _on_ready(self, link: Link) -> None:
+        for message in link.receive(time.monotonic()):
+            if link in self.hellos:  # else it was refused, whatever else it has to say
+                self._on_message(link, message)
+        self._on_heard()
+
+    def _drop(self, link: Link) -> Hello | None:
+        link.close()
+        return self.hellos.pop(link)
