@@ -16,6 +16,7 @@ import pytest
 from dtj.agent import supervisor as module
 from dtj.agent.console import PlainConsole
 from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.process_usage import process_of
 from dtj.agent.rank_events import RankEvents
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.status import Status
@@ -278,7 +279,9 @@ def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
     supervisor = node.run(signal.pause)
     supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
     supervisor.newest[1].uses_dtj = True  # and is killed before it has done anything
-    supervisor.newest[0].signal(signal.SIGSTOP)
+    stopped = supervisor.newest[0]
+    stopped.signal(signal.SIGSTOP)
+    wait_for(lambda: (found := process_of(stopped.pid)) and found.state == "T", "it to be stopped")
     supervisor.start(0, ENV, generation=2)  # it will not come to that
     monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
     supervisor.shut_down()
