@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dtj
@@ -24,6 +25,7 @@ from dtj.agent.hang import (
     innermost,
     sentence,
 )
+from dtj.data import order
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
@@ -62,7 +64,7 @@ dist.destroy_process_group()
 """
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
-FIRST_SAMPLE = 83  # one of the first batch
+FIRST_SAMPLE = int(order.shuffled(np.zeros(1, np.int64), n=SIZES["SAMPLES"], seed=3, epoch=0)[0])
 WAITING = Probe(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
 LOADING = Probe(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
 

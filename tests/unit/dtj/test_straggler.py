@@ -117,7 +117,7 @@ def test_saves_pauses_and_evaluations_are_detours() -> None:
 @pytest.mark.parametrize("bare", [{}, {"BARE": 1}], ids=["with dtj", "a plain script"])
 def test_slow_rank_is_named_within_20_steps(finish: Finish, tmp_path: Path, bare: dict[str, int]) -> None:
     ended = finish(
-        "run", "--nproc", 3, PACE, STEPS=22, STEP_S=0.05, FACTORS="1 2 1", **files(tmp_path), **bare
+        "run", "--nproc", 3, PACE, STEPS=22, STEP_S=0.2, FACTORS="1 2 1", **files(tmp_path), **bare
     )
     assert ended.code == 0, ended.err
     found = re.findall(r"dtj: (rank .*) is slow: its work on a step takes (\d\.\d) times that of", ended.err)
