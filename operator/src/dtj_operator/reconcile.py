@@ -88,7 +88,7 @@ class Reconciler:
             why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
             raise TryLater(why, within_s=again_s)  # a deadline does not wait for a back-off
         # What decisions depend on is written down now, and no event will tell of it.
-        decisive = decision.verdict is not None or (write_at is None and _resized(s.memory.raw, status))
+        decisive = decision.verdict is not None or (write_at is None and _decides(s, status))
         return 0.0 if decisive else again_s
 
     async def _write(
@@ -152,6 +152,7 @@ class Reconciler:
             self._poller.leave(key)
 
 
-def _resized(stored: Json, status: Json) -> bool:
-    """Whether an elastic job's size is told for the first time, or anew: lack of room is judged by it."""
-    return stored.get("wantedReplicas") != status.get("wantedReplicas")
+def _decides(s: Snapshot, status: Json) -> bool:
+    """Whether something is told, or told anew, by which the next look judges: of a deadline, of room."""
+    read = ["wantedReplicas"] + ["startTime"] * (s.job.deadline_s is not None)
+    return any(s.memory.raw.get(name) != status.get(name) for name in read)

@@ -10,7 +10,7 @@ import pytest
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
-from dtj.plot import curves_of
+from dtj.plot import curves_of, plot
 from dtj.telemetry import metric_files
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 
@@ -130,6 +130,15 @@ def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Pa
     expected = flops_per_token(GPT(shape)) * shape.context / 2
     found = last["mfu"] * 1e9 / last["samplesPerSecond"]
     assert found == pytest.approx(expected, rel=0.1), "operations of one rank for one sample"
+
+
+def test_picture_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    metric_files.JsonLines(file, step=0).write(READING)
+    with pytest.raises(
+        RecipeError, match=r"run\.doc: Format 'doc' is not supported.*\n  fix: name a file in .png"
+    ):
+        plot(file, tmp_path / "run.doc")
 
 
 def test_torn_last_line_is_left_out(tmp_path: Path) -> None:

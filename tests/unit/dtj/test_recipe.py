@@ -103,6 +103,14 @@ def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) ->
         recipe_cli.resolve(f"{file}:recipe")
 
 
+def test_file_with_the_name_of_a_module_in_use_is_refused(tmp_path: Path) -> None:
+    """Whoever imports that module later would get the recipe's file."""
+    file = tmp_path / "queue.py"
+    file.write_text("def recipe(): ...\n")
+    with pytest.raises(RecipeError, match=r"module 'queue', which is in use\n  fix: call it my_queue.py"):
+        recipe_cli.resolve(f"{file}:recipe")
+
+
 def test_what_is_no_recipe_is_told_with_its_type(tmp_path: Path) -> None:
     file = tmp_path / "mine_that_forgets.py"
     file.write_text("def recipe(width: int = 3): dict(width=width)\n")

@@ -192,3 +192,8 @@ def test_export_of_what_is_not_there(finish: Finish, tmp_path: Path) -> None:
     train(finish, tmp_path / "out")
     ended = finish("export", tmp_path / "out" / "run", tmp_path / "w.pt", "--part", "net")
     assert "has no part 'net'\n  fix: --part is one of data, model, optimizer" in ended.err
+    ended = finish("export", tmp_path / "out" / "run", tmp_path / "none" / "w.pt")
+    assert (ended.code, ended.err) == (
+        78,
+        f"dtj: there is no folder {tmp_path / 'none'}\n  fix: make it, or name another file\n",
+    )

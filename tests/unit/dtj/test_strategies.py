@@ -237,6 +237,29 @@ def test_optimizer_that_zero1_cannot_shard_is_refused(finish: Finish, tmp_path: 
     assert f"--parallel zero1 cannot shard {name}, which keeps more" in ended.err
 
 
+def test_zero1_shards_the_optimizers_of_all_models(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+import dtj
+
+run = dtj.init()
+models = [run.parallel(torch.nn.Linear(4, 4)) for _ in range(2)]
+optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+for batch in run.steps(1):
+    run.backward(lambda mb: models[1](models[0](mb[0])).mean(), batch)
+    for optimizer in optimizers:
+        optimizer.step()
+print("keeps", *(len(optimizer.state) for optimizer in optimizers))
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("keeps 1 1\n") == 2  # of a weight and a bias each
+
+
 def test_state_of_no_parameter_comes_back_whole_in_a_sharded_run(finish: Finish, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(KEEPS_MORE)

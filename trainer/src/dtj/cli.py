@@ -13,10 +13,10 @@ from dtj import contract, flags, recipe_cli, settings
 from dtj.agent import program
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
-from dtj.agent.placement import Placement, number
-from dtj.agent.protocol import RestartBudget
+from dtj.agent.placement import Placement
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
+from dtj.telemetry import metric_files
 
 
 def _option(name: str) -> Any:
@@ -135,6 +135,7 @@ def _export(source: Path, target: Path, part: str) -> int:
     """Write a model's weights from a checkpoint into one file: .safetensors, or .pt for torch.load."""
     from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
 
+    _check_folder_of(target)
     count = weights.export(source, target, part=part)
     click.echo(f"{target}: {count} tensors")
     return 0
@@ -148,14 +149,28 @@ def _plot(source: Path, target: Path | None) -> int:
     from dtj.plot import plot  # noqa: PLC0415
 
     target = target or source.with_suffix(".png")
+    _check_folder_of(target)
     click.echo(f"{target}: {plot(source, target)} logged steps")
     return 0
+
+
+def _check_folder_of(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise RecipeError(f"there is no folder {target.parent}", fix="make it, or name another file")
 
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
     os.environ.update(_environment(given))
     placement = Placement.read(os.environ, nproc=given["nproc"])
-    return launch(what, placement, _options(given, os.environ))
+    options = Options.read(
+        os.environ,
+        shown=given["shown"],
+        as_json=given["log_format"] == "json",
+        port=given["port"],
+        termination_log=given["termination_log"],
+        max_restarts=given["max_restarts"],
+    )
+    return launch(what, placement, options)
 
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
@@ -174,81 +189,8 @@ def _text(kind: flags.Kind, value: Any) -> str:
         case flags.Place():
             return str(Path(value).resolve())
         case flags.Places():
-            return "\n".join(map(_absolute, value))
+            return "\n".join(map(metric_files.absolute, value))
     return str(value)
-
-
-def _absolute(target: str) -> str:
-    """A target of --metrics, wherever the program goes."""
-    kind, colon, rest = target.rpartition(":")
-    if kind not in {"", "tensorboard"}:
-        raise RecipeError(
-            f"--metrics {target}: there is no kind {kind!r}",
-            fix="write FILE.jsonl, FILE.csv or tensorboard:FOLDER",
-        )
-    return f"{kind}{colon}{Path(rest).resolve()}"
-
-
-def _options(given: Mapping[str, Any], env: Mapping[str, str]) -> Options:
-    """In a pod of a job the operator's variables say where to serve and to report."""
-    in_job = contract.JOB in env
-    port = given["port"] or (number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0) or None
-    return Options(
-        shown=_ranks(given["shown"]),
-        as_json=given["log_format"] == "json",
-        port=port,
-        host="" if in_job else "127.0.0.1",
-        termination_log=given["termination_log"] or (Path(contract.TERMINATION_LOG) if in_job else None),
-        job=env.get(contract.JOB, ""),
-        uid=env.get(contract.JOB_UID, ""),
-        attempt=number(env, contract.ATTEMPT, default=0, least=0),
-        budget=_budget(given["max_restarts"], env),
-        grace_s=_seconds(env, contract.GRACE_SECONDS),
-        hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: found out from the steps
-        ends_hung=_hang_action(env) == "Restart",
-    )
-
-
-def _seconds(env: Mapping[str, str], name: str) -> float | None:
-    """None where nobody says."""
-    text = env.get(name)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise RecipeError(f"{name} is {text!r}, expected seconds", fix=f"correct {name}, or unset it")
-    return seconds
-
-
-def _hang_action(env: Mapping[str, str]) -> str:
-    action = env.get(contract.HANG_ACTION) or "Restart"
-    if action not in {"Restart", "Report"}:
-        raise RecipeError(
-            f"{contract.HANG_ACTION} is {action!r}, expected Restart or Report",
-            fix="Restart ends a rank that hangs, Report only names it",
-        )
-    return action
-
-
-def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
-    left = number(env, contract.MAX_RESTARTS, default=0, least=0) if flag is None else flag
-    spent = number(env, contract.RESTARTS_IN_PLACE, default=0, least=0)
-    without = number(
-        env, contract.MAX_RESTARTS_WITHOUT_PROGRESS, default=RestartBudget.without_progress, least=0
-    )
-    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without)
-
-
-def _ranks(text: str | None) -> frozenset[int] | None:
-    if text is None:
-        return None
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
-        raise RecipeError(f"--ranks is {text!r}, expected numbers with commas", fix="for example --ranks 0,2")
-    return frozenset(int(word) for word in words)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -25,6 +25,11 @@ def from_file(path: Path) -> ModuleType:
         raise RecipeError(
             f"there is no file {path}", fix=f"check the path; the current folder is {Path.cwd()}"
         )
+    taken = getattr(sys.modules.get(path.stem), "__file__", None) or ""
+    if path.stem in sys.modules and Path(taken).resolve() != path.resolve():
+        raise RecipeError(
+            f"{path} has the name of the module {path.stem!r}, which is in use", fix=f"call it my_{path.name}"
+        )
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None  # the name ends in .py

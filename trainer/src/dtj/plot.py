@@ -25,7 +25,10 @@ def plot(source: Path, target: Path) -> int:
             panel.axvline(start, color="tab:red", linestyle=":", linewidth=1)
     panels[0, 0].set_title(f"{source.stem}, started {len(starts) + 1}x" if starts else source.stem)
     panels[-1, 0].set_xlabel("step")
-    figure.savefig(target, dpi=120)
+    try:
+        figure.savefig(target, dpi=120)
+    except ValueError as error:  # of a suffix that it does not know
+        raise RecipeError(f"{target}: {error}", fix="name a file in .png, .svg or .pdf") from error
     return len(steps)
 
 

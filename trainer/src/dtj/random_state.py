@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+_numpy: Any = np.random  # whose stubs do not know how its generator is exchanged
 _of_samples = np.random.MT19937()
 
 
@@ -44,27 +45,23 @@ def of_samples(base: int, *, position: int, first: int) -> Iterator[None]:
     position, first  of the batch in the data, and the first of its samples that is loaded
     What is drawn in here leaves the generators as they were; it takes some 30 us.
     """
-    numpy: Any = (
-        np.random
-    )  # whose stubs lack what follows, a twentieth of the time that copying its state takes
-    states = random.getstate(), torch.get_rng_state(), numpy.get_bit_generator()
-    numpy.set_bit_generator(_of_samples)
+    states = random.getstate(), torch.get_rng_state(), _numpy.get_bit_generator()
+    _numpy.set_bit_generator(_of_samples)  # a twentieth of the time that copying its state takes
     _seed_host(_number(base, position, first))
     try:
         yield
     finally:
         random.setstate(states[0])
         torch.set_rng_state(states[1])
-        numpy.set_bit_generator(states[2])
+        _numpy.set_bit_generator(states[2])
 
 
 def _number(*place: int) -> int:
-    """32 bits, equally likely for any place."""
-    name = " ".join(map(str, place)).encode()
-    return int.from_bytes(blake2b(name, digest_size=4).digest(), "little")
+    """32 bits that follow from a place and look like chance."""
+    return int.from_bytes(blake2b(repr(place).encode(), digest_size=4).digest(), "little")
 
 
 def _seed_host(value: int) -> None:
     random.seed(value)
-    np.random.seed(value % 2**32)
+    np.random.seed(value % 2**32)  # NumPy takes no more
     torch.default_generator.manual_seed(value)

@@ -36,7 +36,7 @@ from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
 from dtj.step.finite import FiniteCheck
-from dtj.step.precision import Precision, true_on_all_ranks
+from dtj.step.precision import Precision
 from dtj.step.replicas import ReplicaCheck
 from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat, report_pipe
@@ -175,6 +175,8 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step comes without being named.
         """
+        if self._checkpointer.parts.named:
+            raise RecipeError("run.state was called twice", fix="name all parts in one call")
         self._checkpointer.parts.name(
             {
                 name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
@@ -245,12 +247,9 @@ class Run:
                 self._progress.needs_warm_up = False
             self._seed_generators(verb=self._progress.verb + 1)
             with self._boundary.counting_operations(batch.samples):
-                loss = step_backward.backward(
+                return step_backward.backward(
                     loss_of, batch, strategy=self._strategy, precision=self._precision
                 )
-            if self._precision.scales:
-                self._precision.unscale(self._strategy.parameters, all_finite=true_on_all_ranks)
-            return loss
 
         before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
         loss = self._recovery.retry(act, undo=before.restore if before else None, stand_in=self._no_loss)
@@ -264,6 +263,8 @@ class Run:
         first would give another result for every number of ranks.
         Returns () the norm before, on the device: log it.
         """
+        if not max_norm > 0:
+            raise RecipeError(f"run.clip got {max_norm}, expected a number above 0", fix="leave run.clip out")
         return self._strategy.clip(max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
@@ -321,7 +322,9 @@ class Run:
         A checkpoint that could not be written does not count: the next best one takes its place.
         """
         self._recovery.retry(
-            lambda: self._checkpointer.offer(score, group=self._groups.control), undo=None, stand_in=None
+            lambda: self._checkpointer.offer(float(score), group=self._groups.control),
+            undo=None,
+            stand_in=None,
         )
 
     @contextlib.contextmanager

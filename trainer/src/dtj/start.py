@@ -6,6 +6,7 @@ import os
 import torch
 
 from dtj import random_state
+from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.process_groups import ProcessGroups
 from dtj.run import Run
@@ -30,6 +31,8 @@ def init(
     device  "cpu", "cuda", ...; by default the accelerator that this machine has
     For the rest see `settings.Settings`; the job's flags win over what the code asks for here.
     """
+    if seed < 0:
+        raise RecipeError(f"seed is {seed}, expected at least 0", fix="give dtj.init or Recipe another one")
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
     layout = lay_out(settings.parallel, settings.mesh, world)

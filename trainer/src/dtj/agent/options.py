@@ -1,9 +1,14 @@
 """How a node is launched, apart from how many ranks it has: flags of the command and variables of the pod."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from dtj import contract
+from dtj.agent.placement import number
 from dtj.agent.protocol import RestartBudget
+from dtj.errors import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +39,72 @@ class Options:
     grace_s: float | None = None
     hang_s: float | None = None
     ends_hung: bool = True
+
+    @classmethod
+    def read(
+        cls,
+        env: Mapping[str, str],
+        *,
+        shown: str | None,
+        as_json: bool,
+        port: int | None,
+        termination_log: Path | None,
+        max_restarts: int | None,
+    ) -> Self:
+        """Flags win over what the operator's variables say in a pod of a job; RecipeError for nonsense."""
+        in_job = contract.JOB in env
+        told = number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0
+        return cls(
+            shown=None if shown is None else _ranks(shown),
+            as_json=as_json,
+            port=port or told or None,
+            host="" if in_job else "127.0.0.1",
+            termination_log=termination_log or (Path(contract.TERMINATION_LOG) if in_job else None),
+            job=env.get(contract.JOB, ""),
+            uid=env.get(contract.JOB_UID, ""),
+            attempt=number(env, contract.ATTEMPT, default=0, least=0),
+            budget=_budget(max_restarts, env),
+            grace_s=_seconds(env, contract.GRACE_SECONDS),
+            hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: found out from the steps
+            ends_hung=_hang_action(env) == "Restart",
+        )
+
+
+def _ranks(text: str) -> frozenset[int]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise RecipeError(f"--ranks is {text!r}, expected numbers with commas", fix="for example --ranks 0,2")
+    return frozenset(int(word) for word in words)
+
+
+def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
+    left = number(env, contract.MAX_RESTARTS, default=0, least=0) if flag is None else flag
+    spent = number(env, contract.RESTARTS_IN_PLACE, default=0, least=0)
+    without = number(
+        env, contract.MAX_RESTARTS_WITHOUT_PROGRESS, default=RestartBudget.without_progress, least=0
+    )
+    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without)
+
+
+def _seconds(env: Mapping[str, str], name: str) -> float | None:
+    """None where nobody says."""
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise RecipeError(f"{name} is {text!r}, expected seconds", fix=f"correct {name}, or unset it")
+    return seconds
+
+
+def _hang_action(env: Mapping[str, str]) -> str:
+    action = env.get(contract.HANG_ACTION) or "Restart"
+    if action not in {"Restart", "Report"}:
+        raise RecipeError(
+            f"{contract.HANG_ACTION} is {action!r}, expected Restart or Report",
+            fix="Restart ends a rank that hangs, Report only names it",
+        )
+    return action

@@ -14,7 +14,12 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 
-_NAMES = {("pathlib", "PosixPath"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+_NAMES = {
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # as Python 3.13 calls it
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+}
 _MODULES = {"torch", "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"}
 
 

@@ -4,7 +4,6 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 are averaged as in DDP; then every rank updates its own parameters only and sends them to the others.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from dtj.errors import RecipeError
 from dtj.parallel.average import buckets, spread
 from dtj.parallel.ddp import DataParallel
+from dtj.parallel.layout import Layout
 
 
 class ZeroOne(DataParallel):
@@ -29,11 +29,16 @@ class ZeroOne(DataParallel):
     same_optimizer_state = False
     heals = False
 
-    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        """As DDP; every optimizer of these parameters, whoever makes it, is sharded by hooks on its step."""
-        self._owner: Mapping[Any, int] = deal(list(model.parameters()), self.layout.data_size)
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        """Every optimizer of the parameters, whoever makes it, is sharded by hooks on its step."""
+        super().__init__(layout, device)
+        self._owner: dict[Any, int] = {}
         register_optimizer_step_pre_hook(self._hide)
         register_optimizer_step_post_hook(self._exchange)
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """As DDP; each parameter gets its owner."""
+        self._owner |= deal(list(model.parameters()), self.layout.data_size)
         return super().wrap(model, is_healing=is_healing)
 
     def keeps(self, parameter: torch.Tensor) -> bool:

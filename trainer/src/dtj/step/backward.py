@@ -14,7 +14,7 @@ from dtj.data.cut import Part
 from dtj.data.feed import Batch
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
-from dtj.step.precision import Precision
+from dtj.step.precision import Precision, true_on_all_ranks
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -26,7 +26,8 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     Strategies divide the sum over ranks with different samples by their number, which is undone here.
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
     """
-    undo = strategy.layout.data_size * precision.scale
+    scale = precision.scale
+    undo = strategy.layout.data_size * scale
 
     def share(part: Part) -> torch.Tensor:
         with precision.autocast():
@@ -36,7 +37,10 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
         return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
 
     total = strategy.accumulate(share, batch.parts)
-    return total / precision.scale if precision.scales else total
+    if not precision.scales:
+        return total
+    precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
+    return total / scale
 
 
 def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy) -> None:

@@ -35,10 +35,15 @@ class Logger:
     def note(self, values: dict[str, torch.Tensor | float], *, now: bool) -> None:
         """Values of this step; a later one of the same name wins."""
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
+            if isinstance(value, torch.Tensor):
+                if value.numel() != 1:
+                    raise RecipeError(
+                        f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
+                        fix=f"log {name}.mean()",
+                    )
+            elif not hasattr(value, "__float__"):
                 raise RecipeError(
-                    f"run.log got {name} of shape {tuple(value.shape)}, expected one element",
-                    fix=f"log {name}.mean()",
+                    f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 )
         self._values |= values
         self._due = self._due or now

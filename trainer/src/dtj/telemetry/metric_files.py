@@ -104,6 +104,17 @@ class TensorBoard:
             self._writer.flush()
 
 
+def absolute(target: str) -> str:
+    """The same target wherever the program goes; RecipeError where its kind is unknown."""
+    kind, colon, place = target.rpartition(":")
+    if f"{kind}{colon}" not in {"", TENSORBOARD}:
+        raise RecipeError(
+            f"--metrics {target}: there is no kind {kind!r}",
+            fix=f"write FILE.jsonl, FILE.csv or {TENSORBOARD}FOLDER",
+        )
+    return f"{kind}{colon}{Path(place).resolve()}"
+
+
 def open_for(target: str, *, step: int) -> MetricFile:
     """The file that `--metrics` names; RecipeError where it cannot be written.
 

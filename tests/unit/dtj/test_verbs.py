@@ -1,0 +1,76 @@
+"""Verbs of Run that are called in a way that cannot work: told at once, in two lines."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.checkpoint import load
+from tests.unit.dtj.conftest import Finished
+
+PROGRAM = """
+import torch
+import dtj
+
+run = dtj.init(seed=0)
+model = run.parallel(torch.nn.Linear(2, 1))
+samples = torch.utils.data.TensorDataset(torch.ones(4, 2))
+data = run.data(samples, global_batch=4)
+run.state(model=model, data=data)
+for batch in run.steps(1):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    run.clip(1.0)
+    run.log(loss=loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        pytest.param("seed=0", "seed=-1", "seed is -1, expected at least 0", id="seed"),
+        pytest.param(
+            "run.state(",
+            "run.data(samples, global_batch=4)\nrun.state(",
+            "run.data was called twice",
+            id="data",
+        ),
+        pytest.param(
+            "data = run.data(samples, global_batch=4)", "data = model", "run.steps has no data", id="steps"
+        ),
+        pytest.param(
+            "for batch", "run.state(data=data)\nfor batch", "run.state was called twice", id="state"
+        ),
+        pytest.param("clip(1.0)", "clip(0.0)", "run.clip got 0.0, expected a number above 0", id="clip"),
+        pytest.param(
+            "log(loss=loss)", "log(loss=None)", "run.log got loss=None, expected a number", id="log"
+        ),
+        pytest.param(
+            "log(loss=loss)",
+            "log(loss=loss.expand(2))",
+            "loss of shape (2,), expected one",
+            id="log a vector",
+        ),
+        pytest.param(
+            "for batch", "run.log(a=1)\nfor batch", "run.log was called outside", id="log before steps"
+        ),
+    ],
+)
+def test_verb_that_is_used_wrongly_is_told(
+    finish: Callable[..., Finished], tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
+    assert PROGRAM.count(right) == 1
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.replace(right, wrong))
+    ended = finish("run", "--nproc", 1, script)
+    assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
+    assert message in ended.err
+    assert "\n  fix: " in ended.err
+
+
+def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:
+    """The checkpoint holds its number: the device of the tensor may not be there when it is read."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
+    ended = finish("run", "--checkpoint", tmp_path / "run", script)
+    assert ended.code == 0, ended.err
+    assert type(load.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float

@@ -1,0 +1,77 @@
+"""When a job is looked at again after a look at it; its status is written over a real socket."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from dtj_operator.apply import Outcome
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.names import Key
+from dtj_operator.plan.actions import Action
+from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.reconcile import Reconciler
+from tests.support.builders import JobBuilder, job
+from tests.unit.dtj_operator.kube.server import says, serving
+
+KEY = Key("ns", "j")
+RUNNING = job().replicas(2).settled().running().stored({})
+
+
+class World:
+    """A job as it was found; nothing is refused, nobody is told, no agent is asked."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    async def gather(self, _: Key) -> tuple[Snapshot, str]:
+        return self.snapshot, "7"
+
+    async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Outcome:
+        return Outcome()
+
+    def pods(self, _: Key) -> object:
+        return self.snapshot.pods
+
+    def record(self, *_: object, **__: object) -> None:
+        pass
+
+    def leave(self, _: Key) -> None:
+        pass
+
+
+async def again_s(found: JobBuilder) -> float | None:
+    """Seconds until the next look, where the status of this one was written."""
+    world = World(found.snapshot())
+    async with serving(says({"metadata": {"resourceVersion": "8"}})) as server:
+        api = Api(server.config, Bucket(1e9), Random(0))
+        reconcile = Reconciler(
+            *(api, world, world, world, world, world),  # type: ignore[arg-type]
+            progress_s=60,
+            may_act=lambda: True,
+        )
+        try:
+            next_s = await reconcile(KEY)
+        finally:
+            await api.close()
+        assert [method for method, *_ in server.asked] == ["PATCH"]
+    return next_s
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(RUNNING.wants(activeDeadlineSeconds=9), id="the deadline counts from its startTime"),
+        pytest.param(RUNNING.elastic(1, 3), id="room is looked for from its wantedReplicas"),
+    ],
+)
+async def test_first_status_is_looked_at_where_decisions_depend_on_it(found: JobBuilder) -> None:
+    """Pods may be faster than it: then nothing happens any more that would bring another look."""
+    assert await again_s(found) == 0
+
+
+@pytest.mark.asyncio
+async def test_first_status_of_any_other_job_is_not_looked_at_again() -> None:
+    assert await again_s(RUNNING) is None
