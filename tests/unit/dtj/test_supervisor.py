@@ -305,6 +305,13 @@ def test_kill_leaves_nothing_to_be_started(node: Node) -> None:
     assert supervisor.newest[0].generation == 1
 
 
+def test_kill_by_somebody_else_is_no_want_of_memory(node: Node) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.newest[0].signal(signal.SIGKILL)
+    node.until_all_have_ended()
+    assert supervisor.endings()[0].cause == "Signal"
+
+
 def test_signal_of_the_node_reaches_its_ranks_and_is_theirs_to_obey(node: Node) -> None:
     supervisor = node.run(signal.pause)
     supervisor.stop(signal.SIGTERM)
