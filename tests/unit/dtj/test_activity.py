@@ -12,7 +12,7 @@ import pytest
 
 from dtj.agent import activity
 from dtj.agent.activity import Activity, ActivityReader, did_something
-from dtj.agent.process_usage import Usage, process_of, processes, usage_of
+from dtj.agent.process_usage import Process, Usage, process_of, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.unit.dtj.conftest import wait_for
@@ -168,6 +168,25 @@ def test_all_that_a_rank_has_started_belongs_to_it(begin: Callable[[str], RankPr
     (child,) = set(tree(rank.pid)) - {rank.pid}
     os.kill(child, signal.SIGKILL)
     wait_for(lambda: tree(rank.pid) == [rank.pid], "its end, though nobody reaps it")
+
+
+def test_rank_whose_processes_end_while_they_are_looked_at_is_at_work(
+    begin: Callable[[str], RankProcess],
+) -> None:
+    """A build may start them faster than they can be looked at; its rank is not silent for that."""
+    rank = begin("nothing")
+    known = processes()
+    before = usage_of(rank.pid, known)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    known[ended.pid] = Process(parent=rank.pid, group=rank.pid, state="R", cpu_s=0.0)
+    now = usage_of(rank.pid, known)
+
+    assert before
+    assert now
+    assert did_something(before, now, elapsed_s=600)
+    assert now.wakeups >= before.wakeups
+    assert usage_of(ended.pid, known) is None, "a rank that has ended itself tells nothing"
 
 
 IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, of_others=10)

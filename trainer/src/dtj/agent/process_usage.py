@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+# What is read of a process that ended just now: nothing, or a file without most of its fields.
+_ENDED = (FileNotFoundError, ProcessLookupError, ValueError)
 
 
 class Process(NamedTuple):
@@ -21,6 +23,7 @@ class Process(NamedTuple):
 class Usage(NamedTuple):
     """What a process and all that it started have used so far.
 
+    pids       of those that lived at the beginning of the look; some may have ended since
     is_busy    one of them waits for a disk or a network file system, or is in the hands of a debugger
     wakeups    how often the main thread of the first has been woken
     of_others  the same of all other processes
@@ -41,11 +44,17 @@ def usage_of(root: int, known: Mapping[int, Process]) -> Usage | None:
     pids = {pid for pid, process in known.items() if root in {pid, process.group}}
     while more := {pid for pid, process in known.items() if process.parent in pids} - pids:
         pids |= more
-    try:
-        io_bytes = sum(_io_bytes(pid) for pid in pids)
-        wakeups = {pid: _field(_PROC / str(pid) / "status", "voluntary_ctxt_switches:") for pid in pids}
-    except (OSError, ValueError):  # one of them ended just now, or is not to be looked at
-        return None
+    io_bytes, wakeups = 0, {}
+    for pid in pids:
+        try:
+            counted = _io_bytes(pid), _field(_PROC / str(pid) / "status", "voluntary_ctxt_switches:")
+        except _ENDED:
+            if pid == root:
+                return None
+            continue  # who starts processes that end at once is at work, and must not be out of sight for it
+        except OSError:  # it is not to be looked at
+            return None
+        io_bytes, wakeups[pid] = io_bytes + counted[0], counted[1]
     return Usage(
         pids=frozenset(pids),
         cpu_s=sum(known[pid].cpu_s for pid in pids),
