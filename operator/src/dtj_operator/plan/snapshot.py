@@ -278,14 +278,14 @@ class Snapshot(Placed):
         silent = {i for i, since in self.waited_for_since.items() if self.now - since < DOUBT_S}
         first = self.current.get(0)
         beside = first.node if self.coordinator_silent and first is not None else None
-        decided = self.lost_node
+        decided = self.lost_nodes
         stays = {pod.uid for pod in self.current.values()}
         return tuple(
             pod
             for pod in self.ours
             if not pod.ended
             if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == beside))
-            or (pod.node == decided and pod.uid not in stays)  # nobody is asked about an attempt that is over
+            or (pod.node in decided and pod.uid not in stays)  # nobody is asked about an attempt that is over
         )
 
     @cached_property
@@ -294,12 +294,14 @@ class Snapshot(Placed):
         told = self.answer
         return {each.replica: told.observed_at - each.seconds for each in told.missing} if told else {}
 
-    @property
-    def lost_node(self) -> str | None:
-        """The node whose loss the job is recovering from."""
-        failure = self.memory.failure
-        recovers = self.memory.phase == RECOVERING and failure.get("reason") == "NodeLost"
-        return failure.get("node") if recovers else None
+    @cached_property
+    def lost_nodes(self) -> frozenset[str]:
+        """Nodes whose loss the job is recovering from: the blamed one, and those noted since that began."""
+        failure, began = self.memory.failure, self.memory.changed_at
+        if self.memory.phase != RECOVERING or failure.get("reason") != "NodeLost":
+            return frozenset()
+        noted = {known.node for known in self.memory.suspects if began is not None and known.at >= began}
+        return frozenset(noted | {str(failure.get("node"))})
 
     @cached_property
     def scope(self) -> str:

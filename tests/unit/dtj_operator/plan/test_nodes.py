@@ -171,6 +171,7 @@ def test_leases_are_read_only_of_nodes_in_doubt_and_then_often(
 
 
 RECOVERING = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [{"node": "n1", "at": at(0)}]}
+RACK = RECOVERING | {"avoidedNodes": [{"node": "n1", "at": at(-60)}, {"node": "n0", "at": at(-60)}]}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,13 @@ RECOVERING = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [
             [("digits-1", 0)],
             id="a replica",
         ),
+        param(
+            TWO.seeing(nodes=cluster(), leases=EXPIRED | {"n0": lease()}).was(
+                "Recovering", attempt=1, **RACK
+            ),
+            [("digits-0", 0), ("digits-1", 0)],
+            id="two nodes at once",
+        ),
     ],
 )
 def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: list[Any]) -> None:
@@ -203,6 +211,10 @@ def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: li
         param(
             job().was("Recovering", **RECOVERING).recovery(avoidNodeAfter=0), ("n1",), id="nothing else is"
         ),
+        param(job().was("Recovering", **RACK).recovery(avoidNodeAfter=0), ("n1", "n0"), id="two at once"),
+        param(
+            job().was("Recovering", **RACK, lastTransitionTime=at(-30)), ("n1",), id="the other long before"
+        ),
         param(job().was("Running", **RECOVERING), (), id="the job has recovered"),
         param(job().was("Recovering", failure=RECOVERING["failure"]), (), id="nothing fitted elsewhere"),
     ],
@@ -211,6 +223,14 @@ def test_node_that_was_just_lost_is_avoided_though_the_scheduler_takes_it_for_we
     given: JobBuilder, avoided: tuple[str, ...]
 ) -> None:
     assert avoid.avoided(given.seeing(nodes=cluster(count=2)).snapshot()) == avoided
+
+
+def test_new_pods_avoid_all_nodes_that_were_lost_at_once() -> None:
+    given = silent(0, 1).seeing(leases=EXPIRED | {"n0": lease(ago=35)})
+    s = given.snapshot()
+    after = given.stored(report(s, restart(s)))
+
+    assert avoid.avoided(after.snapshot()) == ("n1", "n0")
 
 
 def test_a_lost_node_costs_nothing_and_is_named() -> None:
@@ -279,6 +299,26 @@ def noted(given: JobBuilder) -> list[tuple[str, int]]:
     [
         param(SEEN.but(pod(1).crashed().on("n1")), [("n1", 1)], id="a fault"),
         param(LOST, [("n1", 1)], id="its loss"),
+        param(
+            SEEN.seeing(nodes=cluster(away("n0", for_s=41), away("n1", for_s=41))),
+            [("n0", 1), ("n1", 1)],
+            id="the loss of two",
+        ),
+        param(
+            silent(0, 1).seeing(leases=EXPIRED | {"n0": lease(ago=27)}),
+            [("n1", 1), ("n0", 1)],
+            id="and of one whose lease ends some seconds later",
+        ),
+        param(
+            silent(0, 1).seeing(leases=EXPIRED | {"n0": lease(ago=9)}),
+            [("n1", 1)],
+            id="not of one that is well",
+        ),
+        param(
+            SEEN.but(pod(1).crashed().on("n1")).seeing(nodes=cluster(away("n0", for_s=39))),
+            [("n1", 1)],
+            id="nor beside a fault of another kind",
+        ),
         param(
             SEEN.but(pod(1).crashed().on("n1")).was("Running", **suspects(("n0", 1, 5), ("n1", 1, 9))),
             [("n1", 2), ("n0", 1)],

@@ -1,9 +1,9 @@
 """Which nodes are new pods to keep away from?
 
-One that was just lost: the scheduler may not know yet that it is. And one on which this job had
+Those that were just lost: the scheduler may not know yet that they are. And those on which this job had
 `avoidNodeAfter` faults, for an hour after the last of them: a bad accelerator fails the same job again and
-again. Never so many that nothing fits: at most half of the nodes that a pod could go to, and none any more
-once the scheduler finds no room.
+again. Of these never so many that nothing fits: at most half of the nodes that a pod could go to. None at all
+any more once the scheduler finds no room.
 """
 
 from typing import Any
@@ -18,6 +18,7 @@ Json = dict[str, Any]
 KEPT = 20  # nodes in the status
 FOR_S = 3600.0  # after the last fault
 LIFT_AFTER_S = 10.0  # the room that old pods leave is not there in the same second
+SOON_S = 15.0  # a kubelet renews every 10 s: leases of nodes that died together expire so far apart
 NOT_THE_NODES = ("Evicted", "PeerLost")
 
 
@@ -29,7 +30,7 @@ def avoided(s: Snapshot) -> tuple[str, ...]:
     wanted = (s.job.template["spec"].get("nodeSelector") or {}).items()
     fitting = [n for n in s.nodes.values() if n.ready and not n.unschedulable and wanted <= n.labels.items()]
     known = {suspect.node: suspect.faults for suspect in _fresh(s)}
-    lost = [node for node in known if node == s.lost_node]
+    lost = [node for node in known if node in s.lost_nodes]
     bad = [node for node, faults in known.items() if enough and faults >= enough and node not in lost]
     return (*lost, *bad[: len(fitting) // 2])
 
@@ -61,15 +62,23 @@ def told(s: Snapshot, verdict: Verdict | None) -> list[Json]:
     known = _fresh(s)
     fault = verdict.fault if isinstance(verdict, Restart) else blame.healed(s)
     if fault is not None and _suspicious(fault):
-        node = fault.node
-        before = sum(suspect.faults for suspect in known if suspect.node == node)
-        others = [suspect for suspect in known if suspect.node != node]
-        known = [Suspect(node=node, faults=before + 1, at=s.now), *others][:KEPT]
+        before = {suspect.node: suspect.faults for suspect in known}
+        named = dict.fromkeys((fault.node, *_lost_beside(s, fault)))
+        new = [Suspect(node=node, faults=before.get(node, 0) + 1, at=s.now) for node in named]
+        known = [*new, *(suspect for suspect in known if suspect.node not in named)][:KEPT]
     return [_entry(suspect, s.job.recovery.avoid_node_after) for suspect in known]
 
 
 def _fresh(s: Snapshot) -> list[Suspect]:
     return [suspect for suspect in s.memory.suspects if s.now - suspect.at < FOR_S]
+
+
+def _lost_beside(s: Snapshot, fault: Fault) -> list[str]:
+    """Nodes that are lost together with the blamed one, or very soon will be: a rack goes at once."""
+    if fault.reason != "NodeLost":
+        return []
+    moments = [(pod.node, s.lost_at(pod)) for pod in s.current.values() if not pod.ended]
+    return sorted({node for node, at in moments if at is not None and at - s.now <= SOON_S})
 
 
 def _suspicious(fault: Fault) -> bool:
