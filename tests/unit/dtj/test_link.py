@@ -113,3 +113,12 @@ def test_line_without_an_end_does_not_fill_the_memory(ends: tuple[socket.socket,
         assert ours.receive(0.0) == []
         assert sent < 100_000_000
     assert sent > 1_000_000
+
+
+def test_silence_is_the_loss_of_another_node_never_of_ones_own(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """A process that was stopped for a minute has not lost itself: there would be no way back to it."""
+    own, itself = socket.socketpair()
+    with own, itself:
+        assert [Link(end, now=0.0).is_silent(60.0) for end in (ends[0], own, itself)] == [True, False, False]

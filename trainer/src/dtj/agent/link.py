@@ -28,7 +28,8 @@ class Link:
 
     def __init__(self, sock: socket.socket, *, now: float) -> None:
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
+        self._is_local = sock.family == socket.AF_UNIX
+        if not self._is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._rest = b""
@@ -44,7 +45,7 @@ class Link:
     @property
     def peer(self) -> str:
         """Address of the other end; this machine's where both ends are on it."""
-        return "127.0.0.1" if self._sock.family == socket.AF_UNIX else str(self._sock.getpeername()[0])
+        return "127.0.0.1" if self._is_local else str(self._sock.getpeername()[0])
 
     def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], object]) -> None:
         """Call `on_ready`, which is to call `receive`, whenever there is something to read or to write."""
@@ -99,8 +100,11 @@ class Link:
         return messages
 
     def is_silent(self, now: float) -> bool:
-        """The other side has said nothing for so long that its node must be gone."""
-        return now - self.heard_at > SILENCE_S
+        """The other side has said nothing for so long that its node must be gone.
+
+        Never where both are in one process: they were stopped together, as by Ctrl-Z, and go on together.
+        """
+        return not self._is_local and now - self.heard_at > SILENCE_S
 
     def close(self) -> None:
         """Tell the other side by the end of the stream."""
