@@ -34,8 +34,9 @@ class Pod:
 
 
 @pytest.fixture
-def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
-    """Its parameter says whether hung ranks are ended."""
+def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+    """Its parameter says whether hung ranks are ended. Nothing is due however long its store takes."""
+    monkeypatch.setattr("dtj.agent.coordinator.KEEPALIVE_S", 3600.0)
     ends_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
     watchdog = Watchdog()
