@@ -5,6 +5,7 @@ are averaged as in DDP; then every rank updates its own parameters only and send
 """
 
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ class ZeroOne(DataParallel):
         """Every optimizer of the parameters, whoever makes it, is sharded by hooks on its step."""
         super().__init__(layout, device)
         self._owner: dict[Any, int] = {}
+        self._seen: WeakSet[Optimizer] = WeakSet()
         register_optimizer_step_pre_hook(self._hide)
         register_optimizer_step_post_hook(self._exchange)
 
@@ -45,10 +47,14 @@ class ZeroOne(DataParallel):
         return self._owner.get(parameter, self.layout.data_rank) == self.layout.data_rank
 
     def _hide(self, optimizer: Optimizer, *_: Any) -> None:
+        others = [parameter for parameter in _parameters(optimizer) if not self.keeps(parameter)]
+        if optimizer not in self._seen:  # Adagrad makes its state, one parameter's at a time, before any step
+            self._seen.add(optimizer)
+            for parameter in others:
+                optimizer.state.pop(parameter, None)
         self._check(optimizer)
-        for parameter in _parameters(optimizer):
-            if not self.keeps(parameter):
-                parameter.grad = None  # an optimizer passes over what has no gradient
+        for parameter in others:
+            parameter.grad = None  # an optimizer passes over what has no gradient
 
     def _check(self, optimizer: Optimizer) -> None:
         """RecipeError where it joins parameters (LBFGS), or keeps what is not of one that is this rank's."""
