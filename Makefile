@@ -27,7 +27,7 @@ format: ## rewrite the code the way lint wants it
 	$(RUN) ruff check --fix $(CODE)
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
-unit: ## tests that need nothing but Python (about 8 minutes on two cores)
+unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
 	$(RUN) pytest -q -n 2 tests/unit tests/contract
 
 integration: ## tests against a real kube-apiserver and etcd, and between real networks
