@@ -13,7 +13,7 @@ KINDS = {
     "dtj": ("dtj", []),
     "dtj, `--async-save`": ("dtj", ["--async-save"]),
 }
-ROUNDS = 3
+ROUNDS = 6
 
 
 def main() -> None:

@@ -68,23 +68,39 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
 
 def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
     """A pod that lives, on a node that is well, and with which packets are not exchanged any more."""
-    since, told, node = s.waited_for_since.get(pod.index), s.answer, (s.nodes or {}).get(pod.node)
-    if since is None or told is None or told.observed_at - since < CUT_OFF_S:
+    unheard = {
+        other: since
+        for index, since in s.waited_for_since.items()
+        if (other := s.current.get(index)) is not None and _is_unheard(s, other, since)
+    }
+    # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run.
+    is_first = len(unheard) == len(s.current) - 1 and len({other.node for other in unheard}) > 1
+    if not unheard or not (pod.index == 0 if is_first else pod in unheard):
         return None
-    if s.scope != REPLICA or pod.phase != "Running" or node is None or not node.ready:
-        return None
-    placed = pod.condition("PodScheduled")
-    if placed is None or placed.since is None or placed.since >= since:
-        return None  # it has never taken part: it may still be starting
-    silent_s = told.observed_at - since
+    assert s.answer is not None  # it says who is not heard of
+    since = max(unheard.values()) if is_first else unheard[pod]
+    silent_s = s.answer.observed_at - since
+    whom = "any other agent" if is_first else "its agent"
+    what = f"replica 0 has not heard of {whom} for {silent_s:.0f} s, though"
     return Fault(
         reason="PeerLost",
         replica=pod.index,
         rank=pod.index if s.job.processes == 1 else None,
         node=pod.node,
-        message=f"replica 0 has not heard of its agent for {silent_s:.0f} s, though its pod runs",
+        message=f"{what} their pods run on several nodes" if is_first else f"{what} its pod runs",
         at=since,
     )
+
+
+def _is_unheard(s: Snapshot, pod: PodView, since: float) -> bool:
+    """Replica 0 waits for it, though Kubernetes says that all is well with it."""
+    told, node, placed = s.answer, (s.nodes or {}).get(pod.node), pod.condition("PodScheduled")
+    if told is None or told.observed_at - since < CUT_OFF_S or s.scope != REPLICA:
+        return False
+    if s.failed(pod) or pod.deleting or pod.phase != "Running" or node is None or not node.ready:
+        return False
+    # One that was placed later has never taken part: it may still be starting.
+    return placed is not None and placed.since is not None and placed.since < since
 
 
 def healed(s: Snapshot) -> Fault | None:

@@ -64,6 +64,29 @@ def test_pod_that_is_cut_off_is_replaced_and_counts() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("nodes", "blamed"),
+    [
+        param(("n1", "n2", "n2"), [0], id="on several nodes: replica 0 is cut off, and they hold the state"),
+        param(("n2", "n2", "n2"), [1, 2, 3], id="on one node, which may be the one that is cut off"),
+    ],
+)
+def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...], blamed: list[int]) -> None:
+    cut = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
+    missing = tuple(Missing(replica=i, seconds=125 + i) for i in (1, 2, 3))
+    given = unheard().but(pod(0).running().on("n0"), *cut).answering(missing=missing)
+    given = given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
+
+    verdict = restart(given.snapshot())
+    assert isinstance(verdict, Restart)
+    assert verdict.replaces is not None
+    assert [index for index, _ in verdict.replaces] == blamed
+    if blamed == [0]:
+        assert "not heard of any other agent for 126 s, though their pods run on several nodes" in (
+            verdict.fault.sentence
+        )
+
+
 def test_cause_of_its_own_comes_before_a_cut() -> None:
     assert fault(unheard().but(pod(1).crashed(1))).replica == 1
 
