@@ -212,6 +212,7 @@ def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Pa
             ["run", "--metrics", "tensorbord:runs", SMALL], {}, "no kind 'tensorbord'", id="a mistyped kind"
         ),
         pytest.param(["run"], {}, "Missing argument 'SCRIPT'", id="no script at all"),
+        pytest.param(["plot", "/nowhere.jsonl"], {}, "'/nowhere.jsonl' does not exist", id="nothing to plot"),
         pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="no process"),
         pytest.param(["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected numbers", id="no rank"),
         pytest.param(

@@ -142,7 +142,7 @@ def _export(source: Path, target: Path, part: str) -> int:
 
 
 @_dtj.command("plot")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), required=False)
 def _plot(source: Path, target: Path | None) -> int:
     """Draw a file that --metrics wrote as a picture, by default beside it: loss, rate, restarts."""
