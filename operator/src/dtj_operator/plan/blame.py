@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault
-from dtj_operator.plan.snapshot import CUT_OFF_S, REPLICA, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MOST_HEALS = 1_000_000  # what says more is no agent
@@ -68,20 +68,12 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
 
 def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
     """A pod that lives, on a node that is well, and with which packets are not exchanged any more."""
-    unheard = {
-        other: since
-        for index, since in s.waited_for_since.items()
-        if (other := s.current.get(index)) is not None and _is_unheard(s, other, since)
-    }
-    # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run.
-    is_first = len(unheard) == len(s.current) - 1 and len({other.node for other in unheard}) > 1
-    if not unheard or not (pod.index == 0 if is_first else pod in unheard):
+    since, told = s.cut_off.get(pod.index), s.answer
+    if since is None or told is None:
         return None
-    assert s.answer is not None  # it says who is not heard of
-    since = max(unheard.values()) if is_first else unheard[pod]
-    silent_s = s.answer.observed_at - since
+    is_first = pod.index not in s.waited_for_since
     whom = "any other agent" if is_first else "its agent"
-    what = f"replica 0 has not heard of {whom} for {silent_s:.0f} s, though"
+    what = f"replica 0 has not heard of {whom} for {told.observed_at - since:.0f} s, though"
     return Fault(
         reason="PeerLost",
         replica=pod.index,
@@ -90,17 +82,6 @@ def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
         message=f"{what} their pods run on several nodes" if is_first else f"{what} its pod runs",
         at=since,
     )
-
-
-def _is_unheard(s: Snapshot, pod: PodView, since: float) -> bool:
-    """Replica 0 waits for it, though Kubernetes says that all is well with it."""
-    told, node, placed = s.answer, (s.nodes or {}).get(pod.node), pod.condition("PodScheduled")
-    if told is None or told.observed_at - since < CUT_OFF_S or s.scope != REPLICA:
-        return False
-    if s.failed(pod) or pod.deleting or pod.phase != "Running" or node is None or not node.ready:
-        return False
-    # One that was placed later has never taken part: it may still be starting.
-    return placed is not None and placed.since is not None and placed.since < since
 
 
 def healed(s: Snapshot) -> Fault | None:

@@ -295,6 +295,32 @@ class Snapshot(Placed):
         return {each.replica: told.observed_at - each.seconds for each in told.missing} if told else {}
 
     @cached_property
+    def cut_off(self) -> dict[int, float]:
+        """Replicas whose pods live, but with which packets are not exchanged any more, and since when."""
+        told = self.answer
+        if told is None or self.scope != REPLICA:
+            return {}
+        unheard = {
+            index: since
+            for index, since in self.waited_for_since.items()
+            if told.observed_at - since >= CUT_OFF_S and self._is_well(self.current.get(index), before=since)
+        }
+        # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run.
+        nodes = {self.current[index].node for index in unheard}
+        if len(unheard) == len(self.current) - 1 and len(nodes) > 1:
+            return {0: max(unheard.values())}
+        return unheard
+
+    def _is_well(self, pod: PodView | None, *, before: float) -> bool:
+        """By the word of Kubernetes; one that was placed later has never taken part: it may still start."""
+        if pod is None or self.failed(pod) or pod.deleting or pod.phase != "Running":
+            return False
+        node, placed = (self.nodes or {}).get(pod.node), pod.condition("PodScheduled")
+        if node is None or not node.ready:
+            return False
+        return placed is not None and placed.since is not None and placed.since < before
+
+    @cached_property
     def lost_nodes(self) -> frozenset[str]:
         """Nodes whose loss the job is recovering from: the blamed one, and those noted since that began."""
         failure, began = self.memory.failure, self.memory.changed_at
