@@ -102,10 +102,12 @@ def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
 ) -> None:
     """It would never be made again."""
     job = elastic(start, tmp_path, STEPS=100_000)
-    pods = [job.run(index) for index in range(3)]
-    wait_for(lambda: "a job without a checkpoint folder does not grow" in pods[0].err, "a word")
-    pods[2].signal(signal.SIGTERM)
-    assert pods[2].wait().code == 128 + signal.SIGTERM
+    first, waits = job.run(0), job.run(2)
+    wait_for(lambda: first.err.count("waiting for replica 1") == 2, "both, before there is a job to wait for")
+    job.run(1)
+    wait_for(lambda: "a job without a checkpoint folder does not grow" in first.err, "a word")
+    waits.signal(signal.SIGTERM)
+    assert waits.wait().code == 128 + signal.SIGTERM
     said = json.loads((tmp_path / "log-2").read_text())
     assert (said["reason"], said["exitCode"]) == ("Signal", 128 + signal.SIGTERM)
 

@@ -147,9 +147,8 @@ class Coordinator:
         missing = self.membership.missing
         if missing:
             self._say(f"waiting for replica {some(missing)}")
-        job = self.membership.job
-        if self.membership.is_formed and job.replicas <= hello.replica < job.most and not job.saves:
-            self._say(f"replica {hello.replica} has to wait: a job without a checkpoint folder does not grow")
+        if self.membership.is_formed and hello.replica in self._left_out:
+            self._say_who_waits([hello.replica])
         return actions
 
     def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> list[Action]:
@@ -203,9 +202,21 @@ class Coordinator:
         if generation > 1:
             self._say(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
+        if self._left_out:
+            self._say_who_waits(self._left_out)
         self._tell({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
         if old:
             old.stop()  # wakes whoever still waits in it
+
+    @property
+    def _left_out(self) -> list[int]:
+        """Replicas that are here and will never take part."""
+        job = self.membership.job
+        return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
+
+    def _say_who_waits(self, replicas: Sequence[int]) -> None:
+        verb = "has" if len(replicas) == 1 else "have"
+        self._say(f"replica {some(replicas)} {verb} to wait: a job without a checkpoint folder does not grow")
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
         started = [rank for rank in self.membership.job.ranks if rank not in kept]
