@@ -77,6 +77,9 @@ class PodBuilder:
     def on(self, node: str) -> Self:
         return self._with(node=node)
 
+    def reachable(self, address: str) -> Self:
+        return self._with(address=address)
+
     def attempt(self, number: int) -> Self:
         return self._with(attempt=number, uid=f"{self.pod.uid}-{number}")
 

@@ -76,15 +76,17 @@ class _Answer(msgspec.Struct, rename="camel"):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def parse(raw: bytes, observed_at: float) -> Progress:
+def parse(raw: bytes, observed_at: float, address: str) -> Progress:
     """Read one answer; raises msgspec.MsgspecError for one that no agent gives.
 
     observed_at  seconds since the epoch
+    address      of the pod that gave it
     """
     answer = _decode(raw)
     return Progress(
         attempt=answer.attempt,
         observed_at=observed_at,
+        address=address,
         step=answer.step,
         total_steps=answer.total_steps,
         epoch=answer.epoch,

@@ -136,7 +136,7 @@ class Poller:
         try:
             async with self._at_once, asyncio.timeout(TIMEOUT_S):
                 raw = await self._ask(address)
-            progress = agent_status.parse(raw, self._wall())
+            progress = agent_status.parse(raw, self._wall(), address)
         except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
             metrics.POLLS.labels("nothing").inc()
             return None

@@ -226,6 +226,7 @@ class Progress:
 
     attempt: int
     observed_at: float
+    address: str = ""  # of the pod that gave it
     step: int | None = None
     total_steps: int | None = None
     epoch: int | None = None
@@ -290,9 +291,14 @@ class Snapshot(Placed):
 
     @cached_property
     def waited_for_since(self) -> dict[int, float]:
-        """Replicas that took part and that the others wait for, by what was told last."""
-        told = self.answer
-        return {each.replica: told.observed_at - each.seconds for each in told.missing} if told else {}
+        """Replicas that took part and that the others wait for, by what replica 0's present pod told last.
+
+        Not by the word of one that is being replaced: it may have been the one whom nobody heard.
+        """
+        told, first = self.answer, self.current.get(0)
+        if told is None or first is None or first.address != told.address:
+            return {}
+        return {each.replica: told.observed_at - each.seconds for each in told.missing}
 
     @cached_property
     def cut_off(self) -> dict[int, float]:

@@ -7,7 +7,7 @@ from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.snapshot import Missing
-from tests.support.builders import NOW, JobBuilder, job, pod
+from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, job, pod
 
 param = pytest.param
 
@@ -20,6 +20,15 @@ def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600
     cut = pod(2).running().on("n2").placed(placed)
     missing = (Missing(replica=2, seconds=for_s),)
     return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
+
+
+def alone(*nodes: str) -> JobBuilder:
+    """Four pods, of which replica 0 hears of nobody else; the nodes of the others."""
+    first = pod(0).running().on("n0").reachable("10.0.0.1")
+    others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
+    missing = tuple(Missing(replica=i, seconds=125 + i) for i in (1, 2, 3))
+    given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
+    return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
 
 
 def fault(built) -> Fault:
@@ -72,12 +81,7 @@ def test_pod_that_is_cut_off_is_replaced_and_counts() -> None:
     ],
 )
 def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...], blamed: list[int]) -> None:
-    cut = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
-    missing = tuple(Missing(replica=i, seconds=125 + i) for i in (1, 2, 3))
-    given = unheard().but(pod(0).running().on("n0"), *cut).answering(missing=missing)
-    given = given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
-
-    verdict = restart(given.snapshot())
+    verdict = restart(alone(*nodes).snapshot())
     assert isinstance(verdict, Restart)
     assert verdict.replaces is not None
     assert [index for index, _ in verdict.replaces] == blamed
@@ -85,6 +89,25 @@ def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...
         assert "not heard of any other agent for 126 s, though their pods run on several nodes" in (
             verdict.fault.sentence
         )
+
+
+@pytest.mark.parametrize(
+    ("status", "next_pod"),
+    [
+        param({"replacing": [{"replica": 0, "uid": pod(0).pod.uid}]}, None, id="it is to be replaced"),
+        param({}, pod(0).with_uid("b").running(), id="the next pod has no address yet"),
+        param({}, pod(0).with_uid("b").running().reachable("10.0.0.2"), id="the next pod has not spoken yet"),
+    ],
+)
+def test_word_of_a_replica_0_that_was_cut_off_counts_no_more(
+    status: Json, next_pod: PodBuilder | None
+) -> None:
+    """By it everybody else would be cut off, and they hold the state of the run."""
+    given = alone("n1", "n2", "n2")
+    assert given.snapshot().cut_off.keys() == {0}
+
+    given = given.stored({**given.status, **status}).but(*filter(None, [next_pod]))
+    assert given.snapshot().cut_off == {}
 
 
 def test_cause_of_its_own_comes_before_a_cut() -> None:
