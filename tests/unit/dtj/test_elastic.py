@@ -52,6 +52,7 @@ def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> 
     hold(3)
     third = job.run(2, *flags)
     wait_for(lambda: has_formed(first, "3 replicas"), "three replicas")
+    wait_for(lambda: job.status().get("state") == "Recovering", "rank 0 to be asked to make place")
     (out / "go-3").touch()
     hold(13)
     for pod in (third, second):
@@ -76,7 +77,7 @@ def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -
     flags = ("--checkpoint", tmp_path / "saved")
     pods = [job.run(index, *flags) for index in range(3)]
     wait_for((out / "at-5").exists, "step 5")
-    pods[1].signal(signal.SIGTERM)
+    job.evict(pods[1], 1)
     (out / "go-5").touch()
     assert pods[1].wait().code == 75
     pods[1] = job.run(1, *flags)

@@ -7,15 +7,18 @@ from tests.bench.goodput_truth import Line, parse, productive
 from tests.unit.dtj.conftest import PROGRAMS, Start, free_port, wait_for
 from tests.unit.dtj.test_status_server import status
 
-STEPS = 100
+STEPS = 60
 
 
 def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path: Path) -> None:
-    """Five crashes, of rank 0 too and of two ranks at once; a step takes 50 ms and is read every 50 ms."""
+    """Five crashes, of rank 0 too and of two ranks at once.
+
+    A step takes four times as long as the agent takes to read of it: on a busy machine it reads later.
+    """
     port = free_port()
     flags = ("run", "--nproc", 3, "--max-restarts", 9, "--port", port, PROGRAMS / "pace.py")
-    env = {"STEPS": STEPS, "STEP_S": 0.05, "FACTORS": "1 1 1", "OUT": tmp_path}
-    command = start(*flags, FAULTS="1@12 2@30 0@47 1@66 2@66", **env)
+    env = {"STEPS": STEPS, "STEP_S": 0.2, "FACTORS": "1 1 1", "OUT": tmp_path}
+    command = start(*flags, FAULTS="1@7 2@18 0@28 1@40 2@40", **env)
 
     def books() -> list[list[Line]]:
         texts = [(tmp_path / f"book-{rank}").read_text() for rank in range(3)]

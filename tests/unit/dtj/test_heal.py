@@ -64,7 +64,7 @@ def test_five_crashes_leave_no_trace_in_the_result(
     "faults",
     [
         pytest.param("1@6:end:SIGKILL 2@6:end:SIGKILL", id="two of three at once"),
-        pytest.param("1@6:forward:SIGKILL 1@-1:start:raise", id="the newcomer, before it has joined"),
+        pytest.param("1@6:forward:SIGKILL 1@1:start:raise", id="the newcomer, before it has joined"),
         pytest.param("1@6:forward:SIGKILL 2@6:forward:SIGKILL", id="one after the other in one step"),
         pytest.param("1@0:forward:raise", id="in the first step"),
         pytest.param(f"2@{STEPS - 1}:end:raise", id="in the last step"),
@@ -80,7 +80,7 @@ def test_faults_that_come_together(
 def test_crash_before_anything_was_trained_starts_all_anew(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    ended = healed(finish, tmp_path, "1@-1:start:raise", PLAIN=1)
+    ended = healed(finish, tmp_path, "1@0:start:raise", PLAIN=1)
     assert "generation 2: all ranks anew" in ended.err
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
@@ -175,8 +175,11 @@ def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, 
 
 
 def test_restarts_that_bring_no_step_are_given_up(finish: Finish, tmp_path: Path) -> None:
-    """A sample that kills whoever reads it: three restarts without a new step, then the job fails."""
-    faults = " ".join(["1@5:forward:raise"] * 9)
+    """A sample that kills whoever reads it: three restarts without a new step, then the job fails.
+
+    It is rank 0 that reads it: of the steps of others, this one's would be told of now sooner, now later.
+    """
+    faults = " ".join(["0@5:forward:raise"] * 9)
     flags = ("run", "--nproc", 2, "--max-restarts", 100, SMALL)
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=STEPS, FAULTS=faults)
     assert ended.code == 1

@@ -13,7 +13,7 @@ $AFTERWARDS_S is how long it does other things after the last step.
 $SCORES, with commas, are what run.keep_best gets, one a step.
 
 $FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
-place  end (of the step), forward, evaluate, start (of the program, where step does not matter)
+place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
 how    raise, exit, a signal's name, ...: see `fail`
 """
 
@@ -92,7 +92,7 @@ def fail_if_told(rank: int, step: int, place: str) -> None:
     for number, fault in enumerate(os.environ.get("FAULTS", "").split()):
         who, _, rest = fault.partition("@")
         when, where, how = rest.split(":")
-        if (int(who), where) == (rank, place) and int(when) in {step, -1}:
+        if (int(who), where) == (rank, place) and int(when) == step:
             try:
                 (OUT / f"fault-{number}").touch(exist_ok=False)
             except FileExistsError:
@@ -119,7 +119,8 @@ def fail(how: str) -> None:
 
 
 def main() -> None:
-    fail_if_told(int(os.environ.get("RANK", "0")), -1, "start")
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    fail_if_told(int(os.environ.get("RANK", "0")), restarts, "start")
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -46,6 +46,10 @@ class HeartbeatReader:
         if now < self.deadline:
             return {}
         self.deadline = now + self._every_s
+        return self.read_all(processes)
+
+    def read_all(self, processes: Iterable[RankProcess]) -> dict[int, Heartbeat]:
+        """The heartbeats of ranks that gave one since the last look."""
         return {process.rank: beat for process in processes if (beat := self.read(process))}
 
     def read(self, process: RankProcess) -> Heartbeat | None:

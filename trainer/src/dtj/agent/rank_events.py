@@ -1,6 +1,6 @@
 """What the ranks of this node say and do -> the coordinator, /status, and one line of the log."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dtj.agent import grace, report
@@ -33,11 +33,13 @@ class RankEvents:
         self._tell = tell
         self._say = say
         self._grace_s = grace_s
+        self._newest: dict[int, RankProcess] = {}
         self._last = ""
         self._has_warned = False
 
     def started(self, process: RankProcess) -> None:
         """It was forked."""
+        self._newest[process.rank] = process
         self._status.started(process.rank, process.pid)
 
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
@@ -68,7 +70,8 @@ class RankEvents:
         """It is gone, its last lines are shown."""
         ending = process.ending
         assert ending is not None
-        self._observe(process.rank, self._heartbeats.read(process))
+        # Steps that nobody has told of yet, the rank's own or the others', came before its end.
+        self._pass_on(self._heartbeats.read_all(self._newest.values()))
         self._status.ended(process.rank, failed=ending.failed)
         if ending.by_agent:
             return
@@ -79,18 +82,17 @@ class RankEvents:
     def tick(self, alive: Iterable[RankProcess]) -> None:
         """Time has passed: which ranks have done something since the last time?"""
         alive = list(alive)
-        heartbeats = self._heartbeats.tick(alive)
-        for rank, heartbeat in heartbeats.items():
-            self._observe(rank, heartbeat)
-        if heartbeats:
-            self._tell({"heartbeats": heartbeats})
+        self._pass_on(self._heartbeats.tick(alive))
         activity = self._heartbeats.activity.tick(alive)
         if activity:
             self._tell({"activity": activity})
 
-    def _observe(self, rank: int, heartbeat: Heartbeat | None) -> None:
-        if heartbeat and heartbeat.step is not None:
-            self._status.update(rank, {"step": heartbeat.step})
+    def _pass_on(self, heartbeats: Mapping[int, Heartbeat]) -> None:
+        for rank, heartbeat in heartbeats.items():
+            if heartbeat.step is not None:
+                self._status.update(rank, {"step": heartbeat.step})
+        if heartbeats:
+            self._tell({"heartbeats": heartbeats})
 
     def _warn_of_grace(self, save_s: float) -> None:
         found = grace.warning(self._grace_s, save_s=save_s, step_s=self._heartbeats.step_s)
