@@ -4,8 +4,10 @@ import os
 import shutil
 from functools import cache
 
-from tests.cluster import proc
+from tests.cluster import config, proc
 from tests.cluster.errors import ClusterError
+
+PATIENCE_S = 600  # with whoever else installs packages
 
 
 def can_install() -> bool:
@@ -14,18 +16,27 @@ def can_install() -> bool:
 
 
 def install(*packages: str, why: str) -> None:
-    """Add packages to this machine, those that it does not have yet."""
-    missing = [package for package in packages if not installed(package)]
-    if not missing:
+    """Add packages to this machine, those that it does not have yet. Safe to call from several processes."""
+    if all(map(installed, packages)):
         return
-    names = " ".join(missing)
+    names = " ".join(package for package in packages if not installed(package))
     if not can_install():
         raise ClusterError(f"{why} needs Debian's {names}", fix=f"sudo apt-get install {names}")
-    with proc.timed(f"installing Debian's {names} for {why} (about 30 s, once)"):
+    with proc.lock(config.cache() / "locks" / "apt"):
+        # Another process may have done it while we waited.
+        missing = [package for package in packages if not installed(package)]
+        if missing:
+            add(missing, why)
+
+
+def add(packages: list[str], why: str) -> None:
+    with proc.timed(f"installing Debian's {' '.join(packages)} for {why} (about 30 s, once)"):
         fix = "see what apt-get says above; without a package mirror, install them by other means"
-        proc.run("apt-get", "update", "--quiet", fix=fix)
+        # A machine that has just been started may be busy with its own updates.
+        patience = ("--quiet", "-o", f"DPkg::Lock::Timeout={PATIENCE_S}")
+        proc.run("apt-get", "update", *patience, fix=fix)
         proc.run(
-            "apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing,
+            "apt-get", "install", "--yes", *patience, "--no-install-recommends", *packages,
             env={"DEBIAN_FRONTEND": "noninteractive"}, fix=fix,
         )  # fmt: skip
 

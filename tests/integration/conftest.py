@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.cluster import tools
+from tests.cluster.errors import ClusterError
 from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
 
+PROGRAMS = (*controlplane.PROGRAMS, "helm")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is not built yet: it takes minutes, and a test's time limit holds for its fixtures, too."""
+    needed = any("programs" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
+        with contextlib.suppress(ClusterError):  # the tests that need them then say so
+            tools.ensure(*PROGRAMS)
+
 
 @pytest.fixture(scope="session")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def programs() -> dict[str, Path]:
+    """Return the programs that tests run, by their names."""
+    return tools.ensure(*PROGRAMS)
+
+
+@pytest.fixture(scope="session")
+def plane(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return a control plane that knows our CRD."""
     with controlplane.running(tmp_path_factory.mktemp("controlplane")) as plane:
         controlplane.install_crd(plane)

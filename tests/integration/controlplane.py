@@ -25,7 +25,8 @@ from tests.cluster import tools
 from tests.support.kubectl import Kubectl, KubectlError
 
 Json = dict[str, Any]
-START_S = 60
+START_S = 240  # some 5 s where the machine has nothing else to do
+PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
@@ -147,9 +148,18 @@ class ControlPlane:
 
     def audit(self) -> list[Json]:
         """Return what the operator's user has asked for so far, oldest first."""
+        return self.audit_from(0)[0]
+
+    def audit_from(self, offset: int) -> tuple[list[Json], int]:
+        """Return what was asked since the log was so many bytes long, and how long it is now."""
         log = self.folder / "audit.log"
-        lines = log.read_text().splitlines() if log.exists() else []
-        return [json.loads(line) for line in lines]
+        if not log.exists():
+            return [], 0
+        with log.open("rb") as file:
+            file.seek(offset)
+            whole = file.read().rpartition(b"\n")[0]  # its last line may be half written
+        lines = whole.splitlines()
+        return [json.loads(line) for line in lines], offset + len(whole) + bool(lines)
 
 
 def token(user: str) -> str:
@@ -160,7 +170,7 @@ def token(user: str) -> str:
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ControlPlane]:
     """Start a control plane whose data lie in `folder`, and stop it at the end."""
-    programs = tools.ensure("etcd", "kube-apiserver", "kubectl")
+    programs = tools.ensure(*PROGRAMS)
     plane = prepare(programs, folder)
     try:
         plane.etcd.start()
@@ -177,7 +187,7 @@ def install_crd(plane: ControlPlane) -> None:
     """Make our API known, and wait until the API server really serves it."""
     steps = (
         ("apply", "--server-side", "--force-conflicts", "-f", str(CRDS)),
-        ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s"),
+        ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s"),
         ("get", "dtj", "--all-namespaces"),
     )
     deadline = time.monotonic() + START_S

@@ -27,6 +27,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", ["", "trap '' INT"], ids=["in front", "in the background of a shell"])
 def test_sigterm_ends_what_was_started(tmp_path: Path, shell: str):
     program = [sys.executable, "-c", PROGRAM, str(tmp_path)]

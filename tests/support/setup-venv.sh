@@ -21,7 +21,15 @@ if [ -f "$venv/.complete" ]; then
     exit 0
 fi
 
-mkdir -p "$cache"
+mkdir -p "$cache/locks"
+if command -v flock >/dev/null; then # another clone may be making the same one
+    exec 9>"$cache/locks/venv-$key"
+    flock 9
+    if [ -f "$venv/.complete" ]; then
+        echo "$venv"
+        exit 0
+    fi
+fi
 free_kb=$(df -Pk "$cache" | awk 'NR == 2 { print $4 }')
 need_kb=$((14 * 1024 * 1024)) # torch and its libraries, once packed in the download cache and once installed
 [ "$free_kb" -ge "$need_kb" ] || {

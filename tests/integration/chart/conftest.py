@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster import tools
-
 Json = dict[str, Any]
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 
@@ -47,9 +45,9 @@ class Helm:
 
 
 @pytest.fixture(scope="session")
-def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Return helm with a home of its own."""
-    return Helm(tools.ensure("helm")["helm"], tmp_path_factory.mktemp("helm"))
+    return Helm(programs["helm"], tmp_path_factory.mktemp("helm"))
 
 
 @pytest.fixture(scope="session")
