@@ -411,9 +411,10 @@ def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_pa
     assert "the stacks of all ranks follow" not in ended.err
 
 
-def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [{}, {"BREAK_AT": SIZES["STEPS"] - 1}], ids=["its end", "break"])
+def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path, left: dict[str, int]) -> None:
     """Writing a sample or exporting the model takes longer than what a step may."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **left, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err

@@ -39,6 +39,7 @@ def test_public_verbs_of_a_run() -> None:
         "clip",
         "data",
         "evaluate",
+        "finish",
         "keep_best",
         "log",
         "parallel",
