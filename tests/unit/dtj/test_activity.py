@@ -12,7 +12,7 @@ import pytest
 
 from dtj.agent import activity
 from dtj.agent.activity import Activity, ActivityReader, did_something
-from dtj.agent.process_usage import Process, Usage, process_of, processes, usage_of
+from dtj.agent.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.unit.dtj.conftest import wait_for
@@ -30,6 +30,7 @@ acts = {
     "compute": compute,
     "read": lambda: os.read(os.open("/dev/zero", os.O_RDONLY), 8),
     "start": lambda: subprocess.Popen(["sleep", "600"], start_new_session=True),
+    "rename": lambda: open("/proc/self/comm", "wb").write(bytes([255]) + b") S 1"),
     "nothing": lambda: None,
 }
 signal.signal(signal.SIGUSR1, lambda *_: acts[sys.argv[1]]())
@@ -161,6 +162,17 @@ def test_rank_that_brings_steps_or_of_which_nothing_is_told_is_left_out(
         assert (reader.tick([other]), reader.asleep_s(other)) == ({}, 0.0)
 
 
+def test_process_may_call_itself_anything(begin: Callable[[str], RankProcess]) -> None:
+    """The name stands among the numbers that are read, and need not be text."""
+    rank = begin("rename")
+    os.kill(rank.pid, signal.SIGUSR1)
+    comm = Path(f"/proc/{rank.pid}/comm")
+    wait_for(lambda: comm.read_bytes() == b"\xff) S 1\n", "its new name")
+    wait_for(lambda: state(rank.pid) == "S", "its rest")
+    assert tree(rank.pid) == [rank.pid]
+    assert processes().known[rank.pid].parent == os.getpid()
+
+
 def test_all_that_a_rank_has_started_belongs_to_it(begin: Callable[[str], RankProcess]) -> None:
     rank = begin("start")
     os.kill(rank.pid, signal.SIGUSR1)
@@ -175,18 +187,19 @@ def test_rank_whose_processes_end_while_they_are_looked_at_is_at_work(
 ) -> None:
     """A build may start them faster than they can be looked at; its rank is not silent for that."""
     rank = begin("nothing")
-    known = processes()
-    before = usage_of(rank.pid, known)
+    table = processes()
+    before = usage_of(rank.pid, table)
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    known[ended.pid] = Process(parent=rank.pid, group=rank.pid, state="R", cpu_s=0.0)
-    now = usage_of(rank.pid, known)
+    child = Process(parent=rank.pid, group=rank.pid, state="R", cpu_s=0.0)
+    table = ProcessTable({**table.known, ended.pid: child})
+    now = usage_of(rank.pid, table)
 
     assert before
     assert now
     assert did_something(before, now, elapsed_s=600)
     assert now.wakeups >= before.wakeups
-    assert usage_of(ended.pid, known) is None, "a rank that has ended itself tells nothing"
+    assert usage_of(ended.pid, table) is None, "a rank that has ended itself tells nothing"
 
 
 IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, of_others=10)

@@ -12,13 +12,13 @@ from tests.unit.dtj.programs.counts import FIRST, LAYERS, STEPS, WIDTH
 def test_step_sends_its_gradients_once_and_at_most_one_flag(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    """Stop, save, log, non-finite losses and logged values all travel in that one; clipping sends nothing."""
+    """All that ranks agree on and the logged values travel in that one; clipping sends nothing."""
     ended = finish("run", "--nproc", 2, PROGRAMS / "counts.py", OUT=tmp_path)
     assert ended.code == 0, ended.err
     sent = json.loads((tmp_path / "sent.json").read_text())
     assert {name for name, _ in sent} == {"gloo:all_reduce"}
     gradients = [size for _, size in sent if size == LAYERS * (WIDTH + 1) * WIDTH]
-    flags = [size for _, size in sent if size == 5 + 2 * SLOTS]
+    flags = [size for _, size in sent if size == 6 + 2 * SLOTS]
     assert len(gradients) == STEPS - FIRST
     assert 0 < len(flags) <= STEPS - FIRST
     assert len(gradients) + len(flags) == len(sent)

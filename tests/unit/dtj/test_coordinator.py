@@ -10,20 +10,21 @@ import pytest
 
 from dtj.agent.coordinator import Coordinator, some
 from dtj.agent.hang import Watchdog
-from dtj.agent.link import Link, Message
+from dtj.agent.link import Link, Message, encode
 from dtj.agent.membership import Membership
-from dtj.agent.protocol import Job, RestartBudget
+from dtj.agent.protocol import PROTOCOL, Job, RestartBudget
 from dtj.agent.report import Ending
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A job of one replica and three ranks; `tell` is its agent."""
+    """A job of one replica and three ranks; `tell` is its agent, `said` is what people were told."""
 
     watchdog: Watchdog
     coordinator: Coordinator
     selector: selectors.BaseSelector
     agent: Link
+    said: list[str]
 
     def tell(self, *messages: Message) -> None:
         """All at once, as when several ranks die together; heard one after the other."""
@@ -31,6 +32,12 @@ class Pod:
             self.agent.send(message)
         for key, _ in self.selector.select(0):
             key.data()
+
+
+def hello(incarnation: str, **fields: object) -> Message:
+    """Of replica 0's agent, or of who takes itself for it."""
+    known = {"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": 0, "healable": [], "state": {}}
+    return {"hello": known | {"incarnation": incarnation} | fields}
 
 
 @pytest.fixture
@@ -41,11 +48,11 @@ def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     selector = selectors.DefaultSelector()
     watchdog = Watchdog()
     membership = Membership(job=Job(processes=3), budget=RestartBudget(restarts=5))
-    coordinator = Coordinator(membership, watchdog, selector, ends_hung=ends_hung, say=lambda _: None)
+    said: list[str] = []
+    coordinator = Coordinator(membership, watchdog, selector, ends_hung=ends_hung, say=said.append)
     agent = Link(coordinator.link(), now=0.0)
-    found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent)
-    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "a", "healable": [], "state": {}}
-    found.tell({"hello": hello}, *({"hold": rank, "holds": True} for rank in range(3)))
+    found = Pod(watchdog=watchdog, coordinator=coordinator, selector=selector, agent=agent, said=said)
+    found.tell(hello("a"), *({"hold": rank, "holds": True} for rank in range(3)))
     yield found
     agent.close()
     coordinator.close()
@@ -78,10 +85,9 @@ def test_step_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod
 def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     """All in one packet: the connection is dropped by the first message, the others are of nobody."""
     stranger = Link(pod.coordinator.link(), now=0.0)
-    hello = {"uid": "", "attempt": 0, "replica": 0, "incarnation": "b", "healable": [], "state": {}}
     pod.tell()
-    for message in (hello | {"uid": "another job's"}, heartbeats(1, 5, 0), killed(0, 1)):
-        stranger.send({"hello": message} if "uid" in message else message)
+    for message in (hello("b", uid="another job's"), heartbeats(1, 5, 0), killed(0, 1)):
+        stranger.send(message)
     pod.tell(heartbeats(1, 7, 0, 1, 2))
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
     assert [list(message) for message in stranger.receive(0.0)] == [["refused", "forGood"]]
@@ -92,8 +98,7 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     "line",
     [
         *(b"GET / HTTP/1.1\n", b"1\n", b"[]\n", b"null\n", b'{"hello": 1}\n', b'{"hello": {"uid": ""}}\n'),
-        b'{"hello": {"uid": "", "attempt": "x", "replica": 0, "incarnation": "", "healable": [], "state": 0}}'
-        b"\n",
+        *map(encode, (hello("", attempt="x"), hello("", protocol=None), hello("", state=0))),
     ],
 )
 def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
@@ -102,6 +107,23 @@ def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
         pod.tell(heartbeats(1, 7, 0, 1, 2))
         assert stranger.recv(1) == b""
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+
+
+@pytest.mark.parametrize("theirs", [PROTOCOL - 1, PROTOCOL + 1])
+def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(pod: Pod, theirs: int) -> None:
+    """It knows its place in the job, and may know nothing else of what we do."""
+    stranger = Link(pod.coordinator.link(), now=0.0)
+    pod.tell()
+    for message in ({"hello": {"protocol": theirs, "replica": 0}}, heartbeats(1, 5, 0)):
+        stranger.send(message)
+    pod.tell(heartbeats(1, 7, 0, 1, 2))
+    (refused,) = stranger.receive(0.0)
+    assert refused["forGood"]
+    assert f"speaks protocol {theirs}, that of replica 0 speaks {PROTOCOL}" in refused["refused"]
+    assert "digest (name@sha256:...)" in refused["refused"]
+    assert pod.said == [f"replica 0 is refused: {refused['refused']}"]
+    assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+    stranger.close()
 
 
 def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_together(pod: Pod) -> None:

@@ -89,6 +89,21 @@ def test_training_and_held_out_files_are_different() -> None:
     assert len(train) > 5 * len(held_out) > 0
 
 
+def test_rate_rises_over_the_first_twentieth_and_falls_to_a_tenth() -> None:
+    chosen = recipe(kilobytes=60, context=32, lr=0.5)
+    optimizer = chosen.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert chosen.schedule
+    schedule = chosen.schedule(optimizer, 100)
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rates[-1] == pytest.approx(0.05, rel=0.01)
+
+
 def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
     """On one thread, in seconds: below the entropy of single bytes, so it has learned from the context."""
     chosen = recipe(kilobytes=300, context=32, layers=1, width=64)

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -411,9 +413,45 @@ def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_pa
     assert "the stacks of all ranks follow" not in ended.err
 
 
-def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [{}, {"BREAK_AT": SIZES["STEPS"] - 1}], ids=["its end", "break"])
+def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path, left: dict[str, int]) -> None:
     """Writing a sample or exporting the model takes longer than what a step may."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **left, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err
+
+
+CHATTY = """
+import os, pathlib, sys, torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(400):
+    model(torch.ones(1)).backward()
+    optimizer.step()
+    pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(step))
+    print("x" * 2000, flush=True)
+"""
+
+
+def test_reader_that_pauses_for_longer_than_a_step_may_take_is_no_hang(tmp_path: Path) -> None:
+    """The ranks wait in print and the agent with them; all go on when somebody reads again."""
+    script, steps = tmp_path / "chatty.py", tmp_path / "steps"
+    script.write_text(CHATTY)
+    steps.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtj", "run", "--nproc", "2", script, steps],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DTJ_HANG_SECONDS": "1"},
+    ) as command:  # fmt: skip
+
+        def is_stuck_for_long() -> bool:
+            told = [file.stat().st_mtime for file in steps.iterdir()]
+            return len(told) == 2 and time.time() - max(told) > 4.0
+
+        wait_for(is_stuck_for_long, "both ranks to wait for the reader")
+        assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())
+        out, err = command.communicate()
+    assert command.returncode == 0, err
+    assert out.count("x" * 2000) == 2 * 400
+    assert "the stacks of all ranks follow" not in err

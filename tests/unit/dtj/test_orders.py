@@ -1,5 +1,6 @@
 """What a node does when the coordinator says so; that it does it with real ranks is in test_heal.py."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
 from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import Job
+from dtj.agent.protocol import Hello, Job
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.stacks import RankStacks, Stacks
 from dtj.agent.status import Status
@@ -72,6 +73,11 @@ def node() -> Iterator[Node]:
         )  # fmt: skip
         yield Node(process=process)
         sleeper.kill()
+
+
+def test_coordinator_understands_who_we_are(node: Node) -> None:
+    hello = Hello.parse(json.loads(json.dumps(node.orders.hello())))
+    assert (hello.replica, hello.healable) == (0, frozenset({0}))
 
 
 def test_survivor_is_told_of_the_generation_and_its_state_is_told_anew(node: Node) -> None:

@@ -1,7 +1,10 @@
 """Several agents as several pods: one is lost and comes back, and the job goes on where the others are."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
+from dtj.agent.protocol import PROTOCOL
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
@@ -25,7 +29,7 @@ class Pods:
         self._start = start
         self._out = out
         out.mkdir(exist_ok=True)
-        self._env = {
+        self.env = {
             "NNODES": replicas,
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": free_port(),
@@ -42,7 +46,7 @@ class Pods:
         """Start the pod of an index, the first or a new one."""
         where = {"NODE_RANK": index, "DTJ_REPLICA_INDEX": index, "DTJ_AGENT_PORT": self.ports[index]}
         log = ("--termination-log", self._out / f"log-{index}")
-        return self._start("run", *log, *flags, program, **self._env | where | env)
+        return self._start("run", *log, *flags, program, **self.env | where | env)
 
     def status(self, index: int = 0) -> dict[str, Any]:
         return status(self.ports[index])
@@ -148,6 +152,34 @@ def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> Non
     assert "attempt 4 has begun" in stale.err
     second = job.run(1)
     assert [first.wait().code, second.wait().code] == [0, 0]
+
+
+OF_ANOTHER_VERSION = """
+import sys
+from dtj import cli
+from dtj.agent import orders
+orders.PROTOCOL += 1
+cli.main(sys.argv[1:])
+"""
+
+
+def test_pod_with_another_version_of_dtj_ends_with_the_mend_and_the_job_goes_on_with_a_right_one(
+    start: Start, tmp_path: Path
+) -> None:
+    job = Pods(start, tmp_path, replicas=2)
+    first = job.run(0)
+    env = job.env | {"NODE_RANK": 1, "PYTHONPATH": ":".join(sys.path)}
+    other = subprocess.run(
+        [sys.executable, "-c", OF_ANOTHER_VERSION, "run", SMALL],
+        check=False, capture_output=True, text=True,
+        env=os.environ | {name: str(value) for name, value in env.items()},
+    )  # fmt: skip
+    assert other.returncode == contract.EXIT_PEER_LOST
+    assert f"speaks protocol {PROTOCOL + 1}, that of replica 0 speaks {PROTOCOL}" in other.stderr
+    assert "Name the image by its digest" in other.stderr
+    second = job.run(1)
+    assert [first.wait().code, second.wait().code] == [0, 0]
+    assert "replica 1 is refused: this agent speaks protocol" in first.err
 
 
 def test_newer_pod_of_a_replica_takes_the_place_of_the_older(start: Start, tmp_path: Path) -> None:

@@ -124,6 +124,24 @@ def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -
     assert [p.name for p in tuesday.iterdir()] == ["step-6"]
 
 
+def test_run_that_was_finished_says_so_and_how_to_go_on(finish: Finish, tmp_path: Path) -> None:
+    saved, later = tmp_path / "saved", tmp_path / "later"
+    flags = ("run", "--nproc", 2, "--checkpoint", saved, SMALL)
+    first = finish(*flags, OUT=tmp_path, STEPS=4)
+    assert (first.code, "nothing left to train" in first.err) == (0, False)
+    again = finish(*flags, OUT=tmp_path, STEPS=4)
+    assert again.code == 0
+    left = f"nothing left to train: {saved / 'step-4'} is of step 4, and 4 are asked for"
+    assert again.err.count(left) == 1
+    assert "  to go on: ask for more" in again.err
+    assert "  to begin anew: name another --checkpoint folder" in again.err
+    of_earlier = finish("run", "--checkpoint", later, "--resume", saved, SMALL, OUT=tmp_path, STEPS=3)
+    assert of_earlier.code == 0
+    assert f"{saved / 'step-4'} is of step 4, and 3 are asked for" in of_earlier.err
+    assert "  to begin anew: leave out --resume" in of_earlier.err
+    assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
+
+
 def test_resuming_from_nothing_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
     assert ended.code == 78

@@ -83,6 +83,20 @@ def test_time_that_a_rank_has_to_save_is_not_cut_by_an_earlier_stop(
     assert supervisor.deadline is None
 
 
+def test_rank_that_is_to_be_started_for_yet_another_generation_gets_no_more_time_to_stop(
+    supervisor: Supervisor, selector: selectors.BaseSelector
+) -> None:
+    """Else one that ignores the signal would hold up a job that forms again and again."""
+    supervisor.start(0, ENV, generation=1)
+    supervisor.start(0, ENV, generation=2)
+    deadline = supervisor.deadline
+    supervisor.start(0, ENV, generation=3)
+    assert supervisor.deadline == deadline
+    while supervisor.newest[0].ending is None and supervisor.newest[0].generation == 1:
+        look(selector)
+    assert supervisor.newest[0].generation == 3
+
+
 @pytest.mark.parametrize(
     ("report", "patience_s"),
     [
@@ -247,6 +261,37 @@ def test_rank_that_closes_its_pipes_lives_on_and_costs_nothing(node: Node) -> No
     assert len(node.selector.get_map()) == 1, "its death is all that can still be heard of"
 
 
+def leave_processes_and_fail() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    stranger = os.fork()
+    if not stranger:
+        os.setsid()  # and keeps every pipe of the rank
+        signal.pause()
+    report_pipe.send({"child": child.pid, "stranger": stranger})
+    os._exit(3)
+
+
+def test_end_of_a_rank_ends_its_group_and_waits_for_nobody_who_holds_its_pipes(node: Node) -> None:
+    supervisor = node.run(leave_processes_and_fail)
+    node.until_all_have_ended()
+    (left,) = (each for each in node.heard if isinstance(each, dict))
+    try:
+        assert [ending.code for ending in supervisor.endings()] == [3]
+        assert not node.selector.get_map(), "nothing of it is left"
+        wait_for(lambda: is_dead(left["child"]), "the end of its group")
+        assert not is_dead(left["stranger"]), "which has a session of its own"
+    finally:
+        os.kill(left["stranger"], signal.SIGKILL)
+
+
+def test_rank_whose_death_a_debugger_hears_of_first_is_waited_for(node: Node) -> None:
+    """The kernel says that it died, and nobody can reap it yet."""
+    supervisor = node.run(signal.pause)
+    process = supervisor.newest[0]
+    supervisor._on_death(process)
+    assert supervisor.alive() == [process]
+
+
 @pytest.mark.parametrize(("shown", "lines"), [(frozenset({1}), 0), (frozenset({0, 1}), 2)])
 def test_lines_of_ranks_that_are_not_asked_for_are_not_shown(
     node: Node, shown: frozenset[int], lines: int
@@ -283,6 +328,27 @@ def test_rank_that_ignores_the_signal_is_killed_after_a_time_with_all_that_it_st
     assert not has_deadline(supervisor)
     assert [p.generation for p in supervisor.alive()] == [2, 1], "the other one is not to make place"
     wait_for(lambda: is_dead(node.heard[1]["child"]), "the child's end")
+
+
+def ignore_sigterm_as_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report_pipe.send({"rank": os.environ["RANK"]})
+    while True:
+        signal.pause()
+
+
+def test_rank_that_stops_in_time_does_not_spare_another_one_that_does_not(node: Node) -> None:
+    supervisor = node.run(ignore_sigterm_as_rank_1)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    node.until(lambda: {"rank": "0"} in node.heard and {"rank": "1"} in node.heard, "both")
+    for rank in range(2):
+        supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=2)
+    deadline = supervisor.deadline
+    assert deadline
+    node.until_heard("generation 2")
+    assert [process.generation for process in supervisor.alive()] == [2, 1]
+    assert supervisor.deadline == deadline
 
 
 def test_rank_that_needs_no_time_is_replaced_at_once(node: Node) -> None:

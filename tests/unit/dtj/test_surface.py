@@ -11,6 +11,11 @@ import pytest
 
 import dtj
 from dtj import cli, contract
+from dtj.agent.activity import Activity
+from dtj.agent.heartbeats import Heartbeat
+from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello
+from dtj.agreement import SLOTS, Message
+from dtj.heal import Place
 from tests.unit.dtj.conftest import Finished
 
 
@@ -39,6 +44,7 @@ def test_public_verbs_of_a_run() -> None:
         "clip",
         "data",
         "evaluate",
+        "finish",
         "keep_best",
         "log",
         "parallel",
@@ -149,3 +155,24 @@ def test_ranks_find_all_that_they_need_already_imported(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
     )
     assert sorted(ended.stdout.splitlines()) == ["[rank 0] True", "[rank 1] True"]
+
+
+def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
+    """Where this fails, count PROTOCOL up: pods of different builds would misunderstand each other."""
+    fields = [
+        *(Hello.__dataclass_fields__, CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
+        *(Heartbeat._fields, Activity._fields, Place._fields, Message.__dataclass_fields__),
+    ]
+    assert (PROTOCOL, [" ".join(each) for each in fields], SLOTS) == (
+        1,
+        [
+            "uid attempt replica incarnation healable state",
+            "generation in_place without_progress unformed best_step replicas",
+            "generation kept replicas gracefully connect_s",
+            "generation step paused busy_time at",
+            "generation is_stopped",
+            "has_begun step is_over verb position",
+            "stop finish save log broken interval values",
+        ],
+        17,
+    )

@@ -44,6 +44,7 @@ def test_text_is_learned_evaluated_and_written(finish: Callable[..., Finished]) 
     bits = [float(x) for x in re.findall(r"bits_per_byte ([\d.]+)", ended.out + ended.err)]
     assert 1 < bits[-1] < bits[0] < 8
     assert re.search(r"\d tokens/s", ended.out)
+    assert re.search(r"grad_norm \d", ended.out), "its gradients are clipped"
     assert "a sample:\n[rank 0] def forward(self, " in ended.err
 
 
@@ -71,6 +72,43 @@ def recipe(steps: int | None = None, epochs: int | None = None) -> Recipe:
         epochs=epochs,
     )
 """
+
+
+CLIPPED = """
+import torch
+from torch import nn
+from dtj import Recipe
+
+
+def recipe(clip: float | None = None) -> Recipe:
+    return Recipe(
+        model=lambda: nn.Linear(1, 1, bias=False),
+        data=torch.ones(8, 1),
+        loss=lambda model, mb: 4 * model(mb).mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        global_batch=4,
+        epochs=1,
+        clip=clip,
+        held_out=torch.ones(8, 1),
+        score=lambda model, mb: model(mb)[:, 0],
+        metric="weight",
+    )
+"""
+
+
+def test_recipe_that_clips_moves_no_further_and_logs_what_the_norm_was(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """A gradient of 4, twice, at a rate of 1."""
+    (tmp_path / "mine.py").write_text(CLIPPED)
+    weight = {}
+    for clip in ("", "clip=0.5"):
+        flags = ("train", "--nproc", 2, "--log-every", 1, f"{tmp_path / 'mine.py'}:recipe")
+        ended = finish(*flags, *filter(None, [clip]))
+        assert ended.code == 0, ended.err
+        weight[clip] = float(re.findall(r"held-out weight (-?[\d.]+)", ended.err)[0])
+        assert re.findall(r"grad_norm ([\d.]+)", ended.out) == (["4.0000", "4.0000"] if clip else [])
+    assert abs(weight["clip=0.5"] - weight[""] - 2 * (4 - 0.5)) < 1e-3
 
 
 def test_stream_without_end_is_trained_for_some_steps(

@@ -53,6 +53,15 @@ for batch in run.steps(1):
         pytest.param(
             "for batch", "run.log(a=1)\nfor batch", "run.log was called outside", id="log before steps"
         ),
+        pytest.param(
+            "for batch", "run.finish()\nfor batch", "run.finish was called before", id="finish before steps"
+        ),
+        pytest.param(
+            "for batch in run.steps(1)",
+            "for _ in run.steps(10**6):\n    run.finish()\nfor batch in run.steps(10**9)",
+            "run.steps was called after run.finish",
+            id="steps after finish",
+        ),
     ],
 )
 def test_verb_that_is_used_wrongly_is_told(

@@ -1,8 +1,8 @@
 """One small all-reduce now and then, by which the ranks agree without ever waiting for it.
 
 It starts at the end of step k and is read at the end of step k+1, so its latency hides behind a whole step.
-It carries what ranks must do together (stop, save, log) and the values to be logged: one message, of fixed
-size, whatever is in it, so that a rank which logs more or less than the others cannot jam the run.
+It carries what ranks must do together (stop, finish, save, log) and the values to be logged: one message, of
+fixed size, whatever is in it, so that a rank which logs more or less than the others cannot jam the run.
 
     step k    ... start
     step k+1  ... read                     every rank sees the same answer after the same step
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 # Values that one step can log; a fixed number keeps the message the same on all ranks.
 SLOTS = 17
-_FLAGS = 5
+_FLAGS = 6
 # A stop is noticed within this time and a step; so are the values of a line.
 _INTERVAL_S = 0.2
 
@@ -27,12 +27,13 @@ _INTERVAL_S = 0.2
 class Message:
     """What one rank has to say; and what all know once they have met.
 
-    stop, save, log, broken  what any rank wants, or has found, counts for all
-    interval                 steps until the next message; rank 0's alone counts, the others say 0
-    values                   to be logged; then their means over the ranks that gave them
+    stop, ..., broken  what any rank wants, or has found, counts for all
+    interval           steps until the next message; rank 0's alone counts, the others say 0
+    values             to be logged; then their means over the ranks that gave them
     """
 
     stop: bool = False
+    finish: bool = False
     save: bool = False
     log: bool = False
     broken: bool = False
@@ -62,7 +63,8 @@ class Agreement:
         """Send this rank's message; returns at once."""
         values = list(mine.values[:SLOTS])
         empty = [0.0] * (SLOTS - len(values))
-        flags = [float(w) for w in (mine.stop, mine.save, mine.log, mine.broken, mine.interval)]
+        wishes = (mine.stop, mine.finish, mine.save, mine.log, mine.broken)
+        flags = [*map(float, wishes), float(mine.interval)]
         counts = [1.0] * len(values) + empty
         self._sums = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
         if self._group is not None:
@@ -79,9 +81,10 @@ class Agreement:
         values, counts = sums[_FLAGS : _FLAGS + SLOTS], sums[_FLAGS + SLOTS :]
         return Message(
             stop=sums[0] > 0,
-            save=sums[1] > 0,
-            log=sums[2] > 0,
-            broken=sums[3] > 0,
-            interval=max(1, int(sums[4])),
+            finish=sums[1] > 0,
+            save=sums[2] > 0,
+            log=sums[3] > 0,
+            broken=sums[4] > 0,
+            interval=max(1, int(sums[5])),
             values=tuple(v / c for v, c in zip(values, counts, strict=True) if c),
         )

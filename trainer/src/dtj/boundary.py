@@ -1,4 +1,4 @@
-"""Between two steps: what the ranks agree on there (stop, save, log), and the end of training.
+"""Between two steps: what the ranks agree on there (stop, finish, save, log), and the end of training.
 
 It adds no collective to a step but the message of agreement.py, which is read a step after it was sent.
 """
@@ -28,7 +28,8 @@ from dtj.telemetry.logger import Logger
 class Boundary:
     """What is under way between the ranks from one step to the next.
 
-    logger  what becomes of logged values; None until training begins
+    logger    what becomes of logged values; None until training begins
+    finishes  this rank wants training to end here
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Boundary:
         say: Callable[[str], None],
     ) -> None:
         self.logger: Logger | None = None
+        self.finishes = False
         self._save_due = False
         self._groups = groups
         self._stop = stop
@@ -59,7 +61,7 @@ class Boundary:
 
     def begin(self, logger: Logger) -> None:
         """Training goes on from the present step."""
-        self.logger = logger
+        self.logger, self.finishes = logger, False
         self._sent = (self._progress.step, time.monotonic())
 
     def counting_operations(self, samples: int) -> contextlib.AbstractContextManager[None]:
@@ -80,6 +82,8 @@ class Boundary:
         decided = Message()
         if is_last or step > self._sent[0] + self._strategy.slack:
             decided = self._receive()
+        if decided.finish:
+            self._progress.ends_at, is_last = step, True
         if decided.broken:
             self._check_finite()
         self._replicas.after_step(
@@ -109,7 +113,12 @@ class Boundary:
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite()
         with heartbeat.mine.paused():
-            return self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
+            folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
+            # Nobody claims a checkpoint that rank 0 has not committed, or leaves before: should rank 0 be
+            # lost in the save, its successor gets the state of the others and saves it.
+            if folder and self._groups.control is not None:
+                dist.barrier(group=self._groups.control)
+        return folder
 
     def _send(self, epoch: int) -> None:
         step, feed, logger = self._progress.step, self._progress.need_feed(), self._need_logger()
@@ -119,6 +128,7 @@ class Boundary:
         self._agreement.start(
             Message(
                 stop=bool(self._stop) and not self._leaves_alone,
+                finish=self.finishes,
                 save=self._checkpointer.wants_save(),
                 log=logger.wants_line(),
                 broken=self._finite.has_seen_one(),
@@ -144,8 +154,6 @@ class Boundary:
     def _leave(self) -> None:
         """All ranks are here, after the same step."""
         folder = self.conclude()
-        if self._groups.control is not None:  # no rank may claim a checkpoint that rank 0 has not committed
-            dist.barrier(group=self._groups.control)
         if folder is None:
             self._stop_unsaved()
         self._say(f"stopped at step {self._progress.step}; checkpoint {folder}")

@@ -1,6 +1,6 @@
 """Ranks that were apart come together again: the newest survivor hands its state to those behind it.
 
-Every rank calls the same verbs of Run in the same order, so (begun or not, steps done, verbs since) is
+Every rank calls the same verbs of Run in the same order, so (begun or not, steps done, verbs since, ...) is
 a place in the program that means the same on each of them. After a loss the ranks compare places; those
 behind run on without training until they reach the place of the furthest, and there take over its state.
 Usually the survivors are all in the same backward pass and only the newcomer, at place -1, is behind.
@@ -22,17 +22,19 @@ class Place(NamedTuple):
 
     has_begun  0 before `run.steps`, 1 from there on
     step       steps that are done
+    is_over    1 where it was agreed that no step is to follow
     verb       verbs done since
     position   of its data, which follows from the rest
     """
 
     has_begun: int
     step: int
+    is_over: int
     verb: int
     position: int
 
 
-NOWHERE = Place(-1, 0, 0, 0)
+NOWHERE = Place(-1, 0, 0, 0, 0)
 
 
 class Handover:
@@ -57,7 +59,7 @@ class Handover:
 
     def is_behind(self, place: Place) -> bool:
         """This rank has not reached the place where the others wait."""
-        return self.target is not None and place[:3] < self.target[:3]
+        return self.target is not None and place[:4] < self.target[:4]
 
     def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
         """All are at the target: hand over, wait, or return the state that was taken over."""

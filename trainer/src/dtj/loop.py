@@ -20,7 +20,7 @@ def train(recipe: Recipe) -> None:
     for batch in run.steps(steps):
         loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
         if recipe.clip is not None:
-            run.clip(recipe.clip)
+            run.log(grad_norm=run.clip(recipe.clip))
         optimizer.step()
         optimizer.zero_grad()
         if schedule:

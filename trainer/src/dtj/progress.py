@@ -14,6 +14,7 @@ class Progress:
     verb       verbs that all ranks did together since the last step, or since the program began
     feed       where the data comes from; None until `run.data`
     has_begun  `run.steps` was entered
+    ends_at    step after which all ranks agreed to finish; None where they have not
     needs_warm_up  the next backward is the first with its process groups, see step/backward.py
     """
 
@@ -21,7 +22,13 @@ class Progress:
     verb: int = 0
     feed: Feed | None = None
     has_begun: bool = False
+    ends_at: int | None = None
     needs_warm_up: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """No step is to come, whatever the total is."""
+        return self.ends_at is not None and self.step >= self.ends_at
 
     def need_feed(self) -> Feed:
         """Raise RecipeError where there is none."""

@@ -26,7 +26,8 @@ class Recipe:
     epochs        passes over the data
     steps         in place of epochs: global batches in all, for a stream that has no length
     tokens        of one sample, where it is text: the log then has tokens a second
-    clip          largest norm that the gradients of a step may have; None lets them be
+    clip          largest norm that the gradients of a step may have, which is then logged as it was before;
+                  None lets them be
     schedule      (optimizer, steps in all) -> schedule, stepped once a step; None keeps the rate
     held_out      data set to evaluate on after each epoch; None evaluates nothing
     score         (model, micro-batch of k) -> (k,), averaged over held_out

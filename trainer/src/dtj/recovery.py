@@ -120,7 +120,8 @@ class Recovery:
     def _place(self) -> Place:
         feed = self._progress.feed
         progress = self._progress
-        return Place(progress.has_begun, progress.step, progress.verb, feed.position if feed else 0)
+        position = feed.position if feed else 0
+        return Place(progress.has_begun, progress.step, progress.is_over, progress.verb, position)
 
     def _compare(self) -> bool:
         """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""
@@ -130,6 +131,8 @@ class Recovery:
             if self._progress.has_begun:  # whoever knew how far it was is gone
                 raise SystemExit(EXIT_PEER_LOST)
             return False
+        if target.is_over:
+            self._progress.ends_at = target.step
         if not self._is_whole:
             self._progress.step, self._progress.verb = target.step, 0
             self._progress.need_feed().position = target.position

@@ -9,6 +9,8 @@ stuck-<pid>      made by the first process that is to load sample $STUCK_AT, whi
 
 $STREAM makes the data one that can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
+$FINISH_AT is the step in which the last rank says that it is to be one of the last ones.
+$BREAK_AT is the step in which all ranks leave the loop.
 $AFTERWARDS_S is how long it does other things after the last step.
 $SCORES, with commas, are what run.keep_best gets, one a step.
 
@@ -37,6 +39,8 @@ READY_AT = int(os.environ.get("READY_AT", "-1"))
 STEP_S = float(os.environ.get("STEP_S", "0"))
 EVALUATE_S = float(os.environ.get("EVALUATE_S", "0"))
 PAUSE_AT = int(os.environ.get("PAUSE_AT", "-1"))
+FINISH_AT = int(os.environ.get("FINISH_AT", "-1"))
+BREAK_AT = int(os.environ.get("BREAK_AT", "-1"))
 HOLD_AT = os.environ.get("HOLD_AT", "").split()
 EVALUATE_EVERY = int(os.environ.get("EVALUATE_EVERY", "0"))
 STUCK_AT = int(os.environ.get("STUCK_AT", "-1"))
@@ -155,7 +159,11 @@ def main() -> None:
             print(run.step, *mine, file=log, flush=True)
             if run.rank == FAIL_RANK and run.step == FAIL_AT:
                 fail(os.environ.get("FAIL_HOW", "raise"))
+            if run.rank == run.size - 1 and run.step == FINISH_AT:
+                run.finish()
             fail_if_told(run.rank, run.step, "end")
+            if run.step == BREAK_AT:
+                break
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
                 mean = run.evaluate(score, Numbered(), batch=1 if EVALUATE_S else 256)
                 print(f"evaluated {mean:.12f} at {run.step}", flush=True)

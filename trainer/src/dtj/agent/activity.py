@@ -5,11 +5,11 @@ or start processes; so do whatever processes the rank has started. Who waits in 
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dtj.agent.process_usage import Process, Usage, processes, usage_of
+from dtj.agent.process_usage import ProcessTable, Usage, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 
 _READ_S = 2.0
@@ -61,8 +61,10 @@ class ActivityReader:
         self._read_at = now + _READ_S
         starting = [process for process in alive if process.heartbeat.step is None]
         self._seen = {p.pid: self._seen[p.pid] for p in starting if p.pid in self._seen}
-        known = processes() if starting else {}
-        return {p.rank: found for p in starting if (found := self._look(p, known, now))}
+        if not starting:
+            return {}
+        table = processes()
+        return {p.rank: found for p in starting if (found := self._look(p, table, now))}
 
     def asleep_s(self, process: RankProcess) -> float:
         """Seconds for which its main thread has not been awake; 0 where nobody knows."""
@@ -73,11 +75,11 @@ class ActivityReader:
         """What is known of it is to be told anew."""
         self._seen.pop(process.pid, None)
 
-    def _look(self, process: RankProcess, known: Mapping[int, Process], now: float) -> Activity | None:
-        usage = usage_of(process.pid, known)
+    def _look(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
+        usage = usage_of(process.pid, table)
         if usage is None or now - process.asked_at < _WRITE_S:
             return None
-        is_stopped = known[process.pid].state == "T"
+        is_stopped = table.known[process.pid].state == "T"
         seen = self._seen.get(process.pid)
         if seen is None:
             self._seen[process.pid] = _Seen(

@@ -68,8 +68,12 @@ class AgentLinks:
         for link in [
             link for link, hello in self.hellos.items() if hello and hello.incarnation == incarnation
         ]:
-            link.send(message)
-            self._drop(link)
+            self.turn_away(link, message)
+
+    def turn_away(self, link: Link, message: Message) -> None:
+        """Last words to whoever is at the other end."""
+        link.send(message)
+        self._drop(link)
 
     def keep_alive(self, message: Message, now: float) -> list[Hello | None]:
         """Say something to everybody; who has been silent for too long is given up."""

@@ -19,7 +19,7 @@ from dtj.agent.ledger import Ledger
 from dtj.agent.link import KEEPALIVE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
-from dtj.agent.protocol import Action, End, Form, Go, Hello, Refuse
+from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocol, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
@@ -139,6 +139,10 @@ class Coordinator:
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         try:
             hello = Hello.parse(fields)
+        except OtherProtocol as error:
+            self._say(f"replica {fields.get('replica')} is refused: {error}")
+            self._links.turn_away(link, refusal(str(error), for_good=True))
+            return []
         except ValueError:
             link.close()
             return []
@@ -186,7 +190,7 @@ class Coordinator:
                 case Go(generation):
                     self._tell({"go": generation})
                 case Refuse(incarnation, why, for_good):
-                    self._links.refuse(incarnation, {"refused": why, "forGood": for_good})
+                    self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
                     self._tell({"end": culprit.to_json() if culprit else None})
 
@@ -264,6 +268,11 @@ class Coordinator:
             failure=failure,
             ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
         )
+
+
+def refusal(why: str, *, for_good: bool) -> Message:
+    """What an agent is told that has no place here."""
+    return {"refused": why, "forGood": for_good}
 
 
 def some(numbers: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import Job
+from dtj.agent.protocol import PROTOCOL, Job
 from dtj.agent.report import Ending
 from dtj.agent.stacks import RankStacks, Stacks
 from dtj.agent.status import Status
@@ -63,6 +63,7 @@ class Orders:
     def hello(self) -> Message:
         """What the coordinator is told on every new connection."""
         return {
+            "protocol": PROTOCOL,
             "uid": self._job.uid,
             "attempt": self._job.attempt,
             "replica": self._placement.node_rank,

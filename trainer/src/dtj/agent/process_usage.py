@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_FILE_BYTES = 16 * 1024  # more than any that is read here has
 # What is read of a process that ended just now: nothing, or a file without most of its fields.
 _ENDED = (FileNotFoundError, ProcessLookupError, ValueError)
 
@@ -37,17 +39,37 @@ class Usage(NamedTuple):
     of_others: int
 
 
-def usage_of(root: int, known: Mapping[int, Process]) -> Usage | None:
+class ProcessTable:
+    """The processes that lived at one moment, by pid."""
+
+    def __init__(self, known: Mapping[int, Process]) -> None:
+        self.known = known
+        self._below = defaultdict[int, list[int]](list)  # whom it started, and who is in its group
+        for pid, process in known.items():
+            self._below[process.parent].append(pid)
+            self._below[process.group].append(pid)
+
+    def tree(self, root: int) -> set[int]:
+        """A process that is known, and all that it started."""
+        found, new = set[int](), [root]
+        while new:
+            pid = new.pop()
+            if pid not in found:
+                found.add(pid)
+                new += self._below[pid]
+        return found
+
+
+def usage_of(root: int, table: ProcessTable) -> Usage | None:
     """Of the process with this pid and all that it started; None where the system does not tell."""
+    known = table.known
     if root not in known:
         return None
-    pids = {pid for pid, process in known.items() if root in {pid, process.group}}
-    while more := {pid for pid, process in known.items() if process.parent in pids} - pids:
-        pids |= more
+    pids = table.tree(root)
     io_bytes, wakeups = 0, {}
     for pid in pids:
         try:
-            counted = _io_bytes(pid), _field(_PROC / str(pid) / "status", "voluntary_ctxt_switches:")
+            counted = _io_bytes(pid), _field(_read(pid, "status"), b"voluntary_ctxt_switches:")
         except _ENDED:
             if pid == root:
                 return None
@@ -65,30 +87,39 @@ def usage_of(root: int, known: Mapping[int, Process]) -> Usage | None:
     )
 
 
-def processes() -> dict[int, Process]:
+def processes() -> ProcessTable:
     """All that live on this machine, or in this pod; none where the system does not tell."""
     names = [folder.name for folder in _PROC.iterdir()] if (_PROC / "self").exists() else []
     found = {int(name): process_of(int(name)) for name in names if name.isdecimal()}
-    return {pid: process for pid, process in found.items() if process and process.state not in "ZX"}
+    return ProcessTable(
+        {pid: process for pid, process in found.items() if process and process.state not in "ZX"}
+    )
 
 
 def process_of(pid: int) -> Process | None:
     """None where there is no such process, or the system does not tell."""
     with contextlib.suppress(OSError):
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = _read(pid, "stat").rpartition(b")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return Process(parent=int(fields[1]), group=int(fields[2]), state=fields[0], cpu_s=cpu_s)
+        return Process(parent=int(fields[1]), group=int(fields[2]), state=fields[0].decode(), cpu_s=cpu_s)
     return None
 
 
 def _io_bytes(pid: int) -> int:
-    file = _PROC / str(pid) / "io"
-    return _field(file, "rchar:") + _field(file, "wchar:")
+    file = _read(pid, "io")
+    return _field(file, b"rchar:") + _field(file, b"wchar:")
 
 
-def _field(file: Path, name: str) -> int:
+def _field(file: bytes, name: bytes) -> int:
     """ValueError where there is none: a process that is about to be reaped has lost most of them."""
-    for line in file.read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1])
-    raise ValueError(f"{file} has no {name}")
+    start = file.index(b"\n" + name) if not file.startswith(name) else -1
+    return int(file[start + 1 + len(name) :].split(maxsplit=1)[0])
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Bytes, since a process may call itself anything. Path takes many times as long, for many files."""
+    fd = os.open(f"{_PROC}/{pid}/{name}", os.O_RDONLY)
+    try:
+        return os.read(fd, _FILE_BYTES)
+    finally:
+        os.close(fd)

@@ -7,6 +7,9 @@ from typing import Any
 from dtj.agent.report import Ending
 from dtj.agent.sizing import Limits
 
+# Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build
+# would not understand makes it one more; a hello's `protocol` and a refusal keep their form for good.
+PROTOCOL = 1
 # It lasts that long only where somebody dies in that very moment, or packets vanish.
 CONNECT_S = 20.0
 
@@ -72,6 +75,16 @@ class CoordinatorState:
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
 
+class OtherProtocol(Exception):  # noqa: N818 - it is no error of ours
+    """An agent of another build; the text is for people, on both sides."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(
+            f"this agent speaks protocol {theirs}, that of replica 0 speaks {PROTOCOL}: their images have "
+            "different versions of dtj. Name the image by its digest (name@sha256:...), which cannot move"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hello:
     """How an agent presents itself; `incarnation` is a new id for every process of an agent."""
@@ -85,8 +98,10 @@ class Hello:
 
     @classmethod
     def parse(cls, fields: Any) -> "Hello":
-        """From JSON; ValueError where whoever says this is no agent."""
+        """From JSON; ValueError where it is no agent's, OtherProtocol where it is of another build's."""
         try:
+            if (theirs := int(fields["protocol"])) != PROTOCOL:
+                raise OtherProtocol(theirs)
             return cls(
                 uid=str(fields["uid"]),
                 attempt=int(fields["attempt"]),

@@ -140,7 +140,7 @@ class Supervisor:
 
     def _on_death(self, process: RankProcess) -> None:
         pid, status = os.waitpid(process.pid, os.WNOHANG)
-        if pid:
+        if pid:  # else a debugger hears of it first
             self._finish(process, os.waitstatus_to_exitcode(status))
 
     def _end(self, process: RankProcess, *, gracefully: bool) -> None:
@@ -159,8 +159,7 @@ class Supervisor:
         for fd, (target, _) in list(process.streams.items()):
             self._show(process, target, process.last_lines(fd))
             self._forget(process, fd)
-        if process.reports is not None:
-            self._on_reports(process)
+        self._on_reports(process)
         if process.reports is not None:
             self._forget(process, process.reports)
         # One for each death: where it was a worker of the rank, the rank dies of that in its own way.
@@ -170,7 +169,7 @@ class Supervisor:
         self._events.ended(process)
         if process.rank in self._waiting:
             env, generation = self._waiting.pop(process.rank)
-            if not self._waiting and not self._is_over:
+            if not self._waiting:
                 self._kill_at = None  # the next stop has a time of its own
             self.start(process.rank, env, generation=generation)
 

@@ -25,7 +25,7 @@ _SAVE_INTERVAL_S = 60.0
 
 
 class Checkpointer:
-    """Saves and restores `parts` and the step."""
+    """Saves and restores `parts` and the step; `run_dir` is None where nothing is saved."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Checkpointer:
     ) -> None:
         self.parts = Parts(strategy)
         self.run_dir = Path(settings.checkpoint_dir) if settings.checkpoint_dir else None
+        self._restored: Path | None = None
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._in_background = settings.async_save
@@ -121,10 +122,22 @@ class Checkpointer:
         state = load.parse(found.data)
         self.parts.load(state, found.shards)
         step: int = state["step"]
+        self._restored = found.folder
         if found.folder.parent == self.run_dir:  # not of an earlier run
             self._writer.saved_step = step
             self._take_over(state)
         return step
+
+    def tell_if_nothing_is_left(self, step: int, total: int) -> None:
+        """Whoever starts a finished run again learns why it ends at once, and what to do."""
+        if step < total or not self._restored:
+            return
+        is_own = self._restored.parent == self.run_dir
+        self._say(
+            f"nothing left to train: {self._restored} is of step {step}, and {total} are asked for\n"
+            "  to go on: ask for more, with run.steps or as the recipe counts them (epochs=, steps=)\n"
+            f"  to begin anew: {'name another --checkpoint folder' if is_own else 'leave out --resume'}"
+        )
 
     def pack(self, step: int) -> bytes:
         """The state as it is now, for another rank. Only where every rank holds all of it."""

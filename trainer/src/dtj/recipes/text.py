@@ -14,6 +14,7 @@ from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
 from dtj.recipe import Recipe
 
 _HEAD_WIDTH = 32
+_CLIP = 1.0  # of the GPT papers; without it a batch now and then throws the loss back by tenths
 _HELD_OUT = 10  # one file in ten
 _PROMPT = b"def forward(self, "
 _SAMPLE = 240  # bytes
@@ -64,6 +65,7 @@ def _language_model(
         loss=lambda model, mb: cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten()),
         optimizer=lambda parameters: AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
         schedule=_warm_up_and_decay,
+        clip=_CLIP,
         global_batch=global_batch,
         epochs=epochs,
         held_out=held_out,
