@@ -142,6 +142,34 @@ def test_run_that_was_finished_says_so_and_how_to_go_on(finish: Finish, tmp_path
     assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
 
 
+TWO_LOOPS = """
+import os
+import torch
+import dtj
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(2, 1))
+data = run.data(torch.utils.data.TensorDataset(torch.ones(4, 2)), global_batch=4)
+run.state(model=model, data=data)
+for _ in range(2):
+    for batch in run.steps(int(os.environ["STEPS"])):
+        run.backward(lambda mb: model(mb[0]).mean(), batch)
+"""
+
+
+def test_run_that_was_resumed_and_trained_is_not_taken_for_a_finished_one(
+    finish: Finish, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_LOOPS)
+    flags = ("run", "--checkpoint", tmp_path / "saved", script)
+    for steps in (2, 4):
+        ended = finish(*flags, STEPS=steps)
+        assert ended.code == 0, ended.err
+        assert "nothing left to train" not in ended.err
+    assert finish(*flags, STEPS=4).err.count("nothing left to train") == 2
+
+
 def test_resuming_from_nothing_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
     assert ended.code == 78

@@ -261,6 +261,24 @@ def test_rank_that_closes_its_pipes_lives_on_and_costs_nothing(node: Node) -> No
     assert len(node.selector.get_map()) == 1, "its death is all that can still be heard of"
 
 
+def open_files() -> set[str]:
+    return {file.name for file in Path("/proc/self/fd").iterdir()}
+
+
+def report_again_when_told() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: report_pipe.send({"word": 2}))
+    report_pipe.send({"word": 1})
+    while True:
+        signal.pause()
+
+
+def test_rank_that_has_reported_is_heard_again(node: Node) -> None:
+    supervisor = node.run(report_again_when_told)
+    node.until_heard({"word": 1})
+    supervisor.newest[0].signal(signal.SIGUSR1)
+    node.until_heard({"word": 2})
+
+
 def leave_processes_and_fail() -> None:
     child = subprocess.Popen(["sleep", "600"])
     stranger = os.fork()
@@ -272,12 +290,14 @@ def leave_processes_and_fail() -> None:
 
 
 def test_end_of_a_rank_ends_its_group_and_waits_for_nobody_who_holds_its_pipes(node: Node) -> None:
+    before = open_files()
     supervisor = node.run(leave_processes_and_fail)
     node.until_all_have_ended()
     (left,) = (each for each in node.heard if isinstance(each, dict))
     try:
         assert [ending.code for ending in supervisor.endings()] == [3]
-        assert not node.selector.get_map(), "nothing of it is left"
+        assert not node.selector.get_map()
+        assert open_files() <= before, "nothing of it is left"
         wait_for(lambda: is_dead(left["child"]), "the end of its group")
         assert not is_dead(left["stranger"]), "which has a session of its own"
     finally:

@@ -19,7 +19,7 @@ from dtj.agent.ledger import Ledger
 from dtj.agent.link import KEEPALIVE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
-from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocol, Refuse
+from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocolError, Refuse
 from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
@@ -139,7 +139,7 @@ class Coordinator:
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         try:
             hello = Hello.parse(fields)
-        except OtherProtocol as error:
+        except OtherProtocolError as error:
             self._say(f"replica {fields.get('replica')} is refused: {error}")
             self._links.turn_away(link, refusal(str(error), for_good=True))
             return []

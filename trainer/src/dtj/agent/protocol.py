@@ -75,7 +75,7 @@ class CoordinatorState:
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
 
-class OtherProtocol(Exception):  # noqa: N818 - it is no error of ours
+class OtherProtocolError(Exception):
     """An agent of another build; the text is for people, on both sides."""
 
     def __init__(self, theirs: int) -> None:
@@ -98,10 +98,10 @@ class Hello:
 
     @classmethod
     def parse(cls, fields: Any) -> "Hello":
-        """From JSON; ValueError where it is no agent's, OtherProtocol where it is of another build's."""
+        """From JSON; ValueError where it is no agent's, OtherProtocolError where it is of another build's."""
         try:
             if (theirs := int(fields["protocol"])) != PROTOCOL:
-                raise OtherProtocol(theirs)
+                raise OtherProtocolError(theirs)
             return cls(
                 uid=str(fields["uid"]),
                 attempt=int(fields["attempt"]),

@@ -130,7 +130,7 @@ class Checkpointer:
 
     def tell_if_nothing_is_left(self, step: int, total: int) -> None:
         """Whoever starts a finished run again learns why it ends at once, and what to do."""
-        if step < total or not self._restored:
+        if step < total or not self._restored or layout.step_of(self._restored.name) != step:
             return
         is_own = self._restored.parent == self.run_dir
         self._say(
