@@ -6,8 +6,10 @@ forked from it and is then what a shell would have started: own pid, own signals
 
 import contextlib
 import faulthandler
+import itertools
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import sys
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 _OWN = ("DTJ_", "OMP_", "PET_")
 _RANKS = (
     "RANK",
@@ -125,11 +127,27 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that is free, and stays so until it is used: no connection and no other test process gets it."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("cycle has no end")
+
+
+def _own_ports() -> list[int]:
+    """Below those that the kernel gives to whoever needs any; each process of pytest-xdist has its own."""
+    kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(kernel.read_text().split()[0]) if kernel.exists() else 32768
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    found = list(
+        range(10_000 + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    )
+    random.SystemRandom().shuffle(found)  # another run on this machine begins elsewhere
+    return found
+
+
+_ports = itertools.cycle(_own_ports())
 
 
 def is_dead(pid: int) -> bool:

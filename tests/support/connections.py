@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-FAREWELL_S = 10.0
+FAREWELL_S = 60.0
 
 
 @contextlib.asynccontextmanager

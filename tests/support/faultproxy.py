@@ -164,7 +164,7 @@ class FaultProxy:
                 yield self
             finally:
                 self.cut_watches()
-                await asyncio.wait_for(runner.cleanup(), 5)
+                await asyncio.wait_for(runner.cleanup(), 60)
 
 
 def refusal(fault: Fault, *, stream: bool) -> web.Response:

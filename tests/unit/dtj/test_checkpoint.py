@@ -76,7 +76,7 @@ def quick_disk(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.timeout(600)  # a process for each kill: a minute of an idle machine
+@pytest.mark.timeout(1800)  # a process for each kill: a minute of an idle machine
 def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
     """A process that saves as fast as it can is killed after a random while; its state is small or large."""
     run, chance = quick_disk / "run", random.Random(4)

@@ -26,7 +26,7 @@ def torchrun(*argv: object) -> str:
     env = {n: v for n, v in os.environ.items() if not FROM_OUTSIDE.match(n)} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, *map(str, argv)], env=env, capture_output=True, text=True, timeout=200, check=False
+        [*command, *map(str, argv)], env=env, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -61,7 +61,7 @@ def notes(folder: Path) -> list[list[str]]:
     return [(folder / f"notes-{rank}.txt").read_text().splitlines() for rank in range(2)]
 
 
-@pytest.mark.timeout(300)  # torchrun imports torch three times
+@pytest.mark.timeout(1200)  # torchrun imports torch three times
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint(
     start: Start, folders: list[Path], script: tuple[str, ...]

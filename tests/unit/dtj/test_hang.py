@@ -64,6 +64,8 @@ dist.barrier()
 print("done", way, flush=True)
 dist.destroy_process_group()
 """
+# The limits here are so short that a busy machine may be silent for as long; it heals from that, too.
+RESTARTS = 5
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
 FIRST_SAMPLE = int(order.shuffled(np.zeros(1, np.int64), n=SIZES["SAMPLES"], seed=3, epoch=0)[0])
@@ -296,7 +298,7 @@ def test_innermost_frame_is_not_where_python_itself_waits() -> None:
 def test_silent_rank_is_named_ended_and_replaced(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
 ) -> None:
-    flags = ("run", "--nproc", 3, "--max-restarts", 1, SMALL)
+    flags = ("run", "--nproc", 3, "--max-restarts", RESTARTS, SMALL)
     ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
     assert ended.code == 0, ended.err
     rank = fault[0]
@@ -310,12 +312,12 @@ def test_silent_rank_is_named_ended_and_replaced(
     ("env", "where"),
     [
         pytest.param(
-            {"FAULTS": "1@-1:start:SIGSTOP", "DTJ_HANG_SECONDS": 2},
+            {"FAULTS": "1@0:start:SIGSTOP", "DTJ_HANG_SECONDS": 2},
             r"rank 1 is stopped \(SIGSTOP, or a debugger\)",
             id="stopped",
         ),
         pytest.param(
-            {"FAULTS": "1@-1:start:sleep", "DTJ_HANG_SECONDS": 0.5},
+            {"FAULTS": "1@0:start:sleep", "DTJ_HANG_SECONDS": 0.5},
             r"rank 1 is in .*small\.py:\d+ in fail",
             id="asleep before the ranks meet",
         ),
@@ -329,7 +331,7 @@ def test_silent_rank_is_named_ended_and_replaced(
 def test_rank_that_does_nothing_before_the_first_step_is_named_ended_and_replaced(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], env: dict[str, object], where: str
 ) -> None:
-    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", 1, SMALL)
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, **env, **SIZES)
     assert ended.code == 0, ended.err
     assert re.search(rf"failed: no step yet, and nothing done for \d+ s: {where}", ended.err)
@@ -354,17 +356,17 @@ def test_rank_that_waits_for_the_world_before_its_first_step_does_not_hang(
 
 def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) -> None:
     port = free_port()
-    env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 2}
+    env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 5}
     command = start("run", "--nproc", 2, "--port", port, SMALL, DTJ_HANG_ACTION="Report", **env)
     wait_for((tmp_path / "ready").exists, "step 20")
-    wait_for(lambda: len(status(port)["ranks"]) == 2, "both ranks in the status")
+    wait_for(lambda: len(status(port).get("ranks", ())) == 2, "both ranks in the status")
     pid = status(port)["ranks"][1]["pid"]
     os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: status(port)["hang"], "the hang to be named")
+    wait_for(lambda: status(port).get("hang"), "the hang to be named")
     assert status(port)["hang"]["ranks"] == [1]
     assert "rank 1 is stopped (SIGSTOP, or a debugger)" in status(port)["hang"]["message"]
     os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: status(port)["hang"] is None, "the end of the hang")
+    wait_for(lambda: (found := status(port)) and found["hang"] is None, "the end of the hang")
     assert (status(port)["generation"], status(port)["failure"]) == (1, None)
     command.signal(signal.SIGTERM)
     err = command.wait().err

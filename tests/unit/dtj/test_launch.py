@@ -158,7 +158,9 @@ def test_only_the_ranks_asked_for_are_shown(finish: Finish) -> None:
 def test_json_log_is_an_object_a_line_with_its_rank(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--log", "json", SMALL, OUT=tmp_path, PLAIN=1, STEPS=3)
     lines = [json.loads(line) for line in ended.out.splitlines()]
-    assert [(line["rank"], line["step"]) for line in lines] == [(0, 1), (0, 3)]
+    assert {line["rank"] for line in lines} == {0}
+    steps = [line["step"] for line in lines]
+    assert steps in ([1, 3], [1, 2, 3]), "the first and the last, and one more where a second has gone by"
     assert {json.loads(line)["message"][:4] for line in ended.err.splitlines()} == {"dtj:"}
 
 

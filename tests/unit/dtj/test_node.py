@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 import dtj
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a restart does not come in the middle of what is inside
 out = Path(os.environ["OUT"])
 with dtj.first_on_node():
     (out / f"inside-{os.getpid()}").touch()

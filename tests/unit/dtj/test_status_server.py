@@ -15,13 +15,14 @@ import pytest
 
 from dtj import contract
 from dtj.agent.status_server import StatusServer
+from tests.support.commands import DEADLINE_S
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
 
 Start = Callable[..., Command]
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -30,7 +31,7 @@ def status(port: int) -> dict[str, Any]:
     """The document, empty while nobody answers yet."""
     try:
         found: dict[str, Any] = json.loads(get(port, "/status"))
-    except urllib.error.URLError:
+    except OSError:  # not even a refusal, where the page ends while it is asked
         return {}
     return found
 
@@ -44,7 +45,7 @@ def test_running_job_tells_step_loss_and_checkpoint(start: Start, tmp_path: Path
         **{"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20},
         **{"DTJ_JOB": "digits", "DTJ_AGENT_PORT": port, "DTJ_ATTEMPT": 3, "DTJ_REPLICA_INDEX": 0},
     )
-    wait_for(lambda: status(port).get("checkpoint") and status(port)["samplesPerSecond"], "a checkpoint")
+    wait_for(lambda: (found := status(port)).get("checkpoint") and found["samplesPerSecond"], "a checkpoint")
     found = status(port)
     assert tuple(found) == contract.STATUS_FIELDS
     assert (found["job"], found["attempt"], found["state"]) == ("digits", 3, "Running")
@@ -92,7 +93,7 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     script.write_text("import time\ndef nap():\n    time.sleep(600)\nnap()\n")
     start("run", "--nproc", 2, "--port", port, script)
     wait_for(lambda: status(port), "the status page")
-    wait_for(lambda: f'File "{script}", line 3 in nap' in get(port, "/stacks"), "the nap")
+    wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "both naps")
     pids = [rank["pid"] for rank in status(port)["ranks"]]
     os.kill(pids[1], signal.SIGSTOP)
     first, second = get(port, "/stacks").split("rank 1, ")

@@ -19,6 +19,7 @@ from dtj.data import load
 from dtj.errors import RecipeError
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
 from tests.unit.dtj.feeds import feed, real
+from tests.unit.dtj.test_hang import RESTARTS
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
 
@@ -198,7 +199,7 @@ def test_worker_that_is_stuck_does_not_outlive_a_killed_launcher(
 def test_stuck_worker_is_found_and_its_rank_replaced(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
 ) -> None:
-    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", 1, SMALL)
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
     ended = finish(*flags, OUT=tmp_path, STUCK_AT=40, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
     assert ended.code == 0, ended.err
     assert re.search(r"failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in", ended.err)
