@@ -1,4 +1,4 @@
-"""Breaks things on purpose: a node hangs or loses power, a rank is killed or stopped.
+"""Breaks things on purpose: a node hangs or loses power, a pod is cut off, a rank is killed or stopped.
 
 Nodes are containers, so the engine can freeze and kill them; the processes of pods are found and signalled on
 their node, past everything that Kubernetes would do about it. Only on clusters of our own.
@@ -7,7 +7,7 @@ their node, past everything that Kubernetes would do about it. Only on clusters 
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.cluster import kind
@@ -76,6 +76,21 @@ def without_power(cluster: Cluster, node: str) -> Iterator[None]:
         leases.until("lease", node, lambda seen: heartbeat(seen) > last, within_s=kind.READY_WITHIN_S)
         if not kind.settle(cluster, within_s=kind.READY_WITHIN_S):
             raise ClusterError(f"node {node} did not come back", fix="make cluster-delete cluster")
+
+
+@contextlib.contextmanager
+def cut_off(cluster: Cluster, pod: Json, others: Sequence[Json]) -> Iterator[None]:
+    """A pod whose packets to and from others vanish on its node; whoever else asks it gets an answer."""
+    node, address = pod["spec"]["nodeName"], pod["status"]["podIP"]
+    pairs = [(address, other["status"]["podIP"]) for other in others]
+    rules = [("-s", a, "-d", b, "-j", "DROP") for a, b in pairs + [(b, a) for a, b in pairs]]
+    for rule in rules:
+        on_node(cluster, node, "iptables", "-I", "FORWARD", *rule)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            on_node(cluster, node, "iptables", "-D", "FORWARD", *rule)
 
 
 def heartbeat(lease: Json | None) -> str:

@@ -1,0 +1,61 @@
+"""Packets between pods vanish while every pod and every node looks well to Kubernetes."""
+
+from __future__ import annotations
+
+import contextlib
+
+from tests.cluster import faults, kind
+from tests.e2e.conftest import workload_job
+from tests.e2e.test_healing import uids
+from tests.e2e.test_recovery import steps_done
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import phase
+
+CUT = {"first": 0, "last": 3}  # job -> whom its other replicas lose
+
+
+def spread_job(name: str) -> Json:
+    """Four replicas, two on each worker."""
+    manifest = workload_job(name, "--steps=100000", "--step-s=0.2", recovery={"scope": "Replica"})
+    manifest["spec"]["replicas"] = 4
+    manifest["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "nodeTaintsPolicy": "Honor",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"dtj.dev/job-name": name}},
+        }
+    ]
+    return manifest
+
+
+def test_pod_that_is_cut_off_from_the_others_is_replaced(kubectl: Kubectl):
+    """Only the operator still reaches all of them; the others keep the run in memory meanwhile."""
+    for name in CUT:
+        kubectl.apply(spread_job(name))
+    for name in CUT:
+        kubectl.follow(f"{name}-0", "did step 3 ")
+    before = {name: uids(kubectl, name) for name in CUT}
+
+    with contextlib.ExitStack() as cuts:
+        for name, lone in CUT.items():
+            pods = [kubectl.get("pod", f"{name}-{index}") or {} for index in range(4)]
+            cuts.enter_context(faults.cut_off(kind.create(), pods.pop(lone), pods))
+        jobs = {name: kubectl.until("dtj", name, recovered, within_s=300) for name in CUT}
+
+    for name, lone in CUT.items():
+        kubectl.follow(f"{name}-{lone}", "did step ")
+        status = jobs[name]["status"]
+        assert (status["attempt"], status["restarts"]["counted"]) == (0, 1)
+        assert (status["failure"]["reason"], status["failure"]["replica"]) == ("PeerLost", lone)
+        after = uids(kubectl, name)
+        assert [pod for pod in after if after[pod] != before[name][pod]] == [f"{name}-{lone}"]
+        assert min(steps_done(kubectl, f"{name}-{lone}")) > 3, "what was done is not done again"
+        done = steps_done(kubectl, f"{name}-1")
+        assert done == list(range(1, len(done) + 1)), "no step was done twice"
+
+
+def recovered(job: Json) -> bool:
+    """Whether the job runs again after a restart of any kind."""
+    return phase("Running")(job) and job["status"]["restarts"]["total"] > 0
