@@ -67,7 +67,7 @@ def is_there() -> bool:
 @cache
 def find() -> Engine:
     """The engine of this machine, installed if need be."""
-    docker_works = proc.works("docker", "ps")
+    docker_works = proc.works("docker", "ps", within_s=60)
     podman_works = not docker_works and shutil.which("podman") is not None
     name = choose(docker_works=docker_works, podman_works=podman_works, may_install=debian.can_install())
     if name is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.cluster import config, images, kind, load, proc, tools
 from tests.cluster.errors import ClusterError
+from tests.cluster.kind import Cluster
 from tests.support.kubectl import Kubectl
 
 CHART = config.ROOT / "charts" / "dtj-operator"
@@ -22,20 +23,28 @@ def with_operator() -> Kubectl:
     Idempotent: what is there and up to date is left alone.
     """
     cluster = kind.create()
-    tags = images.build()
-    load.load(cluster, tags)
-    kubectl = cluster.kubectl
+    into(cluster)
+    return cluster.kubectl
+
+
+def into(cluster: Cluster) -> None:
+    """Bring the images and the operator into a cluster that works."""
+    load.load(cluster, images.build())
+    deploy(cluster.kubectl)
+
+
+def deploy(kubectl: Kubectl) -> None:
+    """Install the chart, or bring it up to date, and wait for the operator's pods."""
     with proc.timed("installing the operator with Helm (about 20 s)"):
         try:
             # The tag stays the same while the image changes: its id rolls the pods when there is a new one.
             helm(
                 "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
                 f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
-                "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=180s",
+                "--set=progress.pollSeconds=2,progress.writeSeconds=2", "--wait", "--timeout=300s",
             )  # fmt: skip
         except ClusterError as error:
             raise ClusterError(f"{error}\n{symptoms(kubectl)}") from error
-    return kubectl
 
 
 def symptoms(kubectl: Kubectl) -> str:

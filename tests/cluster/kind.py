@@ -13,8 +13,9 @@ from tests.support.kubectl import Json, Kubectl
 
 KEY_LABEL = "dtj.dev/cluster-key"  # on every node: what the cluster was made of
 GIB = 6  # three nodes with their unpacked images, before any of ours
-READY_WITHIN_S = 180.0
+READY_WITHIN_S = 300.0
 PATIENCE_S = 60.0  # with nodes that were just unpaused or restarted
+HANGS_S = 120.0  # a node or API server that does not answer for so long is dead; a busy machine answers late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,9 @@ def examine(cluster: Cluster, wanted: str) -> Health:
     expected = frozenset(cluster.nodes)
     containers = node_states(cluster)
     running = [name for name, state in containers.items() if state == "running"]
-    answering = frozenset(name for name in running if cluster.runtime.works("exec", name, "true"))
+    answering = frozenset(
+        name for name in running if cluster.runtime.works("exec", name, "true", within_s=HANGS_S)
+    )
     seen = Observed(containers=containers, answering=answering)
     if expected <= answering:
         ready, made_of = ready_nodes(cluster)
@@ -161,7 +164,8 @@ def own_nodes(cluster: Cluster) -> list[Json]:
 
 
 def answers(kubectl: Kubectl) -> bool:
-    return proc.works(*kubectl.command("get", "--raw", "/readyz", "--request-timeout=10s"))
+    asked = kubectl.command("get", "--raw", "/readyz", f"--request-timeout={HANGS_S:.0f}s")
+    return proc.works(*asked, within_s=HANGS_S + 10)
 
 
 def make(cluster: Cluster, image: node_image.NodeImage) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import config, install
+from tests.cluster import config, install, kind
+from tests.cluster.errors import ClusterError
+from tests.cluster.kind import Cluster
 from tests.support.kubectl import Json, Kubectl
 
 ROOT = Path(__file__).parents[2]
@@ -22,10 +24,39 @@ TRAINER = config.IMAGES["trainer"]
 WORKLOAD = (Path(__file__).parent / "workload.py").read_text()
 
 
+CLUSTER = pytest.StashKey[Cluster | ClusterError]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make the cluster: it may take half an hour, and a test's time limit holds for its fixtures, too."""
+    needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
+        session.config.stash[CLUSTER] = made()
+
+
+def made() -> Cluster | ClusterError:
+    """Return the cluster with our images and our chart, or why there is none."""
+    try:
+        cluster = kind.create()
+        install.into(cluster)
+    except ClusterError as error:
+        return error
+    return cluster
+
+
 @pytest.fixture(scope="session")
-def installed() -> Kubectl:
-    """Return kubectl for a cluster in which the chart of this checkout is installed and ready."""
-    return install.with_operator()
+def cluster(pytestconfig: pytest.Config) -> Cluster:
+    """Return the cluster. It is looked at once: amid a test nobody may find it ill and make it anew."""
+    found = pytestconfig.stash[CLUSTER]
+    if isinstance(found, ClusterError):
+        raise found
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Kubectl:
+    """Return kubectl for the cluster, in which the chart of this checkout is installed and ready."""
+    return cluster.kubectl
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: K
         assert installed.get("crd", "distributedtrainingjobs.dtj.dev"), "jobs outlive the chart"
         assert {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")} == pods
     finally:
-        install.with_operator()
+        install.deploy(installed)
 
     job = kubectl.until("dtj", "steady", condition("Complete"), within_s=240)
     assert job["status"]["restarts"]["total"] == 0

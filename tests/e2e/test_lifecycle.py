@@ -13,20 +13,22 @@ OURS = "dtj.dev/job-name"
 
 
 def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Json):
-    kubectl.apply(workload_job("pause", "--steps=400", "--save-every=1000", "--step-s=0.1", checkpoint=runs))
+    kubectl.apply(
+        workload_job("pause", "--steps=100000", "--save-every=100000", "--step-s=0.1", checkpoint=runs)
+    )
     kubectl.until("dtj", "pause", phase("Running"))
     kubectl.follow("pause-1", "did step 20 ")
 
     kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":true}}')
-    kubectl.until("dtj", "pause", phase("Suspended"), within_s=60)
+    kubectl.until("dtj", "pause", phase("Suspended"))
     kubectl.until_gone("pods", selector=OURS)
     assert kubectl.get("service", "pause"), "the Service stays while the job is suspended"
 
     kubectl("patch", "dtj", "pause", "--type=merge", "-p", '{"spec":{"suspend":false}}')
-    kubectl.until("dtj", "pause", phase("Running"), within_s=60)
+    kubectl.until("dtj", "pause", phase("Running"))
     kubectl.follow("pause-0", "did step ")
 
-    # Nothing is saved on schedule before step 1000: only the stop on SIGTERM can have committed this.
+    # Nothing is saved on schedule before the last step: only the stop on SIGTERM can have committed this.
     assert min(steps_done(kubectl, "pause-0")) > 20
     assert kubectl.get("dtj", "pause")["status"]["restarts"]["counted"] == 0  # type: ignore[index]
 
@@ -34,7 +36,7 @@ def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Jso
 def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
     kubectl.apply(workload_job("late", "--steps=100000", activeDeadlineSeconds=15))
 
-    job = kubectl.until("dtj", "late", condition("Failed", reason="DeadlineExceeded"), within_s=90)
+    job = kubectl.until("dtj", "late", condition("Failed", reason="DeadlineExceeded"))
 
     assert job["status"]["phase"] == "Failed"
     kubectl.until_gone("pods", selector=OURS)
@@ -43,7 +45,7 @@ def test_deadline_ends_the_job_and_its_pods(kubectl: Kubectl):
 def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
     kubectl.apply(workload_job("brief", "--steps=2", ttlSecondsAfterFinished=1))
 
-    kubectl.until("dtj", "brief", condition("Complete"), within_s=90)
+    kubectl.until("dtj", "brief", condition("Complete"), within_s=240)
 
     for kind in ("dtj", "pods", "services", "networkpolicies"):
         kubectl.until_gone(kind)
@@ -53,7 +55,7 @@ def test_finished_job_is_deleted_after_its_time_to_live(kubectl: Kubectl):
 def test_clean_up_policy_decides_which_finished_pods_stay(kubectl: Kubectl, policy: str, left: int):
     kubectl.apply(workload_job("done", "--steps=2", cleanPodPolicy=policy))
 
-    kubectl.until("dtj", "done", condition("Complete"), within_s=90)
+    kubectl.until("dtj", "done", condition("Complete"), within_s=240)
     kubectl.until_gone("services", selector=OURS)
 
     if left == 0:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.cluster import faults, kind
+from tests.cluster import faults
 from tests.cluster.kind import Cluster
 from tests.e2e.conftest import workload_job
 from tests.e2e.test_recovery import steps_done
@@ -20,9 +20,11 @@ OURS = "dtj.dev/job-name"
 
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
 def test_job_leaves_a_node_that_is_lost(
-    kubectl: Kubectl, runs: Json, fault: Callable[[Cluster, str], AbstractContextManager[None]]
+    cluster: Cluster,
+    kubectl: Kubectl,
+    runs: Json,
+    fault: Callable[[Cluster, str], AbstractContextManager[None]],
 ):
-    cluster = kind.create()
     recovery = {"avoidNodeAfter": 1}
     kubectl.apply(
         workload_job("moving", "--steps=100000", "--step-s=0.2", checkpoint=runs, recovery=recovery)

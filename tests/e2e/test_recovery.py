@@ -21,7 +21,7 @@ def test_crash_of_all_ranks_restarts_them_in_place_from_the_checkpoint(kubectl: 
         )
     )
 
-    job = kubectl.until("dtj", "crash", condition("Complete"), within_s=180)
+    job = kubectl.until("dtj", "crash", condition("Complete"), within_s=300)
 
     assert job["status"]["attempt"] == 0
     for pod in ("crash-0", "crash-1"):
@@ -33,7 +33,7 @@ def test_spent_budget_fails_the_job_and_names_rank_and_traceback(kubectl: Kubect
     spec = {"recovery": {"maxRestarts": 1, "backoffSeconds": 1}}
     kubectl.apply(workload_job("hopeless", "--crash=raise", "--crash-at=3", "--crash-lives=9", **spec))
 
-    job = kubectl.until("dtj", "hopeless", condition("Failed", reason="RestartBudgetSpent"), within_s=180)
+    job = kubectl.until("dtj", "hopeless", condition("Failed", reason="RestartBudgetSpent"), within_s=300)
 
     assert job["status"]["phase"] == "Failed"
     assert job["status"]["restarts"]["counted"] == 1
@@ -48,7 +48,7 @@ def test_bad_recipe_fails_at_once(kubectl: Kubectl):
     manifest["spec"]["template"]["spec"]["containers"][0]["args"] = ["train", "dtj.recipes.digitz:recipe"]
     kubectl.apply(manifest)
 
-    job = kubectl.until("dtj", "typo", phase("Failed"), within_s=120)
+    job = kubectl.until("dtj", "typo", phase("Failed"))
 
     assert condition("Failed", reason="RecoveryRule")(job)
     assert job["status"]["restarts"]["total"] == 0

@@ -16,6 +16,7 @@ from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition, phase
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPE = "dtj.recipes.digits:recipe"
 
 
 def example(name: str) -> list[Json]:
@@ -88,7 +89,9 @@ def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     *others, job = example("checkpointed")
     claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
-    job["spec"]["template"]["spec"]["containers"][0]["args"].insert(1, "--save-every=20")
+    # Longer than the example: it must still train when the pod is deleted, also on a slow machine.
+    args = ["train", "--save-every=20", RECIPE, "epochs=150"]
+    job["spec"]["template"]["spec"]["containers"][0]["args"] = args
     kubectl.apply(*others, job)
     kubectl.follow("checkpointed-0", "epoch 5 ", within_s=180)
 
@@ -96,7 +99,7 @@ def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     resumed = kubectl.follow("checkpointed-0", "resuming from", within_s=180)
 
     assert int(re.findall(r"resuming from \S*/step-(\d+)", resumed)[0]) >= 20
-    done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=400)
+    done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=500)
     restarts = done["status"]["restarts"]
     assert (restarts["counted"], restarts["disruptions"]) == (0, 1), (
         "an agreed stop of both is one disruption"
@@ -108,6 +111,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
     *others, job = example("elastic")
     claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
+    job["spec"]["template"]["spec"]["containers"][0]["args"] = ["train", RECIPE, "epochs=1000000"]
     kubectl.apply(*others, job)
     kubectl.until("dtj", "elastic", trains_with(2), within_s=180)
     first = pods_of(kubectl, "elastic")
@@ -116,7 +120,7 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
         kubectl("scale", "dtj", "elastic", f"--replicas={replicas}")
         resized = kubectl.until("dtj", "elastic", trains_with(replicas), within_s=180)
         step = resized["status"]["progress"]["step"]
-        job = kubectl.until("dtj", "elastic", trains_with(replicas, beyond=step), within_s=120)
+        job = kubectl.until("dtj", "elastic", trains_with(replicas, beyond=step), within_s=180)
 
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
     kubectl("wait", "--for=delete", "pod/elastic-1", "pod/elastic-2", "--timeout=60s")

@@ -18,13 +18,17 @@ import pytest
 from tests.support.netns import Networks, lacking, networks
 from tests.unit.dtj.conftest import SMALL
 
+CUT_AT = 8  # the network is cut after it, however late the test is
 _DEADLINE_S = 240.0
 _WHY_NOT = lacking()
 pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600)]
 
 
 class Job:
-    """`pods` agents, each in a network of its own, whose ranks train slowly."""
+    """`pods` agents, each in a network of its own, whose ranks train slowly.
+
+    Rank 0 waits after step CUT_AT until it is told to `go_on`, and after the last one until `finish`.
+    """
 
     def __init__(self, nets: Networks, out: Path, *, pods: int, **env: object) -> None:
         self._out = out
@@ -36,7 +40,7 @@ class Job:
         env = {
             **{"NNODES": pods, "NODE_RANK": pod, "MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
             **{"DTJ_MAX_RESTARTS": 5, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0", "OUT": self._out},
-            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": 39, **more},
+            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": f"{CUT_AT} 39", **more},
         }
         words = [*nets.inside(pod), sys.executable, "-m", "dtj", "run"]
         words += ["--termination-log", str(self._out / f"words-{pod}")]
@@ -51,6 +55,10 @@ class Job:
     def err(self, pod: int) -> str:
         """What a pod has said."""
         return (self._out / f"err-{pod}").read_text()
+
+    def go_on(self) -> None:
+        """Let it train on, however often it comes to that step."""
+        (self._out / f"go-{CUT_AT}").touch()
 
     def steps(self) -> int:
         """How many rank 0 has done, those done twice included."""
@@ -93,7 +101,7 @@ def started(tmp_path: Path) -> Iterator[Start]:
             for agent in job.agents:
                 stack.callback(agent.wait)
                 stack.callback(agent.kill)
-            job.until(lambda: job.steps() >= 8, "the first steps")
+            job.until(lambda: job.steps() > CUT_AT, "the first steps")
             return job, nets
 
         yield begin
@@ -102,6 +110,7 @@ def started(tmp_path: Path) -> Iterator[Start]:
 def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(started: Start) -> None:
     job, nets = started(2)
     with nets.cut(0, 1):
+        job.go_on()
         job.until(lambda: "replica 1 is silent: taken as lost" in job.err(0), "the loss")
         job.until(lambda: "replica 0 is silent" in job.err(1), "the other side's word")
         done = job.steps()
@@ -114,6 +123,7 @@ def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> N
     """Nobody is lost and nothing moves: that is a hang, and the ranks go back to the checkpoint."""
     job, nets = started(3)
     with nets.cut(1, 2):
+        job.go_on()
         job.until(lambda: "the stacks of all ranks follow" in job.err(0), "the hang to be noticed")
         job.until(lambda: "dtj: generation 2: " in job.err(0), "the restart")
         done = job.steps()
@@ -126,6 +136,7 @@ def test_cut_that_does_not_end_uses_up_the_budget_of_restarts(started: Start) ->
     """The hang is one restart; that the ranks do not reach each other is free once, then counts."""
     job, nets = started(3, DTJ_MAX_RESTARTS=1, DTJ_HANG_SECONDS=20)
     with nets.cut(1, 2):
+        job.go_on()
         assert job.codes() == [76, 76, 76]
     assert "generation 2: all ranks anew; 1 of 1 restarts in place used" in job.err(0)
     words = [job.last_words(pod) for pod in range(3)]

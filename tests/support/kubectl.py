@@ -99,7 +99,7 @@ class Kubectl:
             f"{kind}/{name} {hint or 'never got there'} within {within_s} s; last: {state}"
         )
 
-    def until_gone(self, kind: str, *, selector: str = "", within_s: float = 60) -> None:
+    def until_gone(self, kind: str, *, selector: str = "", within_s: float = 100) -> None:
         """Wait until no object of the kind is left that the label selector picks."""
         deadline = time.monotonic() + within_s
         left = {item["metadata"]["name"] for item in self.list(kind, selector)}

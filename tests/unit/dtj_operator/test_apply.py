@@ -109,7 +109,7 @@ async def test_creation_grows_and_one_that_is_slow_holds_nobody_up() -> None:
         return await says(stored(wanted(number), f"u{number}"))(request)
 
     async with doing(*[answer] * 100) as do:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Outcome()
 
     assert seen[1] == 1, "nobody beside the first"

@@ -73,7 +73,7 @@ class Lease:
         if not self.held:
             return
         try:
-            async with asyncio.timeout(PERIOD_S):
+            async with asyncio.timeout(TRY_S):
                 lease = decode(await self._api.get(self._path))
                 if lease["spec"].get("holderIdentity") == self.identity:
                     free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}

@@ -124,6 +124,16 @@ async def test_a_leader_that_gives_the_lease_back_is_followed_at_once() -> None:
     assert now() <= PERIOD_S
 
 
+async def test_a_slow_api_server_is_waited_for_when_the_lease_is_given_back() -> None:
+    server = OneLease()
+    first = lease(server, "a")
+    await first.acquire()
+    server.takes_s = 2.0
+    await first.release()
+
+    assert server.holder == ""
+
+
 async def test_a_container_that_restarts_under_the_same_name_goes_on_at_once() -> None:
     server = OneLease()
     await lease(server, "a").acquire()

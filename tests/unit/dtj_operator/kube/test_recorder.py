@@ -37,7 +37,7 @@ async def recording(*script: Handler) -> AsyncIterator[tuple[Recorder, Server]]:
 
 
 async def until_asked(server: Server, times: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(server.asked) < times:  # noqa: ASYNC110 - the server is in another task
             await asyncio.sleep(0.01)
 

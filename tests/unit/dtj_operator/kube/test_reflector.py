@@ -70,7 +70,7 @@ class Followed:
         return {view.name: view.phase for view in self.cache.pods(KEY)}
 
     async def until(self, expected: dict[str, str]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.shown() != expected:
                 self._changed.clear()
                 await self._changed.wait()
@@ -79,7 +79,7 @@ class Followed:
         return [query["resourceVersion"] for _, _, query, _ in self.server.asked if query.get("watch")]
 
     async def until_watched_from(self, *versions: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.watched_from() != list(versions):  # noqa: ASYNC110 - the server is in another task
                 await asyncio.sleep(0.01)
 
