@@ -62,7 +62,9 @@ class CoordinatorClient:
             return
         self._keepalive_at = now + KEEPALIVE_S
         self.tell({"keepalive": True})
-        if self._link and (self._link.is_silent(now) or not self._link.is_open):
+        if self._link and not self._link.is_open:
+            self._on_message()  # its last words may be there: that the job is over, say
+        elif self._link and self._link.is_silent(now):
             self._lost("replica 0 is silent; trying to reach it anew")
 
     def connect(self) -> None:
