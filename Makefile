@@ -31,7 +31,7 @@ unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
 	$(RUN) pytest -q -n 2 tests/unit tests/contract
 
 integration: ## tests against a real kube-apiserver and etcd, and between real networks
-	$(RUN) pytest -q -n 2 --dist loadgroup --timeout=300 tests/integration
+	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
 
 e2e: ## tests on a three-node cluster with our images and our chart
 	$(RUN) pytest -q --timeout=600 tests/e2e

@@ -89,7 +89,7 @@ async def run(
         result.violations += await settled(witness, "after all jobs were deleted")
         result.violations += witness.violations()
         result.jobs, result.pods, result.events = stage.made, witness.births, len(witness.events)
-        result.deaths = sum(len(operator.deaths) for operator in stage.operators)
+        result.deaths = sum(len(operator.dead) for operator in stage.operators)
     result.seconds = time.monotonic() - began
     return result
 

@@ -16,7 +16,7 @@ from tests.integration.controlplane import ControlPlane, token
 from tests.support.connections import hang_up, session
 
 Json = dict[str, Any]
-WITHIN_S = 60.0  # generous: it only decides how long a broken test takes
+WITHIN_S = 120.0  # generous: it only decides how long a broken test takes
 
 JOBS = "/apis/dtj.dev/v1alpha1/namespaces/{}/distributedtrainingjobs"
 PODS = "/api/v1/namespaces/{}/pods"
@@ -135,6 +135,18 @@ class Api:
                             return seen
         raise NeverHappenedError(f"no object of {path} got there within {WITHIN_S} s")
 
+    async def until_answered(self, path: str, status: int) -> None:
+        """Ask until the answer is this: of a change of rights the API server learns a moment later."""
+        deadline = time.monotonic() + WITHIN_S
+        while (found := await self.answer(path)) != status:
+            assert time.monotonic() < deadline, f"GET {path} is answered with {found}, not with {status}"
+            await asyncio.sleep(0.02)  # between two questions
+
+    async def answer(self, path: str) -> int:
+        """Return the status of the answer to a GET."""
+        async with self._session.get(path) as answer:
+            return answer.status
+
     async def until_gone(self, path: str, *, within_s: float = WITHIN_S) -> None:
         """Wait until there is no such object."""
         folder, _, name = path.rpartition("/")
@@ -164,7 +176,7 @@ class ApiError(Exception):
 async def connect(plane: ControlPlane, user: str = "admin") -> AsyncIterator[Api]:
     """Open a client for a user of the control plane."""
     headers = {"Authorization": f"Bearer {token(user)}"}
-    timeout = aiohttp.ClientTimeout(total=None, connect=10)
+    timeout = aiohttp.ClientTimeout(total=None, connect=WITHIN_S)
     options = {"base_url": plane.url, "headers": headers, "timeout": timeout, "read_bufsize": 2**24}
     async with session(plane.tls(), **options) as opened:
         yield Api(opened)

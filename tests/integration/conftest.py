@@ -18,6 +18,14 @@ from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
 
 PROGRAMS = (*controlplane.PROGRAMS, "helm")
+LIMIT_S = 300  # of a test that names no other: more than what any wait in it may take, so that this tells why
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder their time limit, however they are called."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -91,13 +91,16 @@ class Kubelet:
         elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not without_room(pod):
             await self.start(name, placed="nodeName" in pod["spec"])
 
-    async def start(self, name: str, *, placed: bool = False, placed_at: str | None = None) -> None:
+    async def start(
+        self, name: str, *, placed: bool = False, placed_at: str | None = None, node: str = ""
+    ) -> None:
         """Place a pod on a node and make it ready.
 
         placed_at  when the scheduler says that it did so; it does not say where that is None
+        node       where; by itself on the node of its index
         """
         if not placed:
-            await self._place(name)
+            await self._place(name, node or f"node-{name.rpartition('-')[2]}")
         status = {
             "phase": "Running",
             "podIP": "10.1.0.1",
@@ -112,8 +115,8 @@ class Kubelet:
         }
         await self.set_status(name, status)
 
-    async def _place(self, name: str) -> None:
-        target = {"apiVersion": "v1", "kind": "Node", "name": f"node-{name.rpartition('-')[2]}"}
+    async def _place(self, name: str, node: str) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
         try:
             await self._api.create(f"{self._folder}/{name}/binding", binding)

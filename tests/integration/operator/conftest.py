@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,7 +18,7 @@ from tests.integration.chart.conftest import CHART, Helm, helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
-from tests.integration.operator.process import Operator
+from tests.integration.operator.process import Kept
 
 __all__ = ["helm"]
 Json = dict[str, Any]
@@ -45,6 +46,25 @@ def granted(helm: Helm, plane: ControlPlane) -> ControlPlane:
     return plane
 
 
+@contextlib.asynccontextmanager
+async def without(plane: ControlPlane, binding: str, forbidden: str) -> AsyncIterator[None]:
+    """Take a binding away from the operator's user until the block ends.
+
+    binding    path of the ClusterRoleBinding or RoleBinding
+    forbidden  what cannot be read without it: the API server says so at the beginning, and no more at the end
+    """
+    async with rest.connect(plane) as admin, rest.connect(plane, "operator") as operator:
+        taken = await admin.get(binding)
+        await admin.delete(binding)
+        try:
+            await operator.until_answered(forbidden, 403)
+            yield
+        finally:
+            del taken["metadata"]["resourceVersion"]
+            await admin.create(binding.rpartition("/")[0], taken)
+            await operator.until_answered(forbidden, 200)
+
+
 @pytest.fixture
 async def api(granted: ControlPlane) -> AsyncIterator[Api]:
     """Return a client of the API server, as admin."""
@@ -68,10 +88,11 @@ async def witness(api: Api, namespace: str) -> AsyncIterator[Witness]:
 
 
 @pytest.fixture
-async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Operator]:
+async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
     """Return an operator that serves the test's namespace."""
-    async with process.running(granted, watch=namespace) as operator:
+    async with process.kept(granted, watch=namespace) as operator:
         yield operator
+        operator.check()
 
 
 class Cluster:

@@ -8,6 +8,7 @@ from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.process import LEASE, NAMESPACE, Operator
+from tests.integration.operator.test_elastic import LONG_AGO
 from tests.support.predicates import condition, phase
 
 
@@ -71,8 +72,11 @@ async def test_deadline_that_passed_meanwhile_counts(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with process.running(granted, watch=cluster.namespace):
-        await cluster.submit(activeDeadlineSeconds=3)
+        await cluster.submit(activeDeadlineSeconds=3600)
         await cluster.until(phase("Running"))
+
+    # The hour is over.
+    await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"startTime": LONG_AGO}})
 
     async with process.running(granted, watch=cluster.namespace):
         job = await cluster.until(phase("Failed"))

@@ -13,7 +13,7 @@ SEED = 1
 WITHOUT = frozenset({"restart_apiserver"})  # the long runs have the time that it takes
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_hundred_faults_and_no_violation(granted: ControlPlane, namespace: str, tmp_path: Path):
     result = await chaos.run(granted, namespace, tmp_path, seed=SEED, faults=100, jobs=8, without=WITHOUT)
 

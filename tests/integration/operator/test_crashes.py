@@ -64,7 +64,7 @@ def created_by_operator(plane: ControlPlane) -> Counter[str]:
     )
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
     chance = random.Random(SEED)
     with controlplane.running(tmp_path) as plane:

@@ -11,7 +11,7 @@ from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.test_lifecycle import of
 from tests.integration.operator.test_scope import HEALING, uids
 from tests.support.kubectl import Kubectl
-from tests.support.predicates import phase
+from tests.support.predicates import condition, phase
 
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
@@ -120,7 +120,12 @@ async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: 
         await kubelet.start(name)
     await find_no_room(kubelet, "job-2")
 
-    job = await cluster.until(lambda job: job.get("status", {}).get("ready") == "2/3")
+    job = await cluster.until(
+        lambda job: (
+            job.get("status", {}).get("ready") == "2/3"
+            and condition("PodsReady", "False", "Unschedulable")(job)
+        )
+    )
     assert phase("Pending")(job)
 
 

@@ -14,7 +14,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
-from tests.integration.operator.process import Operator
+from tests.integration.operator.process import Kept
 from tests.support.predicates import phase
 
 Json = dict[str, Any]
@@ -52,7 +52,7 @@ async def goes_on(cluster: Cluster, kubelet: Kubelet) -> None:
 
 
 async def test_next_attempt_waits_for_a_pod_that_lost_its_label_on_its_way_out(
-    cluster: Cluster, kubelet: Kubelet, operator: Operator, witness: Witness
+    cluster: Cluster, kubelet: Kubelet, operator: Kept, witness: Witness
 ):
     await running(cluster, kubelet)
     await restarting(cluster, kubelet)
@@ -80,7 +80,7 @@ async def test_next_attempt_waits_for_a_pod_that_a_new_operator_never_saw(
 
 @pytest.mark.parametrize("folder", [SERVICES, POLICIES])
 async def test_child_that_lost_its_label_as_the_job_failed_is_deleted(
-    cluster: Cluster, kubelet: Kubelet, operator: Operator, witness: Witness, folder: str
+    cluster: Cluster, kubelet: Kubelet, operator: Kept, witness: Witness, folder: str
 ):
     await running(cluster, kubelet, recovery=ONE_FAULT)
     operator.freeze()
@@ -107,7 +107,7 @@ async def test_child_of_a_failed_job_that_a_new_operator_never_saw_is_deleted(
 
 
 async def test_pod_that_lost_its_label_as_the_job_was_suspended_is_stopped(
-    cluster: Cluster, kubelet: Kubelet, operator: Operator, witness: Witness
+    cluster: Cluster, kubelet: Kubelet, operator: Kept, witness: Witness
 ):
     await running(cluster, kubelet)
     operator.freeze()

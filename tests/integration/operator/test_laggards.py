@@ -9,11 +9,10 @@ import pytest
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.test_lifecycle import of
-from tests.integration.operator.test_scope import agent
+from tests.integration.operator.test_scope import ADDRESS, agent
 from tests.support.predicates import condition
 
 Json = dict[str, Any]
-ADDRESS = "127.0.0.84"
 
 
 @pytest.mark.usefixtures("operator")

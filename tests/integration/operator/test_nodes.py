@@ -62,8 +62,7 @@ async def test_pod_of_a_lost_node_is_replaced_although_its_kubelet_is_dead(
 
     await nodes.say("node-1", ready=False)
     await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
-    await nodes.say("node-1", ready=True)
-    await kubelet.start("job-1")
+    await kubelet.start("job-1", node="node-2")
 
     job = await cluster.until(recovered(0, disruptions=1))
     after = uids(kubelet.pods)
@@ -83,9 +82,8 @@ async def test_lost_node_does_not_hold_up_a_new_attempt(cluster: Cluster, kubele
 
     await nodes.say("node-1", ready=False)
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
-    await nodes.say("node-1", ready=True)
-    for name in ("job-0", "job-1"):
-        await kubelet.start(name)
+    await kubelet.start("job-0")
+    await kubelet.start("job-1", node="node-2")
 
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
 
@@ -105,8 +103,7 @@ async def test_node_is_not_lost_before_its_time_nor_where_that_is_turned_off(
     await nodes.say("node-1", ready=False, since=now())
     # Its time comes without any further news.
     await kubelet.until(lambda pods: uids(pods).get("quick-1", before["quick-1"]) != before["quick-1"])
-    await nodes.say("node-1", ready=True)
-    await kubelet.start("quick-1")
+    await kubelet.start("quick-1", node="node-2")
 
     await cluster.until(recovered(0, disruptions=1), "quick")
     after = uids(await kubelet.until_running(*names))
@@ -165,8 +162,8 @@ async def test_node_with_two_faults_is_avoided_until_nothing_fits(
 ):
     await cluster.submit(recovery=HEALING)
     for number in (1, 2):
-        await kubelet.until_running("job-0", "job-1")
         await cluster.until(recovered(number - 1))
+        await kubelet.until_running("job-0", "job-1")
         assert avoids(kubelet.pods["job-1"]) == []
         kubelet.starts = number == 1
         await kubelet.finish("job-1", 139)

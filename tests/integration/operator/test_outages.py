@@ -13,7 +13,7 @@ from tests.integration.api import LEASES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
-from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.conftest import Cluster, without
 from tests.integration.operator.process import LEASE, NAMESPACE, Kept
 from tests.support.faultproxy import FaultProxy
 from tests.support.predicates import phase
@@ -102,21 +102,18 @@ async def test_history_that_etcd_has_forgotten_is_read_anew(
 async def test_without_the_right_to_read_nodes_all_else_works(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
-    path = f"{BINDING}-nodes-{NAMESPACE}"  # what the chart leaves out with rbac.readNodes=false
-    binding = await cluster.api.get(path)
-    await cluster.api.delete(path)
-    try:
-        async with process.running(granted, watch=cluster.namespace) as operator:
-            await cluster.submit()
-            await cluster.until(phase("Running"))
-            await kubelet.finish("job-1", 1)
-            await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
-            told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
-        assert len(told) == 1
-        assert "not permitted to read these, going on without" in told[0]
-    finally:
-        del binding["metadata"]["resourceVersion"]
-        await cluster.api.create(path.rpartition("/")[0], binding)
+    binding = f"{BINDING}-nodes-{NAMESPACE}"  # what the chart leaves out with rbac.readNodes=false
+    async with (
+        without(granted, binding, "/api/v1/nodes"),
+        process.running(granted, watch=cluster.namespace) as operator,
+    ):
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+        await kubelet.finish("job-1", 1)
+        await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+        told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
+    assert len(told) == 1
+    assert "not permitted to read these, going on without" in told[0]
 
 
 async def test_rights_that_are_taken_away_and_given_back(
@@ -128,9 +125,7 @@ async def test_rights_that_are_taken_away_and_given_back(
     ):
         await cluster.submit("before")
         await cluster.until(phase("Running"), "before")
-        binding = await cluster.api.get(BINDING)
-        await cluster.api.delete(BINDING)
-        try:
+        async with without(granted, BINDING, cluster.pods):
             proxy.cut_watches()
             await cluster.submit("meanwhile")
             await kubelet.finish("before-1", 1)
@@ -139,11 +134,8 @@ async def test_rights_that_are_taken_away_and_given_back(
             lease = await cluster.api.get(renewed)
             await cluster.api.until(renewed, lambda seen: seen["spec"] != lease["spec"])
             assert witness.births == 2
-        finally:
-            del binding["metadata"]["resourceVersion"]
-            await cluster.api.create(BINDING.rpartition("/")[0], binding)
 
         await cluster.until(phase("Running"), "meanwhile")
         await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "before")
         await witness.settled()
-        assert kept.deaths == []
+        assert kept.dead == []

@@ -13,7 +13,7 @@ from tests.integration import controlplane
 from tests.integration.controlplane import CRD, ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
-from tests.integration.operator.process import Operator
+from tests.integration.operator.process import Kept
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ async def submit(cluster: Cluster, name: str, spec: Any) -> None:
 
 @pytest.mark.parametrize("tightened", [True, False], ids=["schema strict again", "schema still loose"])
 async def test_nonsense_ends_in_a_condition_and_holds_nobody_up(
-    loosened: None, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, operator: Operator,
+    loosened: None, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, operator: Kept,
     witness: Witness, tightened: bool,
 ):  # fmt: skip
     for name, (spec, _) in NONSENSE.items():

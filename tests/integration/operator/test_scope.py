@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,10 +16,13 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.process import Kept
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
 AGENT_PORT = 29400
+# Of this process alone: the port is a fixed one, and several may run these tests at the same time.
+ADDRESS = f"127.{1 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 HEALING = {"scope": "Replica", "backoffSeconds": 0}
 
 
@@ -83,14 +87,23 @@ async def test_deleted_pod_is_replaced_alone_and_costs_nothing(cluster: Cluster,
     assert (job["status"]["attempt"], uids(kubelet.pods)["job-0"]) == (0, before["job-0"])
 
 
-@pytest.mark.usefixtures("operator")
-async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(cluster: Cluster, kubelet: Kubelet):
+async def fail_together(operator: Kept, kubelet: Kubelet, code: int, *names: str) -> None:
+    """End pods in such a way that the operator sees none of them end before the others have."""
+    operator.freeze()
+    await asyncio.gather(*(kubelet.finish(name, code) for name in names))
+    await kubelet.until(lambda pods: all(pods[name]["status"]["phase"] == "Failed" for name in names))
+    operator.thaw()
+
+
+async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(
+    cluster: Cluster, kubelet: Kubelet, operator: Kept
+):
     await cluster.submit(recovery=HEALING)
     await kubelet.until_running("job-0", "job-1")
     kubelet.starts = False
     await cluster.until(phase("Running"))
 
-    await asyncio.gather(kubelet.finish("job-0", 76), kubelet.finish("job-1", 76))
+    await fail_together(operator, kubelet, 76, "job-0", "job-1")
 
     await kubelet.until(
         lambda pods: (
@@ -105,7 +118,9 @@ async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(cluster: Cl
 async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
     cluster: Cluster, kubelet: Kubelet
 ):
-    await cluster.submit(replicas=3, recovery=HEALING)
+    # Within this time those that stop belong to the one that was asked to.
+    pod = {"containers": [{"name": "trainer", "image": "trainer:1"}], "terminationGracePeriodSeconds": 600}
+    await cluster.submit(replicas=3, recovery=HEALING, template={"spec": pod})
     before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     await cluster.until(phase("Running"))
     kubelet.holds = {"job-1"}
@@ -117,8 +132,10 @@ async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
     await kubelet.let_go("job-1", before["job-1"])
     await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
     await kubelet.finish("job-2", 75)
+    await kubelet.until(lambda pods: uids(pods).get("job-2", before["job-2"]) != before["job-2"])
 
-    job = await cluster.until(recovered(0, 1))
+    job = await cluster.until(lambda job: phase("Running")(job) and "replacing" not in job["status"])
+    assert recovered(0, 1)(job), "it is one incident"
     after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     assert after.keys() == before.keys()
     assert not set(after.values()) & set(before.values())
@@ -143,20 +160,19 @@ async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
         await runner.cleanup()
 
 
-@pytest.mark.usefixtures("operator")
 async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
-    cluster: Cluster, kubelet: Kubelet
+    cluster: Cluster, kubelet: Kubelet, operator: Kept
 ):
     ledger = {"productive": 90.0, "startup": 5.0, "lost": 1.0, "recovering": 4.0}
     says = {"attempt": 0, "step": 7, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger}
     says["failure"] = {"rank": 1, "replica": 1, "reason": "Signal", "exitCode": 137, "signal": "SIGKILL"}
-    async with agent("127.0.0.83", says):
+    async with agent(ADDRESS, says):
         kubelet.starts = False
         await cluster.submit(recovery={"backoffSeconds": 0})
         await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})
         for name in ("job-1", "job-0"):
             await kubelet.start(name)
-        await kubelet.set_status("job-0", {"podIP": "127.0.0.83", "podIPs": [{"ip": "127.0.0.83"}]})
+        await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
         before = uids(kubelet.pods)
 
         job = await cluster.until(lambda job: job.get("status", {}).get("recoveryScope") == "Replica")
@@ -171,7 +187,7 @@ async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
         assert (job["status"]["attempt"], uids(kubelet.pods)["job-0"]) == (0, before["job-0"])
         assert job["status"]["restarts"]["inPlace"] == 2, "what the operator replaced is not counted twice"
 
-        await asyncio.gather(kubelet.finish("job-0", 1), kubelet.finish("job-1", 1))
+        await fail_together(operator, kubelet, 1, "job-0", "job-1")
         job = await cluster.until(lambda job: job["status"]["attempt"] == 1)
         assert job["status"]["recoveryScope"] == "Job", "the agents of this attempt have not spoken yet"
         assert job["status"]["restarts"]["inPlace"] == 2
