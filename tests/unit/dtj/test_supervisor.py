@@ -257,7 +257,7 @@ def test_rank_that_closes_its_pipes_lives_on_and_costs_nothing(node: Node) -> No
     node.until(lambda: not process.streams and process.reports is None, "its pipes to be over")
     assert {(1, "[rank 0] out\n")} < {x for x in node.heard if isinstance(x, tuple)} | {None}
     assert {"word": 1} in node.heard
-    assert supervisor.alive() == [process]
+    assert (supervisor.alive(), supervisor.endings()) == ([process], [])
     assert len(node.selector.get_map()) == 1, "its death is all that can still be heard of"
 
 
