@@ -39,7 +39,7 @@ def row(model: str, size: int) -> list[object]:
         command = [*ranks.DTJ, "--nproc", size, program, model, first]
         found = ranks.numbers(command, DTJ_HANG_SECONDS="600")
         for loop, took in blocks.items():
-            took += found[loop]
+            took.extend(found[loop])
     ours, bare, usual = blocks.values()
     more = statistics.median(our - other for our, other in zip(ours, bare, strict=True))
     return [

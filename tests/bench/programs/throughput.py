@@ -3,7 +3,7 @@
     throughput.py MODEL FIRST
 
 Where in memory a model happens to lie makes it up to two hundredths faster or slower for the whole life of a
-process. So the loops are made in an order that begins with number FIRST, and whoever calls this tries them all.
+process. So the loops are made in an order that begins with number FIRST, and whoever calls this tries all.
 """
 
 import sys
