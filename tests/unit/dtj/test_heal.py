@@ -177,7 +177,7 @@ def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, 
 def test_restarts_that_bring_no_step_are_given_up(finish: Finish, tmp_path: Path) -> None:
     """A sample that kills whoever reads it: three restarts without a new step, then the job fails.
 
-    It is rank 0 that reads it: of the steps of others, this one's would be told of now sooner, now later.
+    It is rank 0, whose steps are the job's: when another one dies, rank 0 may not be through with its own.
     """
     faults = " ".join(["0@5:forward:raise"] * 9)
     flags = ("run", "--nproc", 2, "--max-restarts", 100, SMALL)
