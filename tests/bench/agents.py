@@ -22,7 +22,7 @@ from tests.bench.goodput_truth import Line, parse
 from tests.bench.recovery_jobs import PROGRAM
 from tests.bench.recovery_local import trains_again_at
 from tests.bench.recovery_times import percentile
-from tests.support.commands import free_port
+from tests.support.ports import free_port
 
 PODS = (1, 3, 8)
 KILLS = int(os.environ.get("DTJ_AGENTS_KILLS", "10"))

@@ -16,7 +16,8 @@ from typing import Any
 
 from tests.bench import report
 from tests.bench.blame_plan import PLACES, PROCESSES, RANKS, Crash, draw, is_right
-from tests.support.commands import Start, commands, free_port, warm
+from tests.support.commands import Start, commands, warm
+from tests.support.ports import free_port
 
 CRASHES = int(os.environ.get("DTJ_BLAME_CRASHES", "200"))
 SEED = int(os.environ.get("DTJ_BLAME_SEED", "1"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 AGENTS = 2
 
@@ -23,7 +24,7 @@ class Pods:
     def __init__(self, folder: Path, *, seed: int, seconds: float, step_s: float, nproc: int) -> None:
         self._folder = folder
         self.ranks = AGENTS * nproc
-        port = _free_port()
+        port = free_port()
         self._agents = []
         for index in range(AGENTS):
             env = {
@@ -95,10 +96,3 @@ def pods(*, seed: int, seconds: float, step_s: float, nproc: int) -> Iterator[Po
             yield found
         finally:
             found.end()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

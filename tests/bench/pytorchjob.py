@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import config, go, proc, tools
-from tests.integration.controlplane import free_ports
 from tests.support.kubectl import Kubectl
+from tests.support.ports import free_port
 
 MODULE, VERSION = "training-operator", "v1.8.1"
 SOURCE = "github.com/kubeflow/training-operator"
@@ -67,7 +67,7 @@ def operator(kubectl: Kubectl, program: Path, *flags: str, log: Path) -> Iterato
         {"apiVersion": "v1", "kind": "Secret", "metadata": secret},
         _unused_webhook(),
     )
-    health, metrics, webhook = free_ports(3)
+    health, metrics, webhook = (free_port() for _ in range(3))
     command = [
         str(program),
         "--enable-scheme=pytorchjob",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 from tests.cluster import tools
 from tests.support.kubectl import Kubectl, KubectlError
+from tests.support.ports import free_port
 
 Json = dict[str, Any]
 START_S = 240  # some 5 s where the machine has nothing else to do
@@ -205,7 +205,7 @@ def install_crd(plane: ControlPlane) -> None:
 
 def prepare(programs: dict[str, Path], folder: Path) -> ControlPlane:
     """Return a control plane whose programs are not started yet."""
-    client, peer, secure = free_ports(3)
+    client, peer, secure = (free_port() for _ in range(3))
     etcd_url = f"http://127.0.0.1:{client}"
     kubeconfig = folder / "kubeconfig-admin"
     return ControlPlane(
@@ -276,12 +276,3 @@ def wait_until_ready(plane: ControlPlane) -> None:
         time.sleep(0.1)  # between two questions, not instead of an answer
     log = (plane.folder / "kube-apiserver.log").read_text()[-3000:]
     raise RuntimeError(f"kube-apiserver not ready within {START_S} s:\n{log}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on; all are held at the same time, so they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

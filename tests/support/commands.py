@@ -6,12 +6,9 @@ forked from it and is then what a shell would have started: own pid, own signals
 
 import contextlib
 import faulthandler
-import itertools
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -124,30 +121,6 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port that is free, and stays so until it is used: no connection and no other test process gets it."""
-    for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise AssertionError("cycle has no end")
-
-
-def _own_ports() -> list[int]:
-    """Below those that the kernel gives to whoever needs any; each process of pytest-xdist has its own."""
-    kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    end = int(kernel.read_text().split()[0]) if kernel.exists() else 32768
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    found = list(
-        range(10_000 + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    )
-    random.SystemRandom().shuffle(found)  # another run on this machine begins elsewhere
-    return found
-
-
-_ports = itertools.cycle(_own_ports())
 
 
 def is_dead(pid: int) -> bool:

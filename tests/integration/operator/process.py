@@ -14,7 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from tests.integration.controlplane import ControlPlane, free_ports
+from tests.integration.controlplane import ControlPlane
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "dtj-system"
@@ -93,7 +94,7 @@ async def start(
     poll_s       seconds between questions to an agent
     environment  variables beside the usual ones
     """
-    health, metrics = free_ports(2)
+    health, metrics = free_port(), free_port()
     log = plane.folder / f"{identity}-{health}.log"
     variables = {
         **os.environ,

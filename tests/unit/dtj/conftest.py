@@ -8,8 +8,9 @@ import hypothesis
 import pytest
 import torch
 
-from tests.support.commands import Command, Finished, Start, commands, free_port, is_dead, wait_for
+from tests.support.commands import Command, Finished, Start, commands, is_dead, wait_for
 from tests.support.commands import warm as warm_context
+from tests.support.ports import free_port
 
 __all__ = ["Command", "Finished", "Start", "free_port", "is_dead", "wait_for"]
 

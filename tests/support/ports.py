@@ -1,0 +1,32 @@
+"""Ports for servers that tests start."""
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+from pathlib import Path
+
+
+def free_port() -> int:
+    """A port that is free, and stays so until it is used: no connection and no other test process gets it."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("cycle has no end")
+
+
+def _own_ports() -> list[int]:
+    """Below those that the kernel gives to whoever needs any; each process of pytest-xdist has its own."""
+    kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(kernel.read_text().split()[0]) if kernel.exists() else 32768
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    found = list(
+        range(10_000 + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    )
+    random.SystemRandom().shuffle(found)  # another run on this machine begins elsewhere
+    return found
+
+
+_ports = itertools.cycle(_own_ports())
