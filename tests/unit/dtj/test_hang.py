@@ -151,6 +151,14 @@ def test_pause_ends_with_its_generation() -> None:
     assert watchdog.silent_for(30 + 10 * LEAST_S)
 
 
+def test_pause_ends_with_its_rank() -> None:
+    """Others that it left in a collective would wait for it unseen."""
+    watchdog = stepping()
+    watchdog.observe(1, 20, 25.0, paused=True)
+    watchdog.ended(1)
+    assert watchdog.silent_for(20 + 2 * LEAST_S) == 2 * LEAST_S
+
+
 def test_ranks_are_looked_at_before_the_limit_is_over_however_short_it_is() -> None:
     assert stepping(timeout_s=1).due == (20.5, 21)
     assert stepping(timeout_s=100).due == (20 + 98, 20 + 100)

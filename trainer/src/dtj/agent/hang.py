@@ -98,6 +98,7 @@ class Watchdog:
     def ended(self, rank: int) -> None:
         """A rank is done; nothing more is expected of it."""
         self._heard_at.pop(rank, None)
+        self._paused.discard(rank)
 
     def limit(self, rank: int) -> float | None:
         """Seconds without a sign of life that are too many; None where nothing is known of some rank."""
