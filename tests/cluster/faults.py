@@ -84,13 +84,11 @@ def cut_off(cluster: Cluster, pod: Json, others: Sequence[Json]) -> Iterator[Non
     node, address = pod["spec"]["nodeName"], pod["status"]["podIP"]
     pairs = [(address, other["status"]["podIP"]) for other in others]
     rules = [("-s", a, "-d", b, "-j", "DROP") for a, b in pairs + [(b, a) for a, b in pairs]]
-    for rule in rules:
-        on_node(cluster, node, "iptables", "-I", "FORWARD", *rule)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for rule in rules:
-            on_node(cluster, node, "iptables", "-D", "FORWARD", *rule)
+            on_node(cluster, node, "iptables", "-I", "FORWARD", *rule)
+            stack.callback(on_node, cluster, node, "iptables", "-D", "FORWARD", *rule)
+        yield
 
 
 def heartbeat(lease: Json | None) -> str:

@@ -99,6 +99,7 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     [
         *(b"GET / HTTP/1.1\n", b"1\n", b"[]\n", b"null\n", b'{"hello": 1}\n', b'{"hello": {"uid": ""}}\n'),
         *map(encode, (hello("", attempt="x"), hello("", protocol=None), hello("", state=0))),
+        *(b'{"hello": {"protocol": 1e999}}\n', b"[" * 50_000 + b"\n"),
     ],
 )
 def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
@@ -109,16 +110,29 @@ def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
 
 
-@pytest.mark.parametrize("theirs", [PROTOCOL - 1, PROTOCOL + 1])
-def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(pod: Pod, theirs: int) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "place", "for_good"),
+    [
+        pytest.param(PROTOCOL - 1, {}, True, id="an older one"),
+        pytest.param(PROTOCOL + 1, {}, True, id="a newer one"),
+        pytest.param(
+            PROTOCOL + 1, {"attempt": 1}, False, id="of the next attempt, which has begun elsewhere"
+        ),
+        pytest.param(PROTOCOL + 1, {"uid": "b"}, False, id="of another job"),
+    ],
+)
+def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(
+    pod: Pod, theirs: int, place: Message, *, for_good: bool
+) -> None:
     """It knows its place in the job, and may know nothing else of what we do."""
     stranger = Link(pod.coordinator.link(), now=0.0)
     pod.tell()
-    for message in ({"hello": {"protocol": theirs, "replica": 0}}, heartbeats(1, 5, 0)):
+    told = {"protocol": theirs, "uid": "", "attempt": 0, "replica": 0} | place
+    for message in ({"hello": told}, heartbeats(1, 5, 0)):
         stranger.send(message)
     pod.tell(heartbeats(1, 7, 0, 1, 2))
     (refused,) = stranger.receive(0.0)
-    assert refused["forGood"]
+    assert refused["forGood"] is for_good
     assert f"speaks protocol {theirs}, that of replica 0 speaks {PROTOCOL}" in refused["refused"]
     assert "digest (name@sha256:...)" in refused["refused"]
     assert pod.said == [f"replica 0 is refused: {refused['refused']}"]

@@ -45,6 +45,13 @@ def test_one_rank_that_wants_to_finish_ends_all_after_the_same_step_with_a_check
     assert [int(line.split()[0]) for line in last] == [step - 1] * nproc
 
 
+def test_wish_to_finish_in_the_last_step_is_granted_too(finish: Finish, tmp_path: Path) -> None:
+    """Whether it is heard must not depend on how long steps take."""
+    ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=7, PLAIN=1, FINISH_AT=6)
+    assert ended.code == 0, ended.err
+    assert "finished at step 7 of 7, as the program asked" in ended.err
+
+
 DIES_IN_ITS_LAST_SAVE = """
 import os
 import signal

@@ -423,13 +423,21 @@ def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_pa
     assert "the stacks of all ranks follow" not in ended.err
 
 
-@pytest.mark.parametrize("left", [{}, {"BREAK_AT": SIZES["STEPS"] - 1}], ids=["its end", "break"])
-def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path, left: dict[str, int]) -> None:
+def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path) -> None:
     """Writing a sample or exporting the model takes longer than what a step may."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **left, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err
+
+
+def test_rank_that_alone_leaves_the_loop_is_the_one_that_hangs(finish: Finish, tmp_path: Path) -> None:
+    """The others wait for it: that it went by a `break` does not excuse it."""
+    flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
+    sizes = SIZES | {"STEPS": 100_000}
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, BREAK_AT=9, AFTERWARDS_S=1000, **sizes)
+    assert ended.code != 0
+    assert f"rank 0 is in {SMALL}:" in ended.err, ended.err
 
 
 CHATTY = """

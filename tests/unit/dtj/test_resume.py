@@ -131,13 +131,13 @@ def test_run_that_was_finished_says_so_and_how_to_go_on(finish: Finish, tmp_path
     assert (first.code, "nothing left to train" in first.err) == (0, False)
     again = finish(*flags, OUT=tmp_path, STEPS=4)
     assert again.code == 0
-    left = f"nothing left to train: {saved / 'step-4'} is of step 4, and 4 are asked for"
+    left = f"nothing left to train in this loop: {saved / 'step-4'} is of step 4, 4 are asked for"
     assert again.err.count(left) == 1
     assert "  to go on: ask for more" in again.err
     assert "  to begin anew: name another --checkpoint folder" in again.err
     of_earlier = finish("run", "--checkpoint", later, "--resume", saved, SMALL, OUT=tmp_path, STEPS=3)
     assert of_earlier.code == 0
-    assert f"{saved / 'step-4'} is of step 4, and 3 are asked for" in of_earlier.err
+    assert f"{saved / 'step-4'} is of step 4, 3 are asked for" in of_earlier.err
     assert "  to begin anew: leave out --resume" in of_earlier.err
     assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
 

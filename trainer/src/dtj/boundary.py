@@ -83,7 +83,7 @@ class Boundary:
         if is_last or step > self._sent[0] + self._strategy.slack:
             decided = self._receive()
         if decided.finish:
-            self._progress.ends_at, is_last = step, True
+            is_last = True
         if decided.broken:
             self._check_finite()
         self._replicas.after_step(
@@ -101,8 +101,11 @@ class Boundary:
         is_due = step >= self._next or self._need_logger().is_due or decided.stop
         if is_due and not self._agreement.is_under_way:
             self._send(epoch)
+        finishes = decided.finish
         if is_last or decided.stop:  # the last words are not left in the air
-            self._receive()
+            finishes = self._receive().finish or finishes
+        if finishes:
+            self._progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
         if self._stop and self._leaves_alone and not is_last:
@@ -114,8 +117,8 @@ class Boundary:
         self._check_finite()
         with heartbeat.mine.paused():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
-            # Nobody claims a checkpoint that rank 0 has not committed, or leaves before: should rank 0 be
-            # lost in the save, its successor gets the state of the others and saves it.
+            # Nobody claims a checkpoint that rank 0 has not committed, and nobody leaves before it has: should
+            # rank 0 be lost in the save, its successor gets the state of the others and saves it.
             if folder and self._groups.control is not None:
                 dist.barrier(group=self._groups.control)
         return folder

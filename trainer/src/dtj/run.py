@@ -199,7 +199,8 @@ class Run:
         """Global batches from the committed step up to `total`, or until `finish`; then the state is saved.
 
         Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
-        A `break` leaves at once: its step does not count as done, and nothing is saved.
+        A `break` leaves at once: its step does not count as done, and nothing is saved. What follows counts
+        as part of a step, since other ranks may go on: declare what takes long with `pause`.
         """
         progress, feed = self._progress, self._progress.need_feed()
         if progress.has_begun and progress.is_over:
@@ -233,9 +234,6 @@ class Run:
                         self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
                     except RuntimeError as error:
                         self._recovery.heal(error)
-        except GeneratorExit:  # left by `break`: what follows may take as long as after the last step
-            heartbeat.mine.rest()
-            raise
         finally:
             feed.close()
         if progress.is_over:
@@ -292,9 +290,10 @@ class Run:
             self._boundary.logger.note(values, now=now)
 
     def finish(self) -> None:
-        """End `steps` early, say where a held-out score gets no better: as after its last step, with a save.
+        """End `steps` before its total is reached, with a save, as after its last step.
 
-        One rank's word is enough. All leave after the same step, some 0.2 s later where steps are short.
+        One rank's word is enough. All leave after the same step: the next one, or 0.2 s later where steps are
+        short. A run that is restarted afterwards trains on until the program calls this again.
         """
         if not self._progress.has_begun:
             raise RecipeError(

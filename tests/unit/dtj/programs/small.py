@@ -10,7 +10,7 @@ stuck-<pid>      made by the first process that is to load sample $STUCK_AT, whi
 $STREAM makes the data one that can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
 $FINISH_AT is the step in which the last rank says that it is to be one of the last ones.
-$BREAK_AT is the step in which all ranks leave the loop.
+$BREAK_AT is the step in which rank 0 alone leaves the loop, which is a mistake.
 $AFTERWARDS_S is how long it does other things after the last step.
 $SCORES, with commas, are what run.keep_best gets, one a step.
 
@@ -162,7 +162,7 @@ def main() -> None:
             if run.rank == run.size - 1 and run.step == FINISH_AT:
                 run.finish()
             fail_if_told(run.rank, run.step, "end")
-            if run.step == BREAK_AT:
+            if run.rank == 0 and run.step == BREAK_AT:
                 break
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
                 mean = run.evaluate(score, Numbered(), batch=1 if EVALUATE_S else 256)

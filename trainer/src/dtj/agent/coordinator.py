@@ -141,7 +141,9 @@ class Coordinator:
             hello = Hello.parse(fields)
         except OtherProtocolError as error:
             self._say(f"replica {fields.get('replica')} is refused: {error}")
-            self._links.turn_away(link, refusal(str(error), for_good=True))
+            job = self.membership.job
+            is_ours = (fields.get("uid"), fields.get("attempt")) == (job.uid, job.attempt)
+            self._links.turn_away(link, refusal(str(error), for_good=is_ours))
             return []
         except ValueError:
             link.close()
@@ -214,7 +216,7 @@ class Coordinator:
 
     @property
     def _left_out(self) -> list[int]:
-        """Replicas that are here and will never take part."""
+        """Replicas that are here beyond those of the job: without a checkpoint folder it does not grow."""
         job = self.membership.job
         return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
 

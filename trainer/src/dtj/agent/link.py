@@ -91,7 +91,7 @@ class Link:
         *lines, self._rest = (self._rest + data).split(b"\n")
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             messages = [None]
         is_agent = all(isinstance(message, dict) for message in messages)
         if not is_agent or len(self._rest) > _KEPT_BYTES:

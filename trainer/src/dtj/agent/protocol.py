@@ -8,7 +8,8 @@ from dtj.agent.report import Ending
 from dtj.agent.sizing import Limits
 
 # Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build
-# would not understand makes it one more; a hello's `protocol` and a refusal keep their form for good.
+# would not understand makes it one more; of a hello `protocol`, `uid` and `attempt`, and a refusal, keep their
+# form for good.
 PROTOCOL = 1
 # It lasts that long only where somebody dies in that very moment, or packets vanish.
 CONNECT_S = 20.0
@@ -110,7 +111,7 @@ class Hello:
                 healable=frozenset(fields["healable"]),
                 state=CoordinatorState.parse(fields["state"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"no agent's hello: {fields}") from error
 
 

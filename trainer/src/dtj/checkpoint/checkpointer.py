@@ -134,7 +134,7 @@ class Checkpointer:
             return
         is_own = self._restored.parent == self.run_dir
         self._say(
-            f"nothing left to train: {self._restored} is of step {step}, and {total} are asked for\n"
+            f"nothing left to train in this loop: {self._restored} is of step {step}, {total} are asked for\n"
             "  to go on: ask for more, with run.steps or as the recipe counts them (epochs=, steps=)\n"
             f"  to begin anew: {'name another --checkpoint folder' if is_own else 'leave out --resume'}"
         )
