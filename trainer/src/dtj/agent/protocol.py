@@ -8,7 +8,7 @@ from dtj.agent.report import Ending
 from dtj.agent.sizing import Limits
 
 # Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build
-# would not understand makes it one more; of a hello `protocol`, `uid` and `attempt`, and a refusal, keep their
+# would not understand makes it one more. A refusal, and `protocol`, `uid` and `attempt` of a hello, keep their
 # form for good.
 PROTOCOL = 1
 # It lasts that long only where somebody dies in that very moment, or packets vanish.
