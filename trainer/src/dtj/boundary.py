@@ -117,8 +117,8 @@ class Boundary:
         self._check_finite()
         with heartbeat.mine.paused():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
-            # Nobody claims a checkpoint that rank 0 has not committed, and nobody leaves before: should rank 0
-            # be lost in the save, its successor gets the state of the others and saves it.
+            # Nobody claims a checkpoint that rank 0 has not committed, and nobody leaves before: should rank
+            # 0 be lost in the save, its successor gets the state of the others and saves it.
             if folder and self._groups.control is not None:
                 dist.barrier(group=self._groups.control)
         return folder

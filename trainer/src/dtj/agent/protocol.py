@@ -8,8 +8,8 @@ from dtj.agent.report import Ending
 from dtj.agent.sizing import Limits
 
 # Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build
-# would not understand makes it one more. A refusal, and `protocol`, `uid` and `attempt` of a hello, keep their
-# form for good.
+# would not understand makes it one more. A refusal keeps its form for good, as do `protocol`, `uid` and
+# `attempt` of a hello.
 PROTOCOL = 1
 # It lasts that long only where somebody dies in that very moment, or packets vanish.
 CONNECT_S = 20.0
