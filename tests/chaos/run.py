@@ -126,7 +126,8 @@ async def collect_garbage(stage: Chaos) -> None:
         for child in await stage.api.items(folder.format(stage.namespace)):
             meta, owner = child["metadata"], controller(child).get("uid")
             if "dtj.dev/job-name" not in meta.get("labels", {}) and owner and owner not in jobs:
-                await stage.api.delete(stage.path(folder, meta["name"]), gracePeriodSeconds=0)
+                with contextlib.suppress(ApiError):  # the operator has seen it after all, and deleted it
+                    await stage.api.delete(stage.path(folder, meta["name"]), gracePeriodSeconds=0)
 
 
 async def finish_all(stage: Chaos) -> None:
