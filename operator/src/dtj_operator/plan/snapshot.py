@@ -309,13 +309,14 @@ class Snapshot(Placed):
         unheard = {
             index: since
             for index, since in self.waited_for_since.items()
-            if told.observed_at - since >= CUT_OFF_S and self._is_well(self.current.get(index), before=since)
+            if self._is_well(self.current.get(index), before=since)
         }
-        # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run.
+        # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run. They
+        # need not fall silent in the same second: the first is not to blame before it is known of the last.
         nodes = {self.current[index].node for index in unheard}
         if len(unheard) == len(self.current) - 1 and len(nodes) > 1:
-            return {0: max(unheard.values())}
-        return unheard
+            unheard = {0: max(unheard.values())}
+        return {i: since for i, since in unheard.items() if told.observed_at - since >= CUT_OFF_S}
 
     def _is_well(self, pod: PodView | None, *, before: float) -> bool:
         """By the word of Kubernetes; one that was placed later has never taken part: it may still start."""

@@ -22,11 +22,11 @@ def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600
     return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
 
 
-def alone(*nodes: str) -> JobBuilder:
+def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuilder:
     """Four pods, of which replica 0 hears of nobody else; the nodes of the others."""
     first = pod(0).running().on("n0").reachable("10.0.0.1")
     others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
-    missing = tuple(Missing(replica=i, seconds=125 + i) for i in (1, 2, 3))
+    missing = tuple(Missing(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
     given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
     return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
 
@@ -56,6 +56,7 @@ def fault(built) -> Fault:
         param(unheard().seeing(nodes=None), id="nobody knows how the node of a silent pod is"),
         param(unheard().recovery(scope="Job"), id="a pod is cut off, and the agents cannot heal"),
         param(unheard().seeing(now=NOW + 600).answering(missing=()), id="it has come back"),
+        param(alone("n1", "n2", "n2", silent_s=(121, 121, 119)), id="all are, and the last not for long"),
     ],
 )
 def test_nobody_is_blamed_while(given) -> None:
