@@ -83,7 +83,7 @@ class Boundary:
         if is_last or step > self._sent[0] + self._strategy.slack:
             decided = self._receive()
         if decided.finish:
-            is_last = True
+            self._progress.ends_at, is_last = step, True
         if decided.broken:
             self._check_finite()
         self._replicas.after_step(
@@ -101,10 +101,7 @@ class Boundary:
         is_due = step >= self._next or self._need_logger().is_due or decided.stop
         if is_due and not self._agreement.is_under_way:
             self._send(epoch)
-        finishes = decided.finish
-        if is_last or decided.stop:  # the last words are not left in the air
-            finishes = self._receive().finish or finishes
-        if finishes:
+        if (is_last or decided.stop) and self._receive().finish:  # the last words are not left in the air
             self._progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
