@@ -33,13 +33,11 @@ class RankEvents:
         self._tell = tell
         self._say = say
         self._grace_s = grace_s
-        self._newest: dict[int, RankProcess] = {}
         self._last = ""
         self._has_warned = False
 
     def started(self, process: RankProcess) -> None:
         """It was forked."""
-        self._newest[process.rank] = process
         self._status.started(process.rank, process.pid)
 
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
@@ -66,12 +64,15 @@ class RankEvents:
                     self._warn_of_grace(fields["saveSeconds"])
                 self._status.update(process.rank, fields)
 
-    def ended(self, process: RankProcess) -> None:
-        """It is gone, its last lines are shown."""
+    def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None:
+        """It is gone, its last lines are shown.
+
+        beside  the newest process of every rank of this node, it among them
+        """
         ending = process.ending
         assert ending is not None
         # Steps that nobody has told of yet, the rank's own or the others', came before its end.
-        self._pass_on(self._heartbeats.read_all(self._newest.values()))
+        self._pass_on(self._heartbeats.read_all(beside))
         self._status.ended(process.rank, failed=ending.failed)
         if ending.by_agent:
             return

@@ -166,7 +166,7 @@ class Supervisor:
         if self._oom_kills.take() and code == -signal.SIGKILL and not process.killed:
             process.mark_oom_killed()
         process.finish(code)
-        self._events.ended(process)
+        self._events.ended(process, self.newest.values())
         if process.rank in self._waiting:
             env, generation = self._waiting.pop(process.rank)
             if not self._waiting:
