@@ -126,8 +126,11 @@ async def collect_garbage(stage: Chaos) -> None:
         for child in await stage.api.items(folder.format(stage.namespace)):
             meta, owner = child["metadata"], controller(child).get("uid")
             if "dtj.dev/job-name" not in meta.get("labels", {}) and owner and owner not in jobs:
-                with contextlib.suppress(ApiError):  # the operator has seen it after all, and deleted it
+                try:
                     await stage.api.delete(stage.path(folder, meta["name"]), gracePeriodSeconds=0)
+                except ApiError as error:
+                    if error.status != 404:  # the operator has seen it after all, and deleted it
+                        raise
 
 
 async def finish_all(stage: Chaos) -> None:
