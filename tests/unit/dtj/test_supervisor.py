@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -55,7 +55,7 @@ def supervisor(selector: selectors.BaseSelector, events: RankEvents) -> Iterator
         as_json=False,
         shown=None,
         selector=selector,
-        console=PlainConsole(),
+        write=PlainConsole().write,
         events=events,
     )
     yield found
@@ -154,14 +154,18 @@ class Node:
 
     selector: selectors.BaseSelector
     heard: list[Any] = field(default_factory=list)
-    is_live: bool = False
 
     def run(self, program: Callable[[], None], *, shown: frozenset[int] | None = None) -> Supervisor:
         """Rank 0 has begun."""
         self.supervisor = Supervisor(
-            program, threads=1, as_json=False, shown=shown, selector=self.selector,
-            console=cast(PlainConsole, self), events=cast(RankEvents, self),
-        )  # fmt: skip
+            program,
+            threads=1,
+            as_json=False,
+            shown=shown,
+            selector=self.selector,
+            write=self.write,
+            events=self,
+        )
         self.supervisor.start(0, ENV, generation=1)
         return self.supervisor
 
@@ -175,8 +179,9 @@ class Node:
         process.uses_dtj = process.uses_dtj or "dtj" in fields
         self.heard.append(fields)
 
-    def ended(self, process: RankProcess) -> None:
+    def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None:
         assert process.ending
+        assert process in beside
         self.heard.append(process.ending)
 
     def until(self, condition: Callable[[], object], what: str) -> None:

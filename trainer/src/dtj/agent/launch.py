@@ -94,7 +94,7 @@ class _Agent:
             as_json=self._options.as_json,
             shown=self._options.shown,
             selector=self._selector,
-            console=self._console,
+            write=self._console.write,
             events=self._events,
         )
         self._orders = Orders(

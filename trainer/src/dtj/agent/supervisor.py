@@ -7,12 +7,11 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from dtj.agent import rank_main
-from dtj.agent.console import Console
 from dtj.agent.oom import OomKills
-from dtj.agent.rank_events import RankEvents
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.report import Ending
 
@@ -22,8 +21,20 @@ _PATIENCE_S = 5.0
 _SAVE_S = 60.0
 
 
+class Listener(Protocol):
+    """Who is told what happens to the ranks, see rank_events.py."""
+
+    def started(self, process: RankProcess) -> None: ...
+    def reported(self, process: RankProcess, fields: dict[str, Any]) -> None: ...
+    def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None: ...
+
+
 class Supervisor:
-    """At most one process a rank; the newest is what counts."""
+    """At most one process a rank; the newest is what counts.
+
+    write   bytes of the ranks' output -> the agent's own stdout (1) or stderr (2)
+    events  is told of each rank
+    """
 
     def __init__(
         self,
@@ -33,15 +44,15 @@ class Supervisor:
         as_json: bool,
         shown: frozenset[int] | None,
         selector: selectors.BaseSelector,
-        console: Console,
-        events: RankEvents,
+        write: Callable[[int, bytes], None],
+        events: Listener,
     ) -> None:
         self._program = program
         self._threads = threads
         self._as_json = as_json
         self._shown = shown
         self._selector = selector
-        self._console = console
+        self._write = write
         self._events = events
         self.newest: dict[int, RankProcess] = {}
         # rank -> what to start once the old one is gone: environment and generation
@@ -200,7 +211,7 @@ class Supervisor:
 
     def _show(self, process: RankProcess, target: int, text: bytes) -> None:
         if text and (self._shown is None or process.rank in self._shown):
-            self._console.write(target, text)
+            self._write(target, text)
 
 
 def soonest(times: Iterable[float | None]) -> float | None:
