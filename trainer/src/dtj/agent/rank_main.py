@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract, control_pipe
-from dtj.agent import report
+from dtj.agent import heap, report
 from dtj.agent.child_process import detach
 from dtj.errors import DtjError, is_peer_loss
 from dtj.telemetry import heartbeat, report_pipe
@@ -52,6 +52,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
     code = 1
     try:
         _settle(env, wiring)
+        heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
         heartbeat.mine.wake()  # its end is expected now
