@@ -124,6 +124,15 @@ def test_nobody_is_waited_for_once_all_are_done() -> None:
     assert found.waited_for(NOW) == {}
 
 
+def test_next_coordinator_waits_for_whoever_took_part_before_its_time() -> None:
+    found = membership()
+    found.join(hello(0), NOW)
+    found.join(hello(1, state=CoordinatorState(generation=7)), NOW + 1)
+    assert found.waited_for(NOW + 4) == {2: 3}
+    found.join(hello(2, state=CoordinatorState(generation=7)), NOW + 5)
+    assert found.waited_for(NOW + 5) == {}
+
+
 def test_next_coordinator_goes_on_with_what_the_agents_remember() -> None:
     found = membership()
     remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)

@@ -105,6 +105,8 @@ class Membership:
             self.state = replace(hello.state, in_place=healed)
             if self.job.limits and hello.state.replicas:
                 self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
+            for replica in self.missing:  # all of them were part of that generation
+                self._lost_at.setdefault(replica, now)
         self._schedule_resize(now)
         return actions + self._form()
 
