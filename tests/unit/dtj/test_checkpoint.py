@@ -5,6 +5,7 @@ import pickle
 import random
 import tempfile
 import time
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -223,11 +224,28 @@ def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
             r"state\['a'\]\[1\]\['b'\] is a PosixPath",
             id="an object, deep inside",
         ),
+        pytest.param({"seen": defaultdict(int)}, r"state\['seen'\] is a defaultdict", id="another dict"),
+        pytest.param({np.int64(3): 5}, r"state's key .*3.* is a int64", id="a number of numpy as a key"),
+        pytest.param({(1, frozenset()): 5}, r"key .*\[1\] is a frozenset", id="deep inside a key"),
     ],
 )
 def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> None:
     with pytest.raises(RecipeError, match=where):
         save.check_loadable(value, "state")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({"a": [1, (2.5, None, {3, "b"})], 7: b"c", (1, 2): True}, id="plain"),
+        pytest.param(OrderedDict(a=torch.float32), id="an ordered dict"),
+        pytest.param(Counter([10, 10, 20]), id="a counter, as milestones of a schedule are"),
+    ],
+)
+def test_state_that_is_taken_can_be_loaded(tmp_path: Path, value: Any) -> None:
+    save.check_loadable(value, "state")
+    save.prepare(tmp_path, 1)
+    assert load.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
 
 
 class Remembering(nn.Linear):

@@ -9,6 +9,7 @@ prune    older ones are renamed to .tmp before they are deleted
 import contextlib
 import os
 import shutil
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dtj.errors import CheckpointError, RecipeError
 
 # What torch.load(weights_only=True) gives back; subclasses do not load (numpy's float64 is a float).
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_DICTS = (dict, OrderedDict, Counter)
 
 
 def prepare(run_dir: Path, step: int) -> Path:
@@ -62,8 +64,9 @@ def check_loadable(value: Any, path: str) -> None:
     """Raise RecipeError for state that could be saved but not loaded: better now than after the crash."""
     if type(value) in _LEAVES or isinstance(value, torch.Tensor):
         return
-    if isinstance(value, dict):
+    if type(value) in _DICTS:
         for key, item in value.items():
+            check_loadable(key, f"{path}'s key {key!r}")
             check_loadable(item, f"{path}[{key!r}]")
     elif type(value) in {list, tuple, set}:
         for number, item in enumerate(value):
@@ -71,7 +74,8 @@ def check_loadable(value: Any, path: str) -> None:
     else:
         raise RecipeError(
             f"state {path} is a {type(value).__qualname__}, which a checkpoint cannot hold safely",
-            fix="make its state_dict of tensors, numbers, strings, lists and dicts, e.g. float(value)",
+            fix="make its state_dict of tensors, numbers, strings, lists and plain dicts, e.g. float(value), "
+            "dict(value)",
         )
 
 
