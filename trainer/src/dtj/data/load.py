@@ -33,7 +33,8 @@ def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, posi
 
     seed, position  of the run and of the batch: what is drawn here depends on them and on the samples
     """
-    if type(dataset) is TensorDataset:  # one indexing, not one per sample; a subclass may index otherwise
+    # One indexing, not one per sample; a subclass may index otherwise.
+    if type(dataset) is TensorDataset and collate is default_collate:
         rows = torch.from_numpy(indices)
         return as_batch([column[rows] for column in dataset.tensors])
     wanted: list[int] = indices.tolist()
