@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
@@ -80,6 +80,26 @@ def test_epochs_follow_one_another_in_orders_of_their_own(workers: int) -> None:
     assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
     assert found[:10] != found[10:]
     assert f.consumed == 20
+
+
+class Divided(Stream):
+    """One that takes each worker for another reader, as it has to be for torch's own loader."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        numbers = list(super().__iter__())
+        return iter(numbers[worker.id :: worker.num_workers] if worker else numbers)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_stream_that_divides_itself_among_workers_is_complete(workers: int) -> None:
+    f = feed(data=Divided(20), batch=4, workers=workers)
+    found = []
+    for _ in range(5):
+        found += values(f)
+        f.advance()
+    f.close()
+    assert found == list(Stream(20))
 
 
 @given(samples=st.integers(1, 40), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from dtj import random_state
 from dtj.data.cut import Cut, Part, Share
@@ -130,6 +131,8 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     def __iter__(self) -> Iterator[_Loaded | RecipeError]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        if worker:
+            _pass_for_the_only(worker)
         is_empty = True
         for number, (share, samples) in enumerate(self._batches()):
             is_empty = False
@@ -178,6 +181,13 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
                 fix="use the same data, or start a new run without the checkpoint",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")
+
+
+def _pass_for_the_only(worker: Any) -> None:
+    """Many a stream divides itself among workers; here each of them reads all, so the rest would be lost."""
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=0, num_workers=1, seed=worker.seed - worker.id, dataset=worker.dataset
+    )
 
 
 def is_stream(dataset: Any) -> bool:
