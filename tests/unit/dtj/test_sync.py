@@ -74,6 +74,8 @@ def alone_for(every: int, *, from_step: int = 0, outer: bool = False) -> GPT:
             found = [mean(found)] * 2
         for net, own in zip(pair, found, strict=True):
             step(net, own)
+        if number <= from_step:
+            met_at = [p.detach().clone() for p in pair[0].parameters()]
         if number > from_step and number % every == 0:
             together = mean([[p.detach() for p in net.parameters()] for net in pair])
             if outer:  # Nesterov, as in torch.optim.SGD
@@ -133,6 +135,15 @@ def test_resumed_run_is_the_unbroken_one(finish: Finish, tmp_path: Path, policy:
     run(finish, tmp_path / "resumed", "--sync", policy, steps=4)
     resumed = run(finish, tmp_path / "resumed", "--sync", policy)
     assert all(torch.equal(resumed[name], weight) for name, weight in unbroken.items())
+
+
+@pytest.mark.parametrize("before", [1, 2])
+def test_diloco_goes_on_from_a_run_without_it(finish: Finish, tmp_path: Path, before: int) -> None:
+    """The first outer step is one from the weights of the checkpoint, not from those before any training."""
+    run(finish, tmp_path, "--nproc", before, steps=4)
+    found = run(finish, tmp_path, "--sync", "diloco:4")
+    expected = alone_for(4, from_step=4, outer=True).state_dict()
+    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-6)
 
 
 def test_slow_rank_holds_the_others_only_when_they_are_as_far_ahead_as_allowed(

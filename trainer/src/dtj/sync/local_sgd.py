@@ -77,6 +77,14 @@ class DiLoCo(LocalSGD):
         return model
 
     @torch.no_grad()
+    def begin(self, step: int, total_steps: int) -> None:
+        """The first time it is from the present weights, also where a run without DiLoCo has left them."""
+        if self._synced < 0:
+            for was, now in zip(self._synced_at, self.weights, strict=True):
+                was.copy_(now)
+        super().begin(step, total_steps)
+
+    @torch.no_grad()
     def synchronize(self) -> None:
         changes = [was - now for was, now in zip(self._synced_at, self.weights, strict=True)]
         average(changes, None)
@@ -91,8 +99,5 @@ class DiLoCo(LocalSGD):
         """Of the outer optimizer; the weights themselves are the model's, since this is a sync point."""
         return self._outer.state_dict()
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._outer.load_state_dict(state)
-        for was, now in zip(self._synced_at, self.weights, strict=True):
-            was.copy_(now)
