@@ -112,6 +112,27 @@ async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: C
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
 
 
+async def test_pod_that_finds_room_where_the_first_of_the_others_ended_is_not_waited_for(
+    cluster: Cluster, kubelet: Kubelet
+):
+    kubelet.starts = False
+    await cluster.submit(replicas=3, elastic={"maxReplicas": 3}, recovery=HEALING)
+    await kubelet.until(lambda pods: len(pods) == 3)
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+    await find_no_room(kubelet, "job-2")
+    await cluster.until(phase("Running"))
+
+    await kubelet.finish("job-1", message='{"reason": "Done"}')
+    await kubelet.start("job-2", placed_at=now())
+    await cluster.until(lambda job: job["status"]["worldSize"] == 3)
+    await kubelet.finish("job-0", message='{"reason": "Done"}')
+
+    job = await cluster.until(phase("Succeeded"))
+    assert (job["status"]["restarts"]["total"], job["status"]["attempt"]) == (0, 0)
+    await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})
+
+
 async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     await cluster.submit(replicas=3, elastic={"minReplicas": 3, "maxReplicas": 3}, recovery=HEALING)

@@ -117,6 +117,15 @@ def last_in_place(s: Snapshot) -> int:
     return max((heals for heals in told if heals <= MOST_HEALS), default=0)
 
 
+def over_at(s: Snapshot) -> float | None:
+    """When the agents' run was over, by replica 0's last words: its agent ends once all ranks are done."""
+    pod = s.current.get(0)
+    ended = s.trainer(pod) if pod is not None and s.succeeded(pod) else None
+    if ended is None or _report(ended).get("reason") != "Done":
+        return None
+    return s.now if ended.finished_at is None else min(ended.finished_at, s.now)
+
+
 def _last_words(s: Snapshot) -> dict[str, Any]:
     pod = s.current.get(0)
     return _report(s.trainer(pod)) if pod else {}

@@ -30,6 +30,9 @@ param = pytest.param
 TWO = job().replicas(2).running()
 DONE = TWO.but(pod(0).succeeded(), pod(1).succeeded())
 RANK0 = TWO.wants(successPolicy="Rank0")
+OVER = (
+    job().replicas(3).elastic(1, 3).running().but(pod(0).succeeded('{"reason": "Done"}'), pod(1).succeeded())
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,17 @@ RANK0 = TWO.wants(successPolicy="Rank0")
             Succeed("Rank0Succeeded"),
             id="Rank0: others may crash",
         ),
+        param(OVER.but(pod(2)), Succeed("AllRanksSucceeded"), id="who has not begun when the run is over"),
+        param(
+            OVER.but(pod(2).running().placed(NOW - 9)),
+            Succeed("AllRanksSucceeded"),
+            id="who found room in its last seconds",
+        ),
+        param(OVER.but(pod(2).running().placed(NOW - 11)), None, id="who may have taken part is waited for"),
+        param(OVER.but(pod(2).running()), None, id="as is one of whom nobody says since when"),
+        param(OVER.but(pod(2), pod(1).running()), None, id="and one that takes part for certain"),
+        param(OVER.but(pod(2), pod(0).succeeded()), None, id="a plain program may go on without replica 0"),
+        param(OVER.without(2), None, id="of a pod that vanished nobody knows whether it took part"),
     ],
 )
 def test_success(given, verdict) -> None:
