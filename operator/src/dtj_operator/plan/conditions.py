@@ -30,6 +30,9 @@ _MENDS = {
     "Unschedulable": "free or add what is missing, or ask for less in the template",
     "ImagePullFailed": "correct the image, or give imagePullSecrets that may read it",
 }
+# Our default where the template is silent, and many images with torch run as root.
+_NOT_ROOT = "runAsNonRoot"
+_NOT_ROOT_MEND = "give spec.template.spec.securityContext a runAsUser, such as 1000, or runAsNonRoot: false"
 
 
 def obstacle(s: Snapshot) -> Refusal | None:
@@ -156,12 +159,13 @@ def _obstacle(pod: PodView) -> Refusal | None:
         if container.waiting in _UNPULLABLE:
             return _blocked("ImagePullFailed", f"{where}: {container.waiting}: {container.message}")
         if container.waiting in _UNSTARTABLE:
-            return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}")
+            mend = _NOT_ROOT_MEND if _NOT_ROOT in container.message else None
+            return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", mend)
     return None
 
 
-def _blocked(reason: str, message: str) -> Refusal:
-    mend = _MENDS.get(reason)
+def _blocked(reason: str, message: str, mend: str | None = None) -> Refusal:
+    mend = mend or _MENDS.get(reason)
     return Refusal(reason=reason, message=f"{message}; {mend}" if mend else message)
 
 

@@ -101,6 +101,15 @@ def test_an_unschedulable_pod_is_told_in_the_schedulers_words_with_the_mend() ->
     assert "ask for less" in message
 
 
+def test_an_image_that_runs_as_root_is_told_with_the_mend() -> None:
+    refused = "container has runAsNonRoot and image will run as root"
+    given = TWO.having(pod(0).waiting("CreateContainerConfigError", refused), pod(1))
+    message = told(given)["conditions"][0]["message"]
+
+    assert message.startswith(f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; ")
+    assert "give spec.template.spec.securityContext a runAsUser" in message
+
+
 @pytest.mark.parametrize(
     ("verdict", "kind", "reason"),
     [
