@@ -117,9 +117,7 @@ class Job:
     @cached_property
     def trainer(self) -> str:
         """Name of the container that runs the ranks."""
-        containers = self.template["spec"]["containers"]
-        listed = [container["name"] for container in containers]
-        return names.TRAINER_CONTAINER if names.TRAINER_CONTAINER in listed else str(listed[0])
+        return str(_trainer(self.template)["name"])
 
 
 def managed_by_us(raw: Json) -> bool:
@@ -262,9 +260,7 @@ def _template(spec: _Fields) -> Json:
 def _processes(spec: _Fields, template: Json) -> int:
     if spec.raw.get("processesPerReplica", "auto") != "auto":
         return spec.integer("processesPerReplica", 1, 1)
-    containers = template["spec"]["containers"]
-    trainer = next((c for c in containers if c["name"] == names.TRAINER_CONTAINER), containers[0])
-    resources = trainer.get("resources") or {}
+    resources = _trainer(template).get("resources") or {}
     asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     accelerators = sum(
         int(quantity.parse(amount) or 0)
@@ -272,6 +268,12 @@ def _processes(spec: _Fields, template: Json) -> int:
         if name.endswith("/gpu") or name in ACCELERATORS
     )
     return max(1, accelerators)
+
+
+def _trainer(template: Json) -> Json:
+    """The container that runs the ranks."""
+    containers: list[Json] = template["spec"]["containers"]
+    return next((c for c in containers if c["name"] == names.TRAINER_CONTAINER), containers[0])
 
 
 def _recovery(fields: _Fields) -> Recovery:
@@ -311,12 +313,12 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
     mount_path = fields.raw.get("mountPath", "/checkpoints")
     if not isinstance(mount_path, str) or not mount_path.startswith("/"):
         raise fields.fail("mountPath", "write an absolute path, such as /checkpoints")
-    for container in template["spec"]["containers"]:
-        if any(mount.get("mountPath") == mount_path for mount in container.get("volumeMounts") or ()):
-            raise fields.fail(
-                "mountPath",
-                f"container {container['name']} already mounts a volume there; choose another path",
-            )
+    trainer = _trainer(template)  # others may mount the same volume there, to send checkpoints elsewhere, say
+    taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
+    if mount_path.rstrip("/") in taken:
+        raise fields.fail(
+            "mountPath", f"container {trainer['name']} already mounts a volume there; choose another path"
+        )
     volume = fields.child("volume")
     if volume is None or not volume.raw:
         raise fields.fail("volume", "name a volume source, such as persistentVolumeClaim: {claimName: runs}")

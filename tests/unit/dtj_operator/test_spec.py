@@ -160,6 +160,13 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             "spec.checkpoint.mountPath",
             id="a mount path that is taken",
         ),
+        param(
+            job()
+            .container(volumeMounts=[{"name": "v", "mountPath": "/c/"}])
+            .wants(checkpoint={"mountPath": "/c", "volume": PVC}),
+            "spec.checkpoint.mountPath",
+            id="a mount path that is taken, written otherwise",
+        ),
         param(job().wants(network="None"), "spec.network", id="a word where a mapping belongs"),
     ],
 )

@@ -305,6 +305,18 @@ def test_the_checkpoint_volume_is_mounted_in_the_training_container() -> None:
     assert {"name": "dtj-checkpoints", "mountPath": "/ckpt"} in made["containers"][0]["volumeMounts"]
 
 
+def test_another_container_may_mount_the_checkpoint_volume_where_the_trainer_does() -> None:
+    mount = {"name": "dtj-checkpoints", "mountPath": "/ckpt"}
+    uploader = {"name": "uploader", "image": "example.org/upload:1", "volumeMounts": [mount]}
+    trainer = job().spec["template"]["spec"]["containers"][0]
+    builder = CHECKPOINTED.pod_spec(containers=[trainer, uploader])
+
+    assert builder.job().error is None
+    made = built(builder)
+    assert all(mount in container["volumeMounts"] for container in made["spec"]["containers"])
+    kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_the_service_is_headless_and_publishes_starting_pods() -> None:
     spec = service(job().wants(masterPort=30000).job())["spec"]
 
