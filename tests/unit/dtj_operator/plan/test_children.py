@@ -317,6 +317,20 @@ def test_another_container_may_mount_the_checkpoint_volume_where_the_trainer_doe
     kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("builder", "policy"),
+    [
+        param(job(), None, id="a network of its own"),
+        param(
+            job().pod_spec(hostNetwork=True), "ClusterFirstWithHostNet", id="its node's: replica 0 has a name"
+        ),
+        param(job().pod_spec(hostNetwork=True, dnsPolicy="Default"), "Default", id="the user means it"),
+    ],
+)
+def test_who_resolves_names(builder: JobBuilder, policy: str | None) -> None:
+    assert built(builder)["spec"].get("dnsPolicy") == policy
+
+
 def test_the_service_is_headless_and_publishes_starting_pods() -> None:
     spec = service(job().wants(masterPort=30000).job())["spec"]
 

@@ -37,6 +37,9 @@ def pod(job: Job, place: Place, avoid: Sequence[str] = ()) -> Json:
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _mount_shm(job, spec, trainer)
     _mount_checkpoints(job, spec, trainer)
+    if spec.get("hostNetwork"):
+        # By default the node's resolver is asked, which knows no Service, and so not where replica 0 is.
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     _harden(spec)
     _keep_away(spec, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
