@@ -387,11 +387,12 @@ class Snapshot(Placed):
     def left_out(self) -> frozenset[int]:
         """Replicas whose pods find no room and that an elastic job of scope Replica goes on without.
 
-        Their pods stay where they are, Pending: the scheduler tells when there is room again.
+        Their pods stay where they are, Pending: the scheduler tells when there is room again. Not
+        replica 0, where all others meet.
         """
         if self.job.elastic is None or self.scope != REPLICA:
             return frozenset()
-        found = frozenset(i for i, pod in self.current.items() if self.long_unschedulable(pod))
+        found = frozenset(i for i, pod in self.current.items() if i and self.long_unschedulable(pod))
         return found if self.size - len(found) >= self.job.lowest else frozenset()
 
     @cached_property

@@ -137,6 +137,11 @@ FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
         param(FEWER.elastic(3, 4).but(ROOMLESS), "Recovering", id="not with fewer than the minimum"),
         param(FEWER.recovery(scope="Job").but(ROOMLESS), "Recovering", id="not where nobody heals"),
         param(FEWER.but(pod(2)), "Recovering", id="not without the scheduler's word"),
+        param(
+            FEWER.but(pod(0).unschedulable(since=NOW - 120), placed(2)),
+            "Recovering",
+            id="not without replica 0, whom all others wait for",
+        ),
     ],
 )
 def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
