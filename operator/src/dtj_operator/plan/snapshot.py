@@ -314,7 +314,8 @@ class Snapshot(Placed):
         # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run. They
         # need not fall silent in the same second: the first is not to blame before it is known of the last.
         nodes = {self.current[index].node for index in unheard}
-        if len(unheard) == len(self.current) - 1 and len(nodes) > 1:
+        running = {i for i, pod in self.current.items() if pod.phase == "Running"}  # no other can be heard
+        if running <= unheard.keys() | {0} and len(nodes) > 1:
             unheard = {0: max(unheard.values())}
         return {i: since for i, since in unheard.items() if told.observed_at - since >= CUT_OFF_S}
 

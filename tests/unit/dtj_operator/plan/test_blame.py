@@ -92,6 +92,14 @@ def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...
         )
 
 
+def test_pod_that_has_no_room_does_not_witness_that_replica_0_is_heard() -> None:
+    """By it the others, who hold the state of the run, would be cut off."""
+    given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
+
+    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().cut_off.keys() == {0}
+    assert given.but(pod(4).running().on("n1")).snapshot().cut_off.keys() == {1, 2, 3}
+
+
 @pytest.mark.parametrize(
     ("status", "next_pod"),
     [
