@@ -94,6 +94,22 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
+def test_agent_that_is_back_before_its_old_connection_is_seen_to_end_is_not_lost_with_it(pod: Pod) -> None:
+    """It finds replica 0 silent a moment before replica 0 finds the same of it."""
+    again = Link(pod.coordinator.link(), now=0.0)
+    pod.tell()
+    again.send(hello("a"))
+    pod.tell()
+    pod.agent.close()
+    pod.tell()
+    again.send(heartbeats(2, 7, 0, 1, 2))
+    pod.tell()
+    assert pod.coordinator.membership.agents == {0: "a"}
+    assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
+    assert pod.said == ["generation 2: all ranks anew; 0 of 5 restarts in place used"]
+    again.close()
+
+
 @pytest.mark.parametrize(
     "line",
     [

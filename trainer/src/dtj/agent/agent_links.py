@@ -56,6 +56,12 @@ class AgentLinks:
         self._add(ours)
         return theirs
 
+    def introduce(self, link: Link, hello: Hello) -> None:
+        """The agent behind it has said who it is; one that it had before is over, seen to end or not."""
+        for older in [known for known in self._of(hello.incarnation) if known is not link]:
+            self._drop(older)
+        self.hellos[link] = hello
+
     def tell(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
         """Send one message to all agents for which `to` holds."""
         line = encode(message)  # once: it may name each rank of a large job
@@ -65,9 +71,7 @@ class AgentLinks:
 
     def refuse(self, incarnation: str, message: Message) -> None:
         """Last words to an agent, which is then heard no more."""
-        for link in [
-            link for link, hello in self.hellos.items() if hello and hello.incarnation == incarnation
-        ]:
+        for link in self._of(incarnation):
             self.turn_away(link, message)
 
     def turn_away(self, link: Link, message: Message) -> None:
@@ -117,6 +121,9 @@ class AgentLinks:
             if link in self.hellos:  # else it was refused, whatever else it has to say
                 self._on_message(link, message)
         self._on_heard()
+
+    def _of(self, incarnation: str) -> list[Link]:
+        return [link for link, hello in self.hellos.items() if hello and hello.incarnation == incarnation]
 
     def _drop(self, link: Link) -> Hello | None:
         link.close()

@@ -148,7 +148,7 @@ class Coordinator:
         except ValueError:
             link.close()
             return []
-        self._links.hellos[link] = hello
+        self._links.introduce(link, hello)
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
