@@ -1,6 +1,7 @@
 """Messages over a real connection whose other side is slow to read, or does not read at all."""
 
 import contextlib
+import select
 import selectors
 import socket
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtj.agent.link import Link, Message
+from dtj.agent.link import Link, Message, encode
 from tests.unit.dtj.conftest import wait_for
 
 LONG = {"text": "x" * 100_000}  # longer than what the kernel keeps of a connection below
@@ -122,3 +123,24 @@ def test_silence_is_the_loss_of_another_node_never_of_ones_own(
     own, itself = socket.socketpair()
     with own, itself:
         assert [Link(end, now=0.0).is_silent(60.0) for end in (ends[0], own, itself)] == [True, False, False]
+
+
+def test_address_of_who_is_gone_is_known_as_long_as_there_is_something_to_read() -> None:
+    """Replica 0 dies right after an order: whoever obeys it asks where it came from."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = Link(socket.create_connection(server.getsockname()), now=0.0)
+        other, _ = server.accept()
+    link.send({"keepalive": True})
+    wait_for(lambda: select.select([other], [], [], 1.0)[0], "something that is not read")
+    other.sendall(encode({"form": {}}))
+    other.close()  # what was not read makes it a reset
+    with contextlib.closing(link):
+        wait_for(lambda: is_reset(link), "the reset")
+        assert link.receive(0.0) == [{"form": {}}]
+        assert link.peer == "127.0.0.1"
+
+
+def is_reset(link: Link) -> bool:
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return any(events & select.POLLHUP for _, events in poll.poll(1000))

@@ -24,13 +24,18 @@ SILENCE_S = 20.0
 
 
 class Link:
-    """One end of a connection."""
+    """One end of a connection.
+
+    peer  address of the other end; this machine's where both ends are on it, empty where it is gone already
+    """
 
     def __init__(self, sock: socket.socket, *, now: float) -> None:
         sock.setblocking(False)
         self._is_local = sock.family == socket.AF_UNIX
         if not self._is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Asked now: a connection that was reset does not know, and may still have messages to read.
+        self.peer = "127.0.0.1" if self._is_local else _peer_of(sock)
         self._sock = sock
         self._rest = b""
         self._unsent = b""
@@ -41,11 +46,6 @@ class Link:
     def fileno(self) -> int:
         """For a selector."""
         return self._sock.fileno()
-
-    @property
-    def peer(self) -> str:
-        """Address of the other end; this machine's where both ends are on it."""
-        return "127.0.0.1" if self._is_local else str(self._sock.getpeername()[0])
 
     def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], object]) -> None:
         """Call `on_ready`, which is to call `receive`, whenever there is something to read or to write."""
@@ -125,6 +125,13 @@ class Link:
                 self._sock.settimeout(left)
                 if not self._sock.recv(_CHUNK_BYTES):
                     return
+
+
+def _peer_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def encode(message: Message) -> bytes:
