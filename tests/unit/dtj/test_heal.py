@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from dtj.checkpoint import load
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
@@ -103,6 +104,20 @@ def test_newcomer_leaves_out_what_the_program_does_before_training(
     """The survivors evaluated before their first step; they will not do it again."""
     healed(finish, tmp_path, "1@0:forward:SIGKILL 2@7:forward:SIGKILL", EVALUATE_FIRST=1)
     assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["1:0", "2:2", "1:after"])
+def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_path: Path, fault: str) -> None:
+    """A program with a loop an epoch: in the first step of one, within one, and between two."""
+    healed, unbroken = tmp_path / "healed", tmp_path / "unbroken"
+    for out, env in ((unbroken, {}), (healed, {"FAULT": fault})):
+        out.mkdir()
+        ended = finish(*("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "phases.py"), OUT=out, **env)
+        assert ended.code == 0, ended.err
+    assert "generation 2: rank 1 anew, the others keep their state" in ended.err
+    for rank in range(2):
+        found, expected = (torch.load(out / f"weights-{rank}.pt") for out in (healed, unbroken))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_loss_of_every_rank_goes_back_to_the_checkpoint(

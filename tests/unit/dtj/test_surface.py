@@ -171,7 +171,7 @@ def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
             "generation kept replicas gracefully connect_s",
             "generation step paused busy_time at",
             "generation is_stopped",
-            "has_begun step is_over verb position",
+            "loops step is_over verb position",
             "stop finish save log broken interval values",
         ],
         17,

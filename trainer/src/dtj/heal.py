@@ -1,6 +1,6 @@
 """Ranks that were apart come together again: the newest survivor hands its state to those behind it.
 
-Every rank calls the same verbs of Run in the same order, so (begun or not, steps done, verbs since, ...) is
+Every rank calls the same verbs of Run in the same order, so (loops begun, steps done, verbs since, ...) is
 a place in the program that means the same on each of them. After a loss the ranks compare places; those
 behind run on without training until they reach the place of the furthest, and there take over its state.
 Usually the survivors are all in the same backward pass and only the newcomer, at place -1, is behind.
@@ -20,14 +20,14 @@ import torch.distributed as dist
 class Place(NamedTuple):
     """Where a rank is in the program, in the order of the fields.
 
-    has_begun  0 before `run.steps`, 1 from there on
+    loops      how often `run.steps` was entered: a newcomer passes all loops that the others have behind them
     step       steps that are done
     is_over    1 where it was agreed that no step is to follow
     verb       verbs done since
     position   of its data, which follows from the rest
     """
 
-    has_begun: int
+    loops: int
     step: int
     is_over: int
     verb: int

@@ -13,7 +13,7 @@ class Progress:
     step       steps that are done
     verb       verbs that all ranks did together since the last step, or since the program began
     feed       where the data comes from; None until `run.data`
-    has_begun  `run.steps` was entered
+    loops      how often `run.steps` was entered
     ends_at    step after which all ranks agreed to finish; None where they have not
     needs_warm_up  the next backward is the first with its process groups, see step/backward.py
     """
@@ -21,9 +21,14 @@ class Progress:
     step: int = 0
     verb: int = 0
     feed: Feed | None = None
-    has_begun: bool = False
+    loops: int = 0
     ends_at: int | None = None
     needs_warm_up: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """`run.steps` was entered."""
+        return self.loops > 0
 
     @property
     def is_over(self) -> bool:

@@ -121,7 +121,7 @@ class Recovery:
         feed = self._progress.feed
         progress = self._progress
         position = feed.position if feed else 0
-        return Place(progress.has_begun, progress.step, progress.is_over, progress.verb, position)
+        return Place(progress.loops, progress.step, progress.is_over, progress.verb, position)
 
     def _compare(self) -> bool:
         """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""

@@ -212,7 +212,7 @@ class Run:
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
         self._strategy.begin(self.step, total)
-        progress.has_begun, progress.verb, started = True, 0, self.step
+        progress.loops, progress.verb, started = progress.loops + 1, 0, self.step
         heartbeat.mine.wake()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._checkpointer.tell_if_nothing_is_left(self.step, total)
