@@ -27,6 +27,11 @@ def test_rank_that_closed_its_output_takes_nobody_elses_along(finish: Finish, tm
     assert sorted(ended.out.splitlines()) == [f"[rank {r}] rank {r} is heard" for r in range(2)]
 
 
+def test_script_that_closes_the_file_that_it_prints_to_ends_as_under_python(finish: Finish) -> None:
+    ended = finish("run", PROGRAMS / "own_output.py")
+    assert (ended.code, ended.err) == (0, "[rank 0] done\n")
+
+
 def test_script_that_knows_nothing_of_dtj_finds_its_peers(finish: Finish) -> None:
     ended = finish("run", "--nproc", 3, PROGRAMS / "env.py", "--its-own", "flag")
     assert ended.code == 0, ended.err

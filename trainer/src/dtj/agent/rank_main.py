@@ -4,6 +4,7 @@ Before it stands `rank_process.py`, which forks; the program itself is a plain f
 """
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -61,7 +62,8 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # the program may have closed it, or replaced it
+                stream.flush()
         os._exit(code)
 
 
