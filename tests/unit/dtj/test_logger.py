@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from dtj import agreement
 from dtj.agent.log_lines import LogLines
 from dtj.errors import RecipeError
 from dtj.settings import Settings
-from dtj.telemetry import metrics
+from dtj.telemetry import metrics, report_pipe
 from dtj.telemetry.logger import Logger
 
 
@@ -112,6 +113,24 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
         "memoryBytes": None,
         "etaSeconds": 99.0,
     }
+
+
+def test_report_takes_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name an epoch, beside one of every line: a report that is too long would end the run."""
+    agent, rank = os.pipe()
+    monkeypatch.setattr(report_pipe, "_pipe", rank)
+    d = logger(Clock(), log_every=1)
+    for epoch in range(1, 201):
+        now: dict[str, Any] = {"grad norm": 1.5, f"held out/accuracy of epoch {epoch}": 0.5}
+        d.begin(epoch)
+        d.note(now, now=False)
+        d.receive(d.end(epoch, samples=epoch, epoch=epoch, waited_s=0), log=False)
+        told = json.loads(os.read(agent, 2 * report_pipe.MAX_BYTES))["metrics"]
+        assert told == d.meter.metrics or epoch > 50
+    os.close(agent)
+    os.close(rank)
+    assert 50 < len(told) < len(d.meter.metrics) == 201
+    assert told == dict(list(d.meter.metrics.items())[1 - len(told) :]) | now
 
 
 def test_value_of_many_elements_is_refused() -> None:

@@ -3,6 +3,8 @@
 A line for step k is printed during step k+1, when a message (agreement.py) has brought the others' values.
 """
 
+from collections.abc import Collection
+
 import torch
 
 from dtj.agreement import SLOTS
@@ -99,7 +101,8 @@ class Logger:
             wait, *rest = values
             found = dict(zip(names, rest, strict=False))
             self._print(
-                self.meter.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait)
+                self.meter.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait),
+                names,
             )
             self._asked = False
 
@@ -110,8 +113,24 @@ class Logger:
         self._waited = (waited_s, now)
         return min(1.0, (waited_s - before_s) / (now - since)) if now > since else 0.0
 
-    def _print(self, reading: metrics.Reading) -> None:
-        report_pipe.send(metrics.finite(reading))
+    def _print(self, reading: metrics.Reading, names: list[str]) -> None:
+        report_pipe.send(for_report(metrics.finite(reading), names))
         for file in self._files:
             file.write(metrics.finite(reading))
         print(metrics.as_json(reading) if self._json else metrics.as_text(reading), flush=True)
+
+
+def for_report(reading: metrics.Reading, names: Collection[str]) -> metrics.Reading:
+    """With as many metrics as a report takes: those of this line (`names`) first, then what was new last.
+
+    A program may log other names in each epoch, and all of them are kept.
+    """
+    room = report_pipe.MAX_BYTES - len(report_pipe.encode(reading | {"metrics": {}})) - 1
+    kept = set()
+    least_wanted_first = sorted(reading["metrics"].items(), key=lambda item: item[0] in names)
+    for name, value in reversed(least_wanted_first):
+        room -= len(report_pipe.encode({name: value}))  # its braces are the comma and the space
+        if room < 0:
+            break
+        kept.add(name)
+    return reading | {"metrics": {n: v for n, v in reading["metrics"].items() if n in kept}}

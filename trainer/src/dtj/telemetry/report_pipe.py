@@ -21,11 +21,16 @@ def open_pipe(fd: int) -> None:
     _pipe = fd
 
 
+def encode(report: dict[str, Any]) -> bytes:
+    """As it goes through the pipe."""
+    return json.dumps(report, ensure_ascii=False).encode(errors="replace")
+
+
 def send(report: dict[str, Any], *, wait_s: float = 0.0) -> None:
     """Report some fields. A full pipe drops the report unless it is worth waiting for."""
     if _pipe is None:
         return
-    line = json.dumps(report, ensure_ascii=False).encode(errors="replace") + b"\n"
+    line = encode(report) + b"\n"
     if len(line) > MAX_BYTES:
         raise ValueError(f"a report of {len(line)} bytes does not fit into {MAX_BYTES}")
     if wait_s:
