@@ -163,6 +163,16 @@ def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         found(loop)
 
 
+def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    """It may be good: the run must not begin before it and delete it later."""
+    commit(tmp_path, 1, 2)
+    file = tmp_path / "step-2" / layout.STATE_FILE
+    file.unlink()
+    file.symlink_to(file)
+    with pytest.raises(CheckpointError, match=r"step-2/state.pt cannot be read: Too many levels"):
+        found(tmp_path)
+
+
 class Harmful:
     """Makes a file when it is unpickled."""
 

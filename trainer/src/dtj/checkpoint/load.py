@@ -4,6 +4,7 @@ Only one process of the job reads; it hands the bytes to the others (checkpointe
 start from the same step even where some see another disk.
 """
 
+import errno
 import io
 import pickle
 import zipfile
@@ -16,6 +17,9 @@ import torch
 
 from dtj.checkpoint import layout
 from dtj.errors import CheckpointError, RecipeError
+
+# Of a file that is damaged, or was never there; whatever else a disk says may pass.
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,8 @@ class Found:
 def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
     """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
 
-    Unreadable ones are skipped with a warning. Raise RecipeError where `resume_dir` was given and has none:
-    training from scratch is not what was asked for.
+    Damaged ones are skipped with a warning. Raise RecipeError where `resume_dir` was given and has none:
+    training from scratch is not what was asked for. Raise CheckpointError where the volume refuses it.
     """
     own = _newest_readable(run_dir, warn) if run_dir else None
     if own or not resume_dir:
@@ -93,14 +97,25 @@ def whole(folder: Path) -> dict[str, Any]:
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
     for folder in committed(run_dir):
         try:
-            data = (folder / layout.STATE_FILE).read_bytes()
+            data = _read(folder / layout.STATE_FILE)
             parse(data)
+        except (CheckpointError, MemoryError):  # it may be good, and a later save deletes damaged ones
+            raise
         except Exception as error:  # noqa: BLE001 - a damaged file raises whatever its bytes happen to mean
             cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
             warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
             continue
         return Found(folder=folder, data=data, shards=_shards(folder))
     return None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise
+        raise _refused(file, error) from error
 
 
 def _shards(folder: Path) -> Path | None:
@@ -114,7 +129,11 @@ def _children(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read: {error.strerror}",
-            fix="check that the volume is mounted, and readable for this user",
-        ) from error
+        raise _refused(folder, error) from error
+
+
+def _refused(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read: {error.strerror}",
+        fix="check that the volume is mounted, and readable for this user",
+    )
