@@ -178,6 +178,18 @@ def test_script_that_knows_nothing_of_dtj_is_restarted_in_place(
         assert f"rank {rank} ends with {6.0 * sum(range(12))}\n" in ended.out
 
 
+def test_script_that_goes_on_from_its_own_checkpoint_makes_progress_in_every_life(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """Its first life is the longest, and more follow than may pass without progress."""
+    log = tmp_path / "log"
+    flags = ("run", "--max-restarts", 10, "--termination-log", log)
+    ended = finish(*flags, PROGRAMS / "resumes.py", OUT=tmp_path, LIVES="6,2,2,2,2,2")
+    assert ended.code == 0, ended.err
+    fields = json.loads(log.read_text())
+    assert (fields["step"], fields["inPlace"]) == (20, 6)
+
+
 def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, tmp_path: Path) -> None:
     log = tmp_path / "log"
     flags = ("run", "--nproc", 3, "--max-restarts", 2, "--termination-log", log, SMALL)

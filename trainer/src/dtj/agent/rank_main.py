@@ -118,12 +118,22 @@ def _count_steps() -> None:
     def count(optimizer: object, *_: object) -> None:
         nonlocal done
         if optimizer is first[0]:
-            done += 1
+            done = done + 1 if done else _steps_made(optimizer)
             busy_time.after_step()
             heartbeat.mine.optimized(done)
 
     register_optimizer_step_pre_hook(begin)
     register_optimizer_step_post_hook(count)
+
+
+def _steps_made(optimizer: Any) -> int:
+    """Steps of an optimizer that has just made one; those before a restart too, where it keeps count.
+
+    A script that goes on from its own checkpoint would else seem to begin again, and to get nowhere.
+    """
+    kept: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    counts = [step for step in kept if isinstance(step, int) or getattr(step, "ndim", None) == 0]
+    return max(map(int, counts), default=1)
 
 
 def _run(program: Program) -> int:
