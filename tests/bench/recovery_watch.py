@@ -27,7 +27,7 @@ class Watch:
         self._blamed: dict[tuple[str, str], list[float]] = {}  # by job and node
         self._calls: dict[str, subprocess.Popen[str]] = {}
         self._threads: list[threading.Thread] = []
-        self._is_over = False
+        self._is_over = threading.Event()
 
     def __enter__(self) -> Self:
         for kind, hear in (("pods", self._on_pod), ("nodes", self._on_node), ("dtj", self._on_job)):
@@ -36,7 +36,7 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
+        self._is_over.set()
         for call in self._calls.values():
             call.kill()
         for thread in self._threads:
@@ -55,10 +55,12 @@ class Watch:
 
     def _follow(self, kind: str, hear: Callable[[Json, float], None]) -> None:
         kubectl = replace(self._kubectl, namespace=None) if kind == "nodes" else self._kubectl
-        while not self._is_over:  # the API server ends a watch after some time
+        while not self._is_over.is_set():  # the API server ends a watch after some time
             command = kubectl.command("get", kind, "-o", "json", "--watch", "--output-watch-events")
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as call:
                 self._calls[kind] = call
+                if self._is_over.is_set():  # it began just then, and nobody else ends it
+                    call.kill()
                 assert call.stdout
                 for line in call.stdout:  # one event each
                     hear(json.loads(line)["object"], time.time())
