@@ -99,6 +99,14 @@ def test_first_failed_rank_is_named_not_those_that_lost_it(
     assert message.split(" after", maxsplit=1)[0] in ended.err.splitlines()[-1 if how != "bad recipe" else -2]
 
 
+def test_last_words_of_a_script_are_the_job_s(finish: Finish, tmp_path: Path) -> None:
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text("import sys; sys.exit('there is nothing in /data')")
+    assert finish("run", "--termination-log", log, script).code == 1
+    fields = json.loads(log.read_text())
+    assert (fields["reason"], fields["message"]) == ("ExitCode", "there is nothing in /data")
+
+
 def test_traceback_begins_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:
     log = tmp_path / "log"
     finish("run", "--termination-log", log, SMALL, OUT=tmp_path, PLAIN=1, FAIL_AT=1)

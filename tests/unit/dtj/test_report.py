@@ -78,6 +78,11 @@ def test_kernel_s_memory_killer_is_suspected() -> None:
     assert report.sentence(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
 
 
+def test_signal_without_a_name_is_told_by_its_number() -> None:
+    assert report.sentence(end(3, 128 + 39), 5) == "rank 3 was killed by signal 39 after step 5"
+    assert report.failure(end(3, 128 + 39), generation=1, processes=1)["signal"] == "signal 39"
+
+
 @given(message=st.text(min_size=0, max_size=9000))
 def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
     ending = Ending(rank=0, code=1, at=START, message=message)

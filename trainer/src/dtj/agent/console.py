@@ -54,7 +54,7 @@ class TerminalConsole:
 
     def write(self, fd: int, data: bytes) -> None:
         text = data.decode(errors="replace").removesuffix("\n")
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bar.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def progress(self, document: dict[str, Any]) -> None:
         if not document["totalSteps"]:

@@ -144,7 +144,7 @@ def _run(program: Program) -> int:
         code = _code_of(end)
         if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
             # Now: what it does at its end may take longer than others live.
-            _report("", code=code, reason="ExitCode")
+            _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
         return code
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL + signal.SIGINT

@@ -151,7 +151,7 @@ def failure(ending: Ending, *, generation: int, processes: int) -> dict[str, Any
         "replica": ending.rank // processes,
         "reason": ending.cause,
         "exitCode": ending.code,
-        "signal": signal.Signals(ending.signal).name if ending.signal is not None else "",
+        "signal": name_of(ending.signal) if ending.signal is not None else "",
         "message": sentence(ending, ending.step),
         "step": ending.step,
         "generation": generation,
@@ -176,7 +176,15 @@ def sentence(culprit: Ending, step: int | None) -> str:
             f"rank {culprit.rank} was killed by the kernel {when}: no memory was left within the pod's limit"
         )
     hint = " (often it is the kernel, out of memory)" if culprit.signal == signal.SIGKILL else ""
-    return f"rank {culprit.rank} was killed by {signal.Signals(culprit.signal).name} {when}{hint}"
+    return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
+
+
+def name_of(number: int) -> str:
+    """A signal's name; most real-time ones have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
