@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from dtj.agent.rank_events import RankEvents
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor, soonest
-from dtj.telemetry import report_pipe
+from dtj.telemetry import heartbeat, report_pipe
 from tests.unit.dtj.conftest import is_dead, wait_for
 
 ENV = {"RANK": "0", "WORLD_SIZE": "1", "NNODES": "1"}
@@ -374,6 +375,32 @@ def test_rank_that_stops_in_time_does_not_spare_another_one_that_does_not(node: 
     node.until_heard("generation 2")
     assert [process.generation for process in supervisor.alive()] == [2, 1]
     assert supervisor.deadline == deadline
+
+
+def save_when_asked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    report_pipe.send({"dtj": "begins"})
+    signal.sigwait({signal.SIGTERM})
+    with heartbeat.mine.paused():
+        report_pipe.send({"dtj": "saves"})
+        signal.sigwait({signal.SIGTERM})
+        report_pipe.send({"dtj": "saved"})
+
+
+@pytest.mark.parametrize(("after_s", "is_saved"), [(100, True), (700, False)])
+def test_rank_that_is_saving_has_more_time_though_not_for_ever(
+    node: Node, monkeypatch: pytest.MonkeyPatch, after_s: float, is_saved: bool
+) -> None:
+    supervisor = node.run(save_when_asked)
+    node.until_heard({"dtj": "begins"})
+    supervisor.start(0, ENV, generation=2, gracefully=True)
+    node.until_heard({"dtj": "saves"})
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + after_s)
+    monkeypatch.setattr(module, "time", clock)
+    supervisor.tick()
+    supervisor.newest[0].signal(signal.SIGTERM)
+    node.until_heard("generation 2")
+    assert ({"dtj": "saved"} in node.heard) == is_saved
 
 
 def test_rank_that_needs_no_time_is_replaced_at_once(node: Node) -> None:

@@ -17,8 +17,9 @@ from dtj.agent.report import Ending
 
 # A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
 _PATIENCE_S = 5.0
-# One that is to save before may take longer.
+# One that is to save before may take longer, and once it is at it that long: the disk decides.
 _SAVE_S = 60.0
+_LONGEST_SAVE_S = 600.0
 
 
 class Listener(Protocol):
@@ -60,6 +61,7 @@ class Supervisor:
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
         self._kill_at: float | None = None
+        self._save_until = 0.0
         self._is_over = False
 
     def alive(self) -> list[RankProcess]:
@@ -125,15 +127,21 @@ class Supervisor:
             if process.uses_dtj:
                 process.kill()
         self._is_over = True
+        self._save_until = 0.0
         self._kill_at = time.monotonic() + _PATIENCE_S
 
     def tick(self) -> None:
         """Time has passed."""
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._kill_at = None
-            for process in self.alive():
-                if self._is_over or process.rank in self._waiting:
-                    process.kill()
+        now = time.monotonic()
+        if self._kill_at is None or now < self._kill_at:
+            return
+        late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
+        if now < self._save_until and any(process.heartbeat.is_paused for process in late):
+            self._kill_at = now + _PATIENCE_S
+            return
+        self._kill_at = None
+        for process in late:
+            process.kill()
 
     def reaped(self, pid: int, code: int) -> None:
         """A child of the agent ended; nothing happens where it was no rank."""
@@ -160,8 +168,10 @@ class Supervisor:
             process.kill()
         else:
             process.signal(signal.SIGTERM, on_behalf_of_agent=True)
+            now = time.monotonic()
             patience = _SAVE_S if process.uses_dtj else _PATIENCE_S
-            self._kill_at = self._kill_at or time.monotonic() + patience
+            self._kill_at = self._kill_at or now + patience
+            self._save_until = now + _LONGEST_SAVE_S if gracefully else 0.0
 
     def _finish(self, process: RankProcess, code: int) -> None:
         if process.pid in self._death_fds:
