@@ -92,6 +92,12 @@ def test_until_when_a_node_is_avoided_is_told_once_it_is() -> None:
     ]
 
 
+def test_node_that_the_template_names_is_not_told_to_be_avoided() -> None:
+    given = SEEN.pod_spec(nodeName="n0").was("Running", **suspects(("n0", 2, 60)))
+
+    assert report(given.snapshot(), None)["avoidedNodes"] == [{"node": "n0", "faults": 2, "at": at(-60)}]
+
+
 BAD = (("n0", 2, 1), ("n1", 3, 2), ("n2", 2, 3), ("n3", 1, 4))
 HAUNTED = SEEN.was("Running", **suspects(*BAD))
 CORDONED = cluster(node("n2", unschedulable=True), node("n3", unschedulable=True))
@@ -117,6 +123,7 @@ GPU = cluster(node("n0", labels={"gpu": "a"}), node("n1", labels={"gpu": "a"}), 
         param(HAUNTED.seeing(nodes=cluster(count=1)), [], id="a single node is never avoided"),
         param(HAUNTED.seeing(nodes=None), [], id="not where nodes may not be read"),
         param(HAUNTED.seeing(now=NOW + 3598.5), ["n0"], id="those whose hour is over are not"),
+        param(HAUNTED.pod_spec(nodeName="n0"), [], id="not where the template names the node"),
     ],
 )
 def test_who_is_avoided(given: JobBuilder, expected: list[str]) -> None:

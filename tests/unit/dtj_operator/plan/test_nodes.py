@@ -216,6 +216,11 @@ def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: li
             job().was("Recovering", **RACK, lastTransitionTime=at(-30)), ("n1",), id="the other long before"
         ),
         param(job().was("Running", **RECOVERING), (), id="the job has recovered"),
+        param(
+            job().pod_spec(nodeName="n1").was("Recovering", **RECOVERING),
+            (),
+            id="the template names the node",
+        ),
         param(job().was("Recovering", failure=RECOVERING["failure"]), (), id="nothing fitted elsewhere"),
     ],
 )

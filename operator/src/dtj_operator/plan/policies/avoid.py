@@ -3,7 +3,8 @@
 Those that were just lost: the scheduler may not know yet that they are. And those on which this job had
 `avoidNodeAfter` faults, for an hour after the last of them: a bad accelerator fails the same job again and
 again. Of these never so many that nothing fits: at most half of the nodes that a pod could go to. None at all
-any more once the scheduler finds no room.
+any more once the scheduler finds no room, and none where the template names the node: no scheduler is asked
+then, and the kubelet refuses a pod whose affinity is against its own node.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ NOT_THE_NODES = ("Evicted", "PeerLost")
 
 def avoided(s: Snapshot) -> tuple[str, ...]:
     """Names of the nodes, those with the latest faults first."""
-    if s.nodes is None:
+    if s.nodes is None or _is_pinned(s):
         return ()
     enough = s.job.recovery.avoid_node_after
     wanted = (s.job.template["spec"].get("nodeSelector") or {}).items()
@@ -66,7 +67,12 @@ def told(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         named = dict.fromkeys((fault.node, *_lost_beside(s, fault)))
         new = [Suspect(node=node, faults=before.get(node, 0) + 1, at=s.now) for node in named]
         known = [*new, *(suspect for suspect in known if suspect.node not in named)][:KEPT]
-    return [_entry(suspect, s.job.recovery.avoid_node_after) for suspect in known]
+    enough = 0 if _is_pinned(s) else s.job.recovery.avoid_node_after
+    return [_entry(suspect, enough) for suspect in known]
+
+
+def _is_pinned(s: Snapshot) -> bool:
+    return bool(s.job.template["spec"].get("nodeName"))
 
 
 def _fresh(s: Snapshot) -> list[Suspect]:
