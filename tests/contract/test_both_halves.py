@@ -5,13 +5,19 @@ The page is read as a user reads it: its tables are the expectation, the code of
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dtj import contract as trainer
-from dtj_operator import names, spec
+from dtj.agent.options import Options
+from dtj.agent.placement import Placement
+from dtj.agent.status import Facts, Status
+from dtj_operator import agent_status, names, spec
 from dtj_operator.plan.children.env import Place, environment
 from tests.support.builders import JobBuilder
 
@@ -30,12 +36,12 @@ def flat(section: str) -> list[str]:
     return [word for row in column(section) for word in row]
 
 
-def environment_of(job: JobBuilder) -> set[str]:
-    """Return the names of the variables that the operator gives to replica 0."""
+def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
+    """Return the variables that the operator gives to a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    place = Place(index=0, attempt=0, size=parsed.replicas, restarts_left=0)
-    return {variable["name"] for variable in environment(parsed, container, place)}
+    place = Place(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
+    return {variable["name"]: variable["value"] for variable in environment(parsed, container, place)}
 
 
 VOLUME: dict[str, dict[str, str]] = {"emptyDir": {}}
@@ -48,13 +54,13 @@ def test_operator_sets_exactly_the_variables_on_the_page():
         .wants(elastic={"maxReplicas": 2})
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": "monday"})
     )
-    assert environment_of(job) == set(flat("Environment of the training container"))
+    assert environment_of(job).keys() == set(flat("Environment of the training container"))
 
 
 def test_rank_variables_are_absent_where_a_replica_has_several_processes():
     ranks = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-    assert environment_of(JobBuilder()) & ranks == ranks
-    assert environment_of(JobBuilder().wants(processesPerReplica=2)) & ranks == set()
+    assert environment_of(JobBuilder()).keys() & ranks == ranks
+    assert environment_of(JobBuilder().wants(processesPerReplica=2)).keys() & ranks == set()
 
 
 def test_trainer_reads_only_variables_that_the_page_names():
@@ -98,3 +104,22 @@ def test_fields_are_those_on_the_page(section: str, fields: tuple[str, ...]):
 def test_reasons_and_states_are_those_on_the_page():
     for words in (trainer.REASONS, trainer.STATES):
         assert ", ".join(f"`{word}`" for word in words) in PAGE
+
+
+def test_agent_that_tells_who_it_is_is_believed_where_it_is_replica_0():
+    job = JobBuilder().replicas(2)
+    parsed = spec.parse(job.raw())
+
+    def answer(replica: int) -> bytes:
+        env = environment_of(job, replica=replica)
+        placement = Placement.read(env, nproc=None)
+        options = Options.read(
+            env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None
+        )
+        status = Status(job=options.job, replica=placement.node_rank, attempt=options.attempt)
+        return json.dumps(status.document(datetime.now(UTC), job=Facts())).encode()
+
+    key = names.Key(parsed.namespace, parsed.name)
+    assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1").rejoin
+    with pytest.raises(msgspec.ValidationError, match=f"not that of replica 0 of {key}"):
+        agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1")

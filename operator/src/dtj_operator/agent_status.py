@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from dtj_operator.names import Key
 from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Missing, Progress, Straggler
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -57,6 +58,9 @@ class _Missing(msgspec.Struct):
 
 class _Answer(msgspec.Struct, rename="camel"):
     attempt: int
+    job: str | None = None
+    namespace: str | None = None
+    replica: int | None = None
     step: _Whole | None = None
     total_steps: _Whole | None = None
     epoch: _Whole | None = None
@@ -76,13 +80,16 @@ class _Answer(msgspec.Struct, rename="camel"):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def parse(raw: bytes, observed_at: float, address: str) -> Progress:
-    """Read one answer; raises msgspec.MsgspecError for one that no agent gives.
+def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
+    """Read one answer of replica 0; raises msgspec.MsgspecError for one that its agent does not give.
 
+    key          of the job that is asked about
     observed_at  seconds since the epoch
     address      of the pod that gave it
     """
     answer = _decode(raw)
+    if not _is_of(answer, key):
+        raise msgspec.ValidationError(f"the agent at {address} is not that of replica 0 of {key}")
     return Progress(
         attempt=answer.attempt,
         observed_at=observed_at,
@@ -103,6 +110,16 @@ def parse(raw: bytes, observed_at: float, address: str) -> Progress:
         else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
         missing=tuple(Missing(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()),
     )
+
+
+def _is_of(answer: _Answer, key: Key) -> bool:
+    """Pods on the host network share an address, and a free one is given away: others may answer there.
+
+    An agent need not say who it is; then it is believed.
+    """
+    told = (answer.namespace, answer.job, answer.replica)
+    asked = (key.namespace, key.name, 0)
+    return all(name in (None, wanted) for name, wanted in zip(told, asked, strict=True))
 
 
 def _straggler(answer: _Answer) -> Straggler | None:

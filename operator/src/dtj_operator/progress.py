@@ -102,7 +102,7 @@ class Poller:
     async def _follow(self, key: Key, asked: _Followed) -> None:
         told = float("-inf")
         while True:
-            progress = await self._poll(asked.address)
+            progress = await self._poll(key, asked.address)
             if progress is None:
                 self._unanswered(key, asked)
             else:
@@ -132,11 +132,11 @@ class Poller:
             self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
             self._on_news(key)
 
-    async def _poll(self, address: str) -> Progress | None:
+    async def _poll(self, key: Key, address: str) -> Progress | None:
         try:
             async with self._at_once, asyncio.timeout(TIMEOUT_S):
                 raw = await self._ask(address)
-            progress = agent_status.parse(raw, self._wall(), address)
+            progress = agent_status.parse(raw, key, self._wall(), address)
         except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
             metrics.POLLS.labels("nothing").inc()
             return None

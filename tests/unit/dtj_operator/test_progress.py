@@ -265,6 +265,32 @@ async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer
     assert step(agents) is None
 
 
+@pytest.mark.parametrize(
+    ("named", "believed"),
+    [
+        param({"job": "j", "replica": 0}, True, id="this one"),
+        param({"job": "j", "namespace": "ns", "replica": 0}, True, id="this one, and where it is"),
+        param({"job": None, "namespace": None, "replica": None}, True, id="nobody"),
+        param({"job": "other", "replica": 0}, False, id="another job"),
+        param({"job": "j", "namespace": "other", "replica": 0}, False, id="one of that name elsewhere"),
+        param({"job": "j", "replica": 1}, False, id="another replica"),
+    ],
+)
+async def test_the_answer_of_somebody_else_at_that_address_is_no_answer(
+    agents: Agents, named: dict[str, object], believed: bool
+) -> None:
+    agents.at_step(3)
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(5)
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 9, "rejoin": True, **named}).encode()
+    await asyncio.sleep(15)
+
+    progress = agents.poller.last(KEY, "u", 0)
+    assert progress is not None
+    assert (progress.step, progress.rejoin) == ((9, True) if believed else (3, False))
+    assert agents.poller.silent(KEY, "u", 0) is not believed
+
+
 async def test_an_estimate_that_no_date_holds_is_left_out(agents: Agents) -> None:
     agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": 1, "etaSeconds": 1e300}'
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
