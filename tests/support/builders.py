@@ -71,6 +71,10 @@ class PodBuilder:
         condition = ConditionView(type="DisruptionTarget", status="True", reason=reason, message="evicted")
         return self._with(conditions=(*self.pod.conditions, condition))
 
+    def refused(self, reason: str) -> Self:
+        """Its kubelet did not admit it: no container has run."""
+        return self._with(phase="Failed", reason=reason, conditions=(), containers=())
+
     def deleting(self) -> Self:
         return self._with(deleting=True)
 

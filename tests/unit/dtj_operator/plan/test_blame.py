@@ -154,12 +154,7 @@ def test_cause_of_its_own_comes_before_a_cut() -> None:
         ),
         param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a pod that somebody deletes"),
         param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
-        param(
-            FOUR.but(pod(2)._with(phase="Failed", reason="OutOfcpu")),
-            2,
-            "Evicted",
-            id="a kubelet that refused",
-        ),
+        param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a kubelet that refused"),
     ],
 )
 def test_the_class_of_a_fault(given, replica, reason) -> None:

@@ -128,6 +128,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is free"),
         param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a pod that somebody deletes is free"),
         param(TWO.without(1), UNCOUNTED, id="a pod that vanished is free"),
+        param(TWO.but(pod(1).refused("OutOfcpu")), COUNTED, id="a pod that its kubelet refuses is not"),
         param(CRASHED.recovery(rules=[FREE_1]), UNCOUNTED, id="the user's rule comes first"),
         param(CRASHED.recovery(rules=[FAIL_3]), COUNTED, id="a rule about another code does not match"),
         param(
