@@ -59,6 +59,32 @@ def test_gradients_come_back_to_their_size() -> None:
     assert precision.scale == 65536
 
 
+TWO_PASSES = """
+import torch
+import dtj
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(2, 1))
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 2)), global_batch=8)
+for batch in run.steps(1):
+    for share in (0.25, 0.5):
+        run.backward(lambda mb: share * model(mb[0]).float().mean(), batch)
+    if run.rank == 0:
+        print(next(model.parameters()).grad.tolist())
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--nproc", 2), ("--nproc", 2, "--parallel", "zero1")], ids=str)
+def test_second_pass_of_a_step_adds_to_the_first(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_PASSES)
+    ended = finish("run", "--precision", "fp16", *flags, script)
+    assert ended.code == 0, ended.err
+    assert "[[0.75, 0.75]]" in ended.out
+
+
 @pytest.mark.parametrize(
     ("gradient", "finite_everywhere"),
     [

@@ -36,6 +36,8 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
         factor = part.weight * undo
         return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
 
+    if precision.scales:
+        precision.rescale(strategy.parameters)
     total = strategy.accumulate(share, batch.parts)
     if not precision.scales:
         return total

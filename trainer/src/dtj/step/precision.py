@@ -34,6 +34,12 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.half)
 
+    def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Gradients of an earlier pass get the scale of the one that is to be added to them."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                _local(parameter.grad).mul_(self.scale)
+
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
         """Bring gradients back to their size; where any rank's overflowed, drop all of them.
 
