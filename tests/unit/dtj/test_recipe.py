@@ -151,7 +151,8 @@ def test_help_is_made_of_docstring_and_signature() -> None:
     [
         pytest.param({}, "gives neither epochs nor steps", id="no end"),
         pytest.param({"epochs": 1, "steps": 5}, "gives epochs and steps", id="two ends"),
-        pytest.param({"steps": 0}, "steps is 0, expected at least 1", id="nothing to do"),
+        pytest.param({"steps": 0}, "steps is 0, expected a whole number of at least 1", id="nothing to do"),
+        pytest.param({"epochs": 1.5}, "epochs is 1.5, expected a whole number", id="half an epoch"),
         pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="nothing to score by"),
         pytest.param(
             {"epochs": 1, "best": "lowest"}, "no held_out data to score", id="nothing to be best in"

@@ -62,6 +62,13 @@ for batch in run.steps(1):
             "run.steps was called after run.finish",
             id="steps after finish",
         ),
+        pytest.param(
+            "steps(1)", "steps(-1)", "run.steps got -1, expected a whole number", id="negative steps"
+        ),
+        pytest.param("steps(1)", "steps(34.5)", "run.steps got 34.5, expected a whole", id="half a step"),
+        pytest.param(
+            "steps(1)", "steps(float('inf'))", "run.steps got inf, expected a whole", id="endless steps"
+        ),
     ],
 )
 def test_verb_that_is_used_wrongly_is_told(
@@ -74,6 +81,25 @@ def test_verb_that_is_used_wrongly_is_told(
     assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
     assert message in ended.err
     assert "\n  fix: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [("np.int64(2)", 2), ("torch.tensor(2)", 2), ("sys.maxsize", 2**53)],
+    ids=["of NumPy", "of torch", "without end"],
+)
+def test_steps_may_be_any_whole_number(
+    finish: Callable[..., Finished], tmp_path: Path, total: str, shown: int
+) -> None:
+    """The log line and the agent, which tells the number to others, can do with it."""
+    script = tmp_path / "script.py"
+    program = PROGRAM.replace("run.steps(1)", f"run.steps({total})")
+    script.write_text(f"import sys, numpy as np\n{program}    if run.step:\n        run.finish()\n")
+    ended = finish("run", "--log-every", 1, script)
+    assert ended.code == 0, ended.err
+    lines = [line.removeprefix("[rank 0] ") for line in ended.out.splitlines()]
+    assert [line.split("  ")[0] for line in lines[:2]] == [f"step 1/{shown}", f"step 2/{shown}"]
+    assert ("eta" in lines[0]) == (shown == 2)
 
 
 def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """How far this rank is: the one thing that the parts of a run share."""
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 from dtj.data.feed import Feed
 from dtj.errors import RecipeError
+
+# Readers of JSON have it exactly, and no run gets there: run.steps(sys.maxsize) is one without end.
+_MOST_STEPS = 2**53
 
 
 @dataclass(kw_only=True)
@@ -40,3 +45,17 @@ class Progress:
         if self.feed is None:
             raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
         return self.feed
+
+
+def count_of_steps(total: Any) -> int:
+    """What `run.steps` is given as an int, whoever made it (NumPy, torch); RecipeError where it is none."""
+    try:
+        count = operator.index(total)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise RecipeError(
+            f"run.steps got {total!r}, expected a whole number of at least 0",
+            fix="give the steps of the whole training; without an end: run.steps(sys.maxsize)",
+        )
+    return min(count, _MOST_STEPS)

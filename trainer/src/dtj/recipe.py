@@ -62,8 +62,10 @@ class Recipe:
                 fix="give one of them, e.g. Recipe(epochs=5, ...)",
             )
         for name, count in given.items():
-            if count < 1:
-                raise RecipeError(f"{name} is {count}, expected at least 1", fix=f"correct {name}")
+            if not hasattr(count, "__index__") or count < 1:
+                raise RecipeError(
+                    f"{name} is {count}, expected a whole number of at least 1", fix=f"correct {name}"
+                )
         if self.held_out is not None and self.score is None:
             raise RecipeError(
                 "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"

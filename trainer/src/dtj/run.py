@@ -29,7 +29,7 @@ from dtj.data.load import Collate, Loader
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.process_groups import ProcessGroups
-from dtj.progress import Progress
+from dtj.progress import Progress, count_of_steps
 from dtj.recovery import Recovery
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
@@ -202,6 +202,7 @@ class Run:
         A `break` leaves at once: its step does not count as done, and nothing is saved. What follows counts
         as part of a step, since other ranks may go on: declare what takes long with `pause`.
         """
+        total = count_of_steps(total)
         progress, feed = self._progress, self._progress.need_feed()
         if progress.has_begun and progress.is_over:
             raise RecipeError(

@@ -18,6 +18,8 @@ Reading = dict[str, Any]
 
 # Steps over which their lengths are told.
 _WINDOW = 1000
+# A century: a loop that asks for so much ends in another way, run.finish say.
+_ENDLESS_S = 100 * 365 * 86400
 
 
 @dataclass(kw_only=True)
@@ -87,7 +89,7 @@ class Meter:
         elapsed = now - self._since
         done = step - self.step
         per_second = (samples - self.samples) / elapsed if elapsed > 0 and done > 0 else None
-        eta = (self.total_steps - step) * elapsed / done if done > 0 else None
+        eta = (self.total_steps - step) * elapsed / done if done > 0 else math.inf
         self._since, self.step, self.samples = now, step, samples
         self.metrics |= metrics
         others = {name: value for name, value in self.metrics.items() if name != "loss"}
@@ -104,7 +106,7 @@ class Meter:
             "stepSecondsP50": self._p50(),
             "stepSecondsP99": self._p99(),
             "memoryBytes": self.memory() if self.memory else None,
-            "etaSeconds": eta,
+            "etaSeconds": eta if eta < _ENDLESS_S else None,
         }
 
     def _mfu(self, per_second: float | None) -> float | None:
