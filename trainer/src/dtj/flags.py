@@ -103,7 +103,7 @@ class Choice:
 class OneWithAmount:
     """A word, for some with a number: word -> K (steps), RANK, PERCENT, or "" where none follows.
 
-    K must be there, the others have defaults; all but PERCENT are whole.
+    K must be there, the others have defaults; all but PERCENT, which is at most 100, are whole.
     """
 
     known: Mapping[str, str]
@@ -116,18 +116,25 @@ class OneWithAmount:
 
     def read(self, name: str, text: str) -> Choice:
         word, colon, number = text.partition(":")
-        fix = f"choose one of {self.form.replace('|', ', ')}"
+        takes = self.known.get(word)
+        if takes is None or (colon and not takes):
+            raise RecipeError(f"{name} is {text!r}", fix=f"choose one of {self.form.replace('|', ', ')}")
+        if takes == "K" and not colon:
+            raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
+        if not colon:
+            return Choice(name=word, amount=None)
         try:
-            amount = float(number) if colon else None
+            amount = float(number)
         except ValueError:
             amount = 0.0
-        takes = self.known.get(word)
-        if takes is None or (amount is not None and (not takes or amount <= 0)):
-            raise RecipeError(f"{name} is {text!r}", fix=fix)
-        if takes in {"K", "RANK"} and amount is not None and amount != int(amount):
-            raise RecipeError(f"{name} is {text!r}, expected a whole number", fix=fix)
-        if takes == "K" and amount is None:
-            raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
+        if takes == "PERCENT":
+            fits, wanted = 0 < amount <= 100, "a number above 0 and at most 100"
+        else:
+            fits, wanted = amount >= 1 and amount.is_integer(), "a whole number of at least 1"
+        if not fits:
+            raise RecipeError(
+                f"{name} is {text!r}, expected {wanted} after {word}:", fix=f"write {word}:8, say"
+            )
         return Choice(name=word, amount=amount)
 
 
