@@ -186,6 +186,16 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         weights.assign(nn.Linear(3, 2), file)
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_that_are_cut_off_are_refused(finish: Finish, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"weights{suffix}"
+    train(finish, tmp_path / "out")
+    assert finish("export", tmp_path / "out" / "run", file).code == 0
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(RecipeError, match=f"{file} is not a "):
+        weights.read(file)
+
+
 def test_export_of_what_is_not_there(finish: Finish, tmp_path: Path) -> None:
     ended = finish("export", tmp_path, tmp_path / "w.pt")
     assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)

@@ -42,7 +42,14 @@ def read(path: Path) -> Weights:
     if not path.is_file():
         raise RecipeError(f"there is no file {path}", fix="check --weights")
     if path.suffix == ".safetensors":
-        found: Any = _safetensors().load_file(path)
+        safetensors = _safetensors()
+        try:
+            found: Any = safetensors.load_file(path)
+        except Exception as error:  # its own kinds, and whatever its header happens to mean
+            raise RecipeError(
+                f"{path} is not a safetensors file: {error}",
+                fix="fetch or export it again: it may be cut off",
+            ) from error
     else:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
