@@ -236,7 +236,9 @@ def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Pa
         pytest.param(["run", SMALL], {"NNODES": "2"}, "MASTER_ADDR is not set", id="half an environment"),
         pytest.param(["train"], {}, "no recipe is given", id="no recipe"),
         pytest.param(["train", DIGITS, "epoch=3"], {}, "did you mean 'epochs'", id="a mistyped argument"),
-        pytest.param(["train", DIGITS, "epochs=0"], {}, "epochs is 0, expected at least 1", id="no epochs"),
+        pytest.param(
+            ["train", DIGITS, "epochs=0"], {}, "epochs is 0, expected a whole number", id="no epochs"
+        ),
     ],
 )
 def test_bad_input_exits_78_with_a_message_and_no_traceback(

@@ -1,22 +1,24 @@
-"""Uses and frees 128 MiB, as a step does, again and again; prints the page faults of the last ten times."""
+"""Takes a block of 31 MiB from the C library and frees it; prints where it was, and whether it is kept."""
 
-import resource
+import ctypes
 
-import torch
-
-
-def faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+BLOCK = 31 << 20
 
 
-def use() -> None:
-    activations = [torch.ones(4 << 20) for _ in range(8)]
-    del activations
+class Mallinfo2(ctypes.Structure):
+    """See malloc.h; `hblks`: blocks that are the kernel's own, `keepcost`: free at the end of the heap."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
+    _fields_ = [(name, ctypes.c_size_t) for name in (*_names, "keepcost")]
 
 
-for _ in range(3):
-    use()
-before = faults()
-for _ in range(10):
-    use()
-print("faults", faults() - before)
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.mallinfo2.restype = Mallinfo2
+
+before = libc.mallinfo2().hblks
+block = libc.malloc(BLOCK)
+is_on_heap = libc.mallinfo2().hblks == before
+libc.free(block)
+print("on the heap:", is_on_heap, "kept:", libc.mallinfo2().keepcost >= BLOCK)
