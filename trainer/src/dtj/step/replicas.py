@@ -18,6 +18,10 @@ from dtj.errors import DtjError
 # Elements at once: a large tensor needs no second of its size, and a CPU's cache holds them.
 _CHUNK = 2**15
 _CHUNK_ON_ACCELERATOR = 2**22
+# Of SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
+_GOLDEN, _MIX_1, _MIX_2 = (
+    number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -75,17 +79,33 @@ def explain(everyone: list[dict[str, int]]) -> str:
 
 
 def fingerprint(value: torch.Tensor) -> torch.Tensor:
-    """() int64: bits times odd numbers by place, added modulo 2^64. One changed element always changes it."""
+    """() int64: bits times an odd number for each place, added modulo 2^64.
+
+    One changed element always changes it. The numbers have no pattern that several could follow.
+    """
     plain = value.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     bits = plain.contiguous().view(_INTEGERS[plain.element_size()]).flatten()
     size = _CHUNK if value.device.type == "cpu" else _CHUNK_ON_ACCELERATOR
-    odd = 2 * torch.arange(min(size, bits.numel()), device=value.device) + 1
+    odd = _odd_numbers(min(size, bits.numel()), value.device)
     total = torch.zeros((), dtype=torch.int64, device=value.device)
     for first in range(0, bits.numel(), size):
         chunk = bits[first : first + size].to(torch.int64)
-        total += (chunk * odd[: len(chunk)]).sum() + 2 * first * chunk.sum()
+        total = total * _GOLDEN + (chunk * odd[: len(chunk)]).sum()
     return total
+
+
+def _odd_numbers(count: int, device: torch.device) -> torch.Tensor:
+    """(count,) int64, as good as random, the same on every device."""
+    mixed = torch.arange(1, count + 1, device=device) * _GOLDEN
+    mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
+    mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
+    return (mixed ^ _shifted(mixed, 31)) | 1
+
+
+def _shifted(numbers: torch.Tensor, places: int) -> torch.Tensor:
+    """To the right, as if they had no sign."""
+    return (numbers >> places) & ((1 << (64 - places)) - 1)
 
 
 def _tensors(parts: Mapping[str, Any], *, optimizers: bool) -> Iterator[tuple[str, torch.Tensor]]:
