@@ -34,6 +34,18 @@ async def find_no_room(kubelet: Kubelet, name: str, since: str = LONG_AGO) -> No
     await kubelet.set_status(name, {"conditions": [{**refused, "lastTransitionTime": since}]})
 
 
+async def submit_with_room_for_two(
+    cluster: Cluster, kubelet: Kubelet, *, since: str = LONG_AGO, **spec: Any
+) -> None:
+    """Of three replicas the last is refused by the scheduler, since then."""
+    kubelet.starts = False
+    await cluster.submit(replicas=3, **spec)
+    await kubelet.until(lambda pods: len(pods) == 3)
+    for name in ("job-0", "job-1"):
+        await kubelet.start(name)
+    await find_no_room(kubelet, "job-2", since)
+
+
 async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl):
     await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
     first = uids(await kubelet.until_running("job-0", "job-1"))
@@ -90,12 +102,9 @@ async def test_without_healing_agents_another_size_is_another_attempt(cluster: C
 
 
 async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: Cluster, kubelet: Kubelet):
-    kubelet.starts = False
-    await cluster.submit(replicas=3, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING)
-    await kubelet.until(lambda pods: len(pods) == 3)
-    for name in ("job-0", "job-1"):
-        await kubelet.start(name)
-    await find_no_room(kubelet, "job-2", since=now())
+    await submit_with_room_for_two(
+        cluster, kubelet, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING, since=now()
+    )
     await cluster.until(
         lambda job: phase("Pending")(job) and of(job, "PodsReady")["reason"] == "Unschedulable"
     )
@@ -115,12 +124,7 @@ async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: C
 async def test_pod_that_finds_room_where_the_first_of_the_others_ended_is_not_waited_for(
     cluster: Cluster, kubelet: Kubelet
 ):
-    kubelet.starts = False
-    await cluster.submit(replicas=3, elastic={"maxReplicas": 3}, recovery=HEALING)
-    await kubelet.until(lambda pods: len(pods) == 3)
-    for name in ("job-0", "job-1"):
-        await kubelet.start(name)
-    await find_no_room(kubelet, "job-2")
+    await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=HEALING)
     await cluster.until(phase("Running"))
 
     await kubelet.finish("job-1", message='{"reason": "Done"}')
@@ -134,12 +138,9 @@ async def test_pod_that_finds_room_where_the_first_of_the_others_ended_is_not_wa
 
 
 async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: Cluster, kubelet: Kubelet):
-    kubelet.starts = False
-    await cluster.submit(replicas=3, elastic={"minReplicas": 3, "maxReplicas": 3}, recovery=HEALING)
-    await kubelet.until(lambda pods: len(pods) == 3)
-    for name in ("job-0", "job-1"):
-        await kubelet.start(name)
-    await find_no_room(kubelet, "job-2")
+    await submit_with_room_for_two(
+        cluster, kubelet, elastic={"minReplicas": 3, "maxReplicas": 3}, recovery=HEALING
+    )
 
     job = await cluster.until(
         lambda job: (
@@ -151,12 +152,7 @@ async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: 
 
 
 async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: Cluster, kubelet: Kubelet):
-    kubelet.starts = False
-    await cluster.submit(replicas=3, elastic={"maxReplicas": 3}, recovery=WHOLE)
-    await kubelet.until(lambda pods: len(pods) == 3)
-    for name in ("job-0", "job-1"):
-        await kubelet.start(name)
-    await find_no_room(kubelet, "job-2")
+    await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=WHOLE)
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
     for name in ("job-0", "job-1"):
         await kubelet.start(name)
