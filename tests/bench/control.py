@@ -54,7 +54,8 @@ class Job:
 
 def alarms(log: str) -> list[str]:
     """Lines of the agents' log that tell of a hang, a failure, or of another generation than the first."""
-    marks = (_SUSPICION, "failed:", "is lost", "is silent", "was killed", "exited with")
+    lost = ("lost the connection to replica", "no message from replica")
+    marks = (_SUSPICION, *lost, "failed:", "was killed", "exited with")
     return [
         line
         for line in log.splitlines()

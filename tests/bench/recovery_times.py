@@ -18,7 +18,7 @@ RANK, HANG, POD, NODE = "rank", "hang", "pod", "node"
 _DETECTED = {
     RANK: re.compile(r"dtj: rank \d+ (was killed|failed|exited)"),
     HANG: re.compile(r"dtj: no step for \d+ s: the stacks of all ranks follow"),
-    POD: re.compile(r"dtj: (replica \d+ is lost|lost replica 0|replica \d+ is silent|replica 0 is silent)"),
+    POD: re.compile(r"dtj: (lost the connection to|no message from) replica \d+"),
 }
 _STEP = re.compile(r"\bdid step \d+$")
 _DECIDED = re.compile(r"dtj: generation \d+: ")

@@ -31,12 +31,12 @@ def test_plan_is_the_same_for_the_same_seed_alone():
     ("line", "expected"),
     [
         pytest.param("dtj: no step for 31 s: the stacks of all ranks follow", True, id="suspicion"),
-        pytest.param("dtj: rank 1 failed: no step for 33 s: rank 1 does not answer", True, id="verdict"),
+        pytest.param("dtj: rank 1 failed: no step for 33 s: rank 1 does not respond", True, id="verdict"),
         pytest.param(
-            "dtj: generation 2: all ranks anew; 0 of 9 restarts in place used", True, id="generation"
+            "dtj: generation 2: restarted all ranks (0 of 9 in-place restarts used)", True, id="generation"
         ),
         pytest.param("dtj: rank 0 was killed by SIGKILL after step 3", True, id="death"),
-        pytest.param("dtj: replica 1 is silent: taken as lost", True, id="silent agent"),
+        pytest.param("dtj: no message from replica 1 for 20 s: treating it as lost", True, id="silent agent"),
         pytest.param("[rank 0] the loss is lost", False, id="a rank's own words"),
     ],
 )

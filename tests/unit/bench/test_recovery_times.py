@@ -12,12 +12,15 @@ def log(*lines: tuple[float, str]) -> list[Line]:
 BEFORE = (8.0, "[rank 0] began"), (9.0, "[rank 0] joined"), (9.9, "[rank 0] did step 41")
 COORDINATOR = log(
     *BEFORE,
-    (10.25, "dtj: generation 2: rank 1 anew, the others keep their state; 1 of 9 restarts in place used"),
+    (
+        10.25,
+        "dtj: generation 2: restarted rank 1; other ranks kept their state (1 of 9 in-place restarts used)",
+    ),
     (10.6, "[rank 0] did step 42"),
 )
 NEWCOMER = log(
     *BEFORE,
-    (10.1, "dtj: rank 1 was killed by SIGKILL after step 41 (often it is the kernel, out of memory)"),
+    (10.1, "dtj: rank 1 was killed by SIGKILL after step 41 (often the kernel's OOM killer: out of memory)"),
     (10.3, "[rank 1] began"),
     (10.5, "[rank 1] joined"),
     (10.7, "[rank 1] did step 42"),
@@ -62,7 +65,11 @@ def test_hang_is_detected_by_the_first_word_of_it():
 
 def test_replaced_pod_and_lost_node_are_seen_by_watches():
     logs = {
-        "a": log(*BEFORE, (10.01, "dtj: replica 1 is lost; the others wait for it"), (10.6, "did step 42"))
+        "a": log(
+            *BEFORE,
+            (10.01, "dtj: lost the connection to replica 1; the other replicas wait for it"),
+            (10.6, "did step 42"),
+        )
     }
     logs["b"] = NEWCOMER[4:]
     seen = Seen(unready=10.02, created=10.03, running=10.2)

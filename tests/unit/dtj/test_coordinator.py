@@ -106,7 +106,7 @@ def test_agent_that_is_back_before_its_old_connection_is_seen_to_end_is_not_lost
     pod.tell()
     assert pod.coordinator.membership.agents == {0: "a"}
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
-    assert pod.said == ["generation 2: all ranks anew; 0 of 5 restarts in place used"]
+    assert pod.said == ["generation 2: restarted all ranks (0 of 5 in-place restarts used)"]
     again.close()
 
 
@@ -149,9 +149,9 @@ def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(
     pod.tell(heartbeats(1, 7, 0, 1, 2))
     (refused,) = stranger.receive(0.0)
     assert refused["forGood"] is for_good
-    assert f"speaks protocol {theirs}, that of replica 0 speaks {PROTOCOL}" in refused["refused"]
+    assert f"has protocol version {theirs}, replica 0 has {PROTOCOL}" in refused["refused"]
     assert "digest (name@sha256:...)" in refused["refused"]
-    assert pod.said == [f"replica 0 is refused: {refused['refused']}"]
+    assert pod.said == [f"refused replica 0: {refused['refused']}"]
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
     stranger.close()
 

@@ -37,7 +37,7 @@ def assert_every_sample_once_an_epoch(out: Path, steps: int) -> None:
 
 
 def has_formed(pod: Command, size: str) -> bool:
-    return f" {size}, all ranks anew" in pod.err
+    return f" {size}; restarted all ranks" in pod.err
 
 
 def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> 
     ended = [pod.wait() for pod in (first, *others)]
     assert [e.code for e in ended] == [0, 0, 0, 0], [e.err for e in ended]
     assert_every_sample_once_an_epoch(out, 32)
-    assert ended[0].err.count("; 0 of 5 restarts in place used") == ended[0].err.count("dtj: generation ")
+    assert ended[0].err.count("(0 of 5 in-place restarts used)") == ended[0].err.count("dtj: generation ")
 
 
 def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_lost_pod_that_comes_back_finds_the_memory_of_the_others(start: Start, t
     (out / "go-5").touch()
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0]
-    assert "rank 1 anew, the others keep their state" in ended[0].err
+    assert "restarted rank 1; other ranks kept their state" in ended[0].err
 
 
 def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
@@ -106,7 +106,7 @@ def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
     first, waits = job.run(0), job.run(2)
     wait_for(lambda: first.err.count("waiting for replica 1") == 2, "both, before there is a job to wait for")
     job.run(1)
-    wait_for(lambda: "a job without a checkpoint folder does not grow" in first.err, "a word")
+    wait_for(lambda: "a job without a checkpoint folder cannot grow" in first.err, "a word")
     waits.signal(signal.SIGTERM)
     assert waits.wait().code == 128 + signal.SIGTERM
     said = json.loads((tmp_path / "log-2").read_text())
@@ -124,7 +124,7 @@ def test_plain_script_is_begun_anew_in_the_new_size(start: Start, tmp_path: Path
     if saves:
         wait_for(lambda: has_formed(pods[0], "3 replicas"), "three replicas")
     else:
-        wait_for(lambda: "a job without a checkpoint folder does not grow" in pods[0].err, "a word")
+        wait_for(lambda: "a job without a checkpoint folder cannot grow" in pods[0].err, "a word")
     (tmp_path / "go").touch()
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]

@@ -40,4 +40,4 @@ def test_pod_whose_grace_period_is_too_short_says_so_once(
     )
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=16, DTJ_GRACE_SECONDS=grace_s)
     assert ended.code == 0, ended.err
-    assert ended.err.count(f"but this pod is killed {grace_s} s after it is asked to end") == times
+    assert ended.err.count(f"but the pod is killed {grace_s} s after it is asked to terminate") == times

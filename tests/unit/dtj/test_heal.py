@@ -46,7 +46,8 @@ def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     assert_identical(weights(unbroken(3)), weights(tmp_path))
     assert sentence in ended.err
     assert (
-        "generation 2: rank 1 anew, the others keep their state; 1 of 10 restarts in place used" in ended.err
+        "generation 2: restarted rank 1; other ranks kept their state (1 of 10 in-place restarts used)"
+        in ended.err
     )
     # As sets: a step that only the dead rank had finished is done again.
     assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
@@ -58,7 +59,7 @@ def test_five_crashes_leave_no_trace_in_the_result(
     faults = "1@2:end:SIGKILL 2@4:forward:raise 1@5:end:vanish 0@8:forward:SIGKILL 2@12:end:SIGSEGV"
     ended = healed(finish, tmp_path, faults, PLAIN=1)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
-    assert "5 of 10 restarts in place used" in ended.err
+    assert "5 of 10 in-place restarts used" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_crash_before_anything_was_trained_starts_all_anew(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     ended = healed(finish, tmp_path, "1@0:start:raise", PLAIN=1)
-    assert "generation 2: all ranks anew" in ended.err
+    assert "generation 2: restarted all ranks" in ended.err
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
 
@@ -114,7 +115,7 @@ def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_pat
         out.mkdir()
         ended = finish(*("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "phases.py"), OUT=out, **env)
         assert ended.code == 0, ended.err
-    assert "generation 2: rank 1 anew, the others keep their state" in ended.err
+    assert "generation 2: restarted rank 1; other ranks kept their state" in ended.err
     for rank in range(2):
         found, expected = (torch.load(out / f"weights-{rank}.pt") for out in (healed, unbroken))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -214,7 +214,7 @@ def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Pa
 @pytest.mark.parametrize(
     ("argv", "env", "message"),
     [
-        pytest.param(["run", "nowhere.py"], {}, "there is no script nowhere.py", id="no such script"),
+        pytest.param(["run", "nowhere.py"], {}, "script not found: nowhere.py", id="no such script"),
         pytest.param(["run", "-m", "nosuch"], {}, "there is no module 'nosuch'", id="no such module"),
         pytest.param(["run", "-m", "json.nosuch"], {}, "no module 'json.nosuch'", id="no such submodule"),
         pytest.param(["run", "-m", "nosuch.deep"], {}, "there is no module 'nosuch'", id="no such package"),

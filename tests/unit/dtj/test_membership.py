@@ -72,12 +72,16 @@ def test_job_forms_when_the_last_replica_joins_and_goes_when_the_last_rank_is_re
 @pytest.mark.parametrize(
     ("newcomer", "refusal"),
     [
-        pytest.param(hello(1, uid="other"), ("this is another job's coordinator", False), id="another job"),
-        pytest.param(hello(1, attempt=1), ("attempt 2 has begun", True), id="a stale attempt"),
         pytest.param(
-            hello(1, attempt=3), ("this coordinator is of an older attempt", False), id="we are stale"
+            hello(1, uid="other"), ("this coordinator belongs to another job", False), id="another job"
         ),
-        pytest.param(hello(3), ("replica 3 of 3: sizes differ between the pods", True), id="one too many"),
+        pytest.param(hello(1, attempt=1), ("attempt 2 has started", True), id="a stale attempt"),
+        pytest.param(
+            hello(1, attempt=3), ("this coordinator belongs to an older attempt", False), id="we are stale"
+        ),
+        pytest.param(
+            hello(3), ("the pods disagree on the job's size: replica 3 of 3", True), id="one too many"
+        ),
     ],
 )
 def test_agent_that_does_not_belong_here_is_refused(newcomer: Hello, refusal: tuple[str, bool]) -> None:
@@ -91,10 +95,10 @@ def test_newer_pod_takes_the_place_of_the_older_for_good() -> None:
     found = formed()
     actions = found.join(hello(1, "newer"), NOW)
     assert actions == [
-        Refuse("pod-1", "a newer pod has taken its place", for_good=True),
+        Refuse("pod-1", "a newer pod has replaced it", for_good=True),
         Form(2, frozenset({0, 2}), 3),
     ]
-    assert found.join(hello(1), NOW) == [Refuse("pod-1", "a newer pod has taken its place", for_good=True)]
+    assert found.join(hello(1), NOW) == [Refuse("pod-1", "a newer pod has replaced it", for_good=True)]
 
 
 def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:

@@ -54,7 +54,7 @@ def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
     assert (watched.told, watched.said) == ([{"probe": True}], [])
     watched.monitor.probed({"0": WAITS, "1": STOPPED})
     assert watched.run_until(END + 10) == END <= 10.0 + LEAST_S
-    said = "no step for 30 s: rank 1 is stopped (SIGSTOP, or a debugger)"
+    said = "no step for 30 s: rank 1 is stopped (by SIGSTOP or a debugger)"
     assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
     assert watched.said == ["no step for 30 s: the stacks of all ranks follow"]
     assert watched.ended == [1]
@@ -89,7 +89,7 @@ def test_agent_that_does_not_answer_is_waited_for_some_seconds() -> None:
     watched.run_until(END - 0.01)
     watched.monitor.probed({"0": WAITS})
     assert END < watched.run_until(END + 10) < END + 5
-    assert watched.told[1]["hang"] == {1: "no step for 32 s: rank 1 does not answer"}
+    assert watched.told[1]["hang"] == {1: "no step for 32 s: rank 1 does not respond"}
 
 
 def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
@@ -111,7 +111,7 @@ def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
     watched.step(11, 2000.0)
     assert watched.monitor.hang is None
     assert [line.partition(":")[0] for line in watched.said] == ["no step for 30 s"] * 2 + [
-        "the ranks are at work again"
+        "the hang is over"
     ]
 
 
@@ -151,7 +151,7 @@ def test_rank_that_sleeps_before_the_first_step_is_named_after_a_long_time() -> 
     assert watched.run_until(end - 0.01) == end - PROBE_S
     watched.monitor.probed({"0": WAITS, "1": asleep(FIRST_STEP_S - PROBE_S)})
     assert watched.run_until(end) == end
-    said = "no step yet, and nothing done for 600 s: rank 1 is in /app/train.py:9 in load"
+    said = "no step yet and no activity for 600 s: rank 1 is in /app/train.py:9 in load"
     assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
     assert watched.ended == [1]
 

@@ -148,7 +148,7 @@ def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> Non
     first = job.run(0)
     stale = job.run(1, DTJ_ATTEMPT=3).wait()
     assert stale.code == contract.EXIT_PEER_LOST
-    assert "attempt 4 has begun" in stale.err
+    assert "attempt 4 has started" in stale.err
     second = job.run(1)
     assert [first.wait().code, second.wait().code] == [0, 0]
 
@@ -174,11 +174,11 @@ def test_pod_with_another_version_of_dtj_ends_with_the_mend_and_the_job_goes_on_
         env=os.environ | {name: str(value) for name, value in env.items()},
     )  # fmt: skip
     assert other.returncode == contract.EXIT_PEER_LOST
-    assert f"speaks protocol {PROTOCOL + 1}, that of replica 0 speaks {PROTOCOL}" in other.stderr
-    assert "Name the image by its digest" in other.stderr
+    assert f"has protocol version {PROTOCOL + 1}, replica 0 has {PROTOCOL}" in other.stderr
+    assert "Pin the image by digest" in other.stderr
     second = job.run(1)
     assert [first.wait().code, second.wait().code] == [0, 0]
-    assert "replica 1 is refused: this agent speaks protocol" in first.err
+    assert "refused replica 1: this agent has protocol version" in first.err
 
 
 def test_newer_pod_of_a_replica_takes_the_place_of_the_older(start: Start, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_newer_pod_of_a_replica_takes_the_place_of_the_older(start: Start, tmp_p
     newer = job.run(1)
     older = pods[1].wait()
     assert older.code == contract.EXIT_PEER_LOST
-    assert "a newer pod has taken its place" in older.err
+    assert "a newer pod has replaced it" in older.err
     (tmp_path / "go-5").touch()
     assert [pods[0].wait().code, newer.wait().code] == [0, 0]
 

@@ -74,7 +74,7 @@ def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
 
 def test_kernel_s_memory_killer_is_suspected() -> None:
     assert "out of memory" in report.sentence(end(3, 137), 5)
-    assert "no memory was left" in report.sentence(end(3, 137, reason="OOMKilled"), 5)
+    assert "out of memory" in report.sentence(end(3, 137, reason="OOMKilled"), 5)
     assert report.sentence(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
 
 

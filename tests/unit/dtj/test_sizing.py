@@ -133,7 +133,7 @@ def test_replica_that_left_once_and_is_lost_later_is_waited_for() -> None:
 
 
 def test_replica_beyond_the_largest_size_is_refused() -> None:
-    why = "replica 4 of 4: sizes differ between the pods"
+    why = "the pods disagree on the job's size: replica 4 of 4"
     assert elastic(replicas=2, here=0).join(hello(4), NOW) == [Refuse("pod-4", why, for_good=True)]
 
 

@@ -32,7 +32,7 @@ def test_stacks_that_came_too_late_for_one_request_are_not_the_answer_to_the_nex
     process.request_stacks()
     os.write(process.orders, b"new")
     assert process.read_stacks()[1] == "new"
-    assert "does not answer" in RankStacks(process).text
+    assert "does not respond" in RankStacks(process).text
 
 
 class Counted:

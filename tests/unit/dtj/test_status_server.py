@@ -99,7 +99,7 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     first, second = get(port, "/stacks").split("rank 1, ")
     assert first.startswith(f"rank 0, pid {pids[0]}, step None\n")
     assert f'File "{script}", line 3 in nap' in first
-    assert second == f"pid {pids[1]}, step None\nno stack: the process does not answer\n"
+    assert second == f"pid {pids[1]}, step None\nno stack: the process does not respond\n"
     os.kill(pids[1], signal.SIGCONT)
     wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to answer")
 
@@ -140,4 +140,4 @@ def test_taken_port_costs_the_page_not_the_training(
         "run", "--port", port, PROGRAMS / "env.py", MASTER_PORT=free_port(), MASTER_ADDR="127.0.0.1"
     )
     assert ended.code == 0
-    assert f"no status page on port {port}" in ended.err
+    assert f"cannot serve the status page on port {port}" in ended.err

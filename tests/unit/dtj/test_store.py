@@ -39,7 +39,7 @@ def test_store_that_does_not_start_is_ended_and_told_of(
     if not ends:  # one that dies is heard of at once, however long it takes to say why
         monkeypatch.setattr(store, "_START_S", 0.2)
     monkeypatch.setattr(store, "_serve", serve)
-    with pytest.raises(MachineError, match="the store in which the ranks find each other did not start"):
+    with pytest.raises(MachineError, match="the rendezvous store of the ranks did not start"):
         Seen.start()
     with pytest.raises(ChildProcessError):
         os.waitpid(seen[0], os.WNOHANG)
@@ -52,5 +52,5 @@ def test_port_that_is_taken_is_named(finish: Callable[..., Finished]) -> None:
         env = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ended = finish("run", "-m", "this", **env)
     assert ended.code == 76
-    assert f"the agents of this job cannot meet at port {port} of this machine" in ended.err
+    assert f"cannot listen on port {port} for the other agents of this job" in ended.err
     assert "Traceback" not in ended.err

@@ -223,7 +223,7 @@ def test_sentence_says_where_the_rank_is() -> None:
     assert sentence(1, LOADING, silence="no step for 31 s", deadlock=False) == (
         "no step for 31 s: rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
     )
-    assert "waits for its peers, as all of them do" in sentence(0, WAITING, silence="none", deadlock=True)
+    assert "waits for its peers, as do all other ranks" in sentence(0, WAITING, silence="none", deadlock=True)
 
 
 def test_innermost_frame_is_that_of_the_main_thread() -> None:

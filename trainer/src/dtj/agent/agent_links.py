@@ -44,7 +44,7 @@ class AgentLinks:
             self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
         except OSError as error:
             raise MachineError(
-                f"the agents of this job cannot meet at port {port} of this machine: {error.strerror}",
+                f"cannot listen on port {port} for the other agents of this job: {error.strerror}",
                 fix="free the port, or choose another one (spec.masterPort, MASTER_PORT)",
             ) from error
         self._listener.setblocking(False)

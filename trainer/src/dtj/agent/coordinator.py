@@ -16,7 +16,7 @@ from dtj.agent.agent_links import AgentLinks
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
-from dtj.agent.link import KEEPALIVE_S, Link, Message
+from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
 from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocolError, Refuse
@@ -80,7 +80,9 @@ class Coordinator:
         self._keepalive_at = now + KEEPALIVE_S
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
-                self._say(f"replica {hello.replica} is silent: taken as lost")
+                self._say(
+                    f"no message from replica {hello.replica} for {SILENCE_S:.0f} s: treating it as lost"
+                )
         self._drop_closed()
 
     @property
@@ -140,7 +142,7 @@ class Coordinator:
         try:
             hello = Hello.parse(fields)
         except OtherProtocolError as error:
-            self._say(f"replica {fields.get('replica')} is refused: {error}")
+            self._say(f"refused replica {fields.get('replica')}: {error}")
             job = self.membership.job
             is_ours = (fields.get("uid"), fields.get("attempt")) == (job.uid, job.attempt)
             self._links.turn_away(link, refusal(str(error), for_good=is_ours))
@@ -221,17 +223,20 @@ class Coordinator:
         return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
 
     def _say_who_waits(self, replicas: Sequence[int]) -> None:
-        verb = "has" if len(replicas) == 1 else "have"
-        self._say(f"replica {some(replicas)} {verb} to wait: a job without a checkpoint folder does not grow")
+        self._say(f"a job without a checkpoint folder cannot grow: replica {some(replicas)} must wait")
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
         started = [rank for rank in self.membership.job.ranks if rank not in kept]
-        used = f"{self.membership.state.in_place} of {self.membership.budget.restarts} restarts in place used"
-        who = f"rank {some(started)} anew, the others keep their state" if kept else "all ranks anew"
-        who = who if started else "all ranks keep their state"
-        job = self.membership.job
-        size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}, " if job.limits else ""
-        return f"generation {generation}: {size}{who}; {used}"
+        if not started:
+            what = "all ranks kept their state"
+        elif kept:
+            what = f"restarted rank {some(started)}; other ranks kept their state"
+        else:
+            what = "restarted all ranks"
+        job, budget = self.membership.job, self.membership.budget
+        size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}; " if job.limits else ""
+        used = f"({self.membership.state.in_place} of {budget.restarts} in-place restarts used)"
+        return f"generation {generation}: {size}{what} {used}"
 
     def _tell(self, message: Message) -> None:
         self._links.tell(self._with_state(message), to=self._is_present)
@@ -248,7 +253,7 @@ class Coordinator:
         """Connections that are over, and with them their agents."""
         for hello in self._links.take_closed():
             if self._is_present(hello) and not self.membership.is_over:
-                self._say(f"replica {hello.replica} is lost; the others wait for it")
+                self._say(f"lost the connection to replica {hello.replica}; the other replicas wait for it")
                 self.ledger.fault(time.monotonic())
             self._act(self.membership.leave(hello.incarnation, time.monotonic()))
 

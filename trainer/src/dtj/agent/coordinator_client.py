@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from dtj.agent.connector import Connector
-from dtj.agent.link import KEEPALIVE_S, Link, Message
+from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message
 
 _RECONNECT_S = 1.0
 
@@ -65,7 +65,7 @@ class CoordinatorClient:
         if self._link and not self._link.is_open:
             self._on_message()  # its last words may be there: that the job is over, say
         elif self._link and self._link.is_silent(now):
-            self._lost("replica 0 is silent; trying to reach it anew")
+            self._lost(f"no message from replica 0 for {SILENCE_S:.0f} s; reconnecting")
 
     def connect(self) -> None:
         """Begin to connect, for as long as it takes."""
@@ -112,7 +112,7 @@ class CoordinatorClient:
             else:
                 self._on_order(message)
         if self._link is link and not link.is_open:
-            self._lost("lost replica 0; waiting for it to come back")
+            self._lost("lost the connection to replica 0; waiting for it to come back")
 
     def _lost(self, why: str) -> None:
         self._say(why)

@@ -19,7 +19,7 @@ def warning(grace_s: float | None, *, save_s: float, step_s: float) -> str | Non
     if grace_s is None or save_s + step_s + _REST_S <= grace_s:
         return None
     return (
-        f"a checkpoint takes {save_s:.0f} s, but this pod is killed {grace_s:.0f} s after it is asked to end:"
-        " the run would lose the steps since the last periodic one; set terminationGracePeriodSeconds in the"
-        f" template to {needed(save_s, step_s):.0f} or more"
+        f"a checkpoint takes {save_s:.0f} s, but the pod is killed {grace_s:.0f} s after it is asked to"
+        " terminate: the run would lose the steps since the last periodic checkpoint; set"
+        f" terminationGracePeriodSeconds in the template to at least {needed(save_s, step_s):.0f}"
     )

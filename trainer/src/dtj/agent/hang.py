@@ -198,11 +198,11 @@ def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) 
 def sentence(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
     """What is said of a culprit, and of the silence."""
     if deadlock:
-        what = f"waits for its peers, as all of them do ({probe.frame})"
+        what = f"waits for its peers, as do all other ranks ({probe.frame})"
     elif probe.is_stopped:
-        what = "is stopped (SIGSTOP, or a debugger)"
+        what = "is stopped (by SIGSTOP or a debugger)"
     elif not probe.frame:
-        what = "does not answer"
+        what = "does not respond"
     else:
         what = f"is in {probe.frame}"
     return f"{silence}: rank {rank} {what}"

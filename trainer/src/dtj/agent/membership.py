@@ -93,7 +93,7 @@ class Membership:
         older = self.agents.get(hello.replica)
         if older and older != hello.incarnation:
             self._replaced.add(older)
-            actions.append(Refuse(older, "a newer pod has taken its place", for_good=True))
+            actions.append(Refuse(older, "a newer pod has replaced it", for_good=True))
         self._lose(hello.replica, now)
         self.agents[hello.replica] = hello.incarnation
         self._lost_at.pop(hello.replica, None)
@@ -218,15 +218,15 @@ class Membership:
 
     def _refusal(self, hello: Hello) -> Refuse | None:
         if hello.uid != self.job.uid:
-            return Refuse(hello.incarnation, "this is another job's coordinator", for_good=False)
+            return Refuse(hello.incarnation, "this coordinator belongs to another job", for_good=False)
         if hello.attempt > self.job.attempt:
-            return Refuse(hello.incarnation, "this coordinator is of an older attempt", for_good=False)
+            return Refuse(hello.incarnation, "this coordinator belongs to an older attempt", for_good=False)
         if hello.attempt < self.job.attempt:
-            return Refuse(hello.incarnation, f"attempt {self.job.attempt} has begun", for_good=True)
+            return Refuse(hello.incarnation, f"attempt {self.job.attempt} has started", for_good=True)
         if hello.incarnation in self._replaced:
-            return Refuse(hello.incarnation, "a newer pod has taken its place", for_good=True)
+            return Refuse(hello.incarnation, "a newer pod has replaced it", for_good=True)
         if hello.replica not in range(self.job.most):
-            why = f"replica {hello.replica} of {self.job.most}: sizes differ between the pods"
+            why = f"the pods disagree on the job's size: replica {hello.replica} of {self.job.most}"
             return Refuse(hello.incarnation, why, for_good=True)
         return None
 

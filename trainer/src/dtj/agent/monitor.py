@@ -84,9 +84,10 @@ class Monitor:
         found = self._stragglers.named
         if found and (before is None or before.rank != found.rank):
             where = f"rank {found.rank} on replica {found.rank // self._processes}"
-            self._say(f"{where} is slow: its work on a step takes {found.ratio:.1f} times that of the others")
+            work = f"its own work per step takes {found.ratio:.1f} times as long as that of the other ranks"
+            self._say(f"straggler: {where}: {work}")
         elif before and not found:
-            self._say(f"rank {before.rank} is as fast as the others again")
+            self._say(f"straggler recovered: rank {before.rank} is as fast as the other ranks again")
 
     def observe_activity(self, rank: int, activity: Activity, now: float) -> None:
         """A rank of this generation that has not done a step yet did something all the same."""
@@ -123,7 +124,7 @@ class Monitor:
     def _end_hang(self, now: float) -> None:
         if self.hang and self._watchdog.silent_for(now) is None:
             self.hang = None
-            self._say("the ranks are at work again")
+            self._say("the hang is over: the ranks make progress again")
 
     def _judge(self, probes: Mapping[int, Probe], now: float) -> list[int]:
         self._probes = None
@@ -131,7 +132,7 @@ class Monitor:
         assert silent_s is not None  # it is due
         silence, named = f"no step for {silent_s:.0f} s", culprits(probes)
         if self._watchdog.is_before_first_step:
-            silence = f"no step yet, and nothing done for {silent_s:.0f} s"
+            silence = f"no step yet and no activity for {silent_s:.0f} s"
             named = culprits_before_first_step(probes, silent_s=silent_s)
         if not named:
             self._watchdog.excuse(now)
@@ -146,6 +147,6 @@ class Monitor:
             return named
         self._tell({"hang": {}, "generation": self._generation})
         message = "; ".join(said.values())
-        self._say(f"{message}; nobody is ended, as DTJ_HANG_ACTION says")
+        self._say(f"{message}; not restarting any rank because DTJ_HANG_ACTION=Report")
         self.hang = {"ranks": named, "message": message}
         return []

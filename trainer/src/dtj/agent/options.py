@@ -73,7 +73,9 @@ class Options:
 def _ranks(text: str) -> frozenset[int]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise RecipeError(f"--ranks is {text!r}, expected numbers with commas", fix="for example --ranks 0,2")
+        raise RecipeError(
+            f"--ranks is {text!r}, expected comma-separated numbers", fix="for example --ranks 0,2"
+        )
     return frozenset(int(word) for word in words)
 
 
@@ -96,7 +98,9 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise RecipeError(f"{name} is {text!r}, expected seconds", fix=f"correct {name}, or unset it")
+        raise RecipeError(
+            f"{name} is {text!r}, expected a number of seconds", fix=f"correct {name}, or unset it"
+        )
     return seconds
 
 
@@ -105,6 +109,6 @@ def _hang_action(env: Mapping[str, str]) -> str:
     if action not in {"Restart", "Report"}:
         raise RecipeError(
             f"{contract.HANG_ACTION} is {action!r}, expected Restart or Report",
-            fix="Restart ends a rank that hangs, Report only names it",
+            fix="Restart kills and restarts a hung rank, Report only names it",
         )
     return action

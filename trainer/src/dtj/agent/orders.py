@@ -111,7 +111,7 @@ class Orders:
         self._status.formed(generation)
         self._placement = replace(self._placement, nnodes=replicas)
         if self._placement.node_rank >= replicas:
-            self._say(f"the job goes on with {replicas} replicas; this one waits until it is needed")
+            self._say(f"the job continues with {replicas} replicas; this replica waits until it is needed")
             self._supervisor.kill()
             return
         addr = self._client.peer
@@ -148,7 +148,7 @@ class Orders:
                 process.kill_as_hung(sentences[str(process.rank)])
 
     def _leave(self, why: str) -> None:
-        self._say(f"this pod is not part of the job any more: {why}")
+        self._say(f"this pod is no longer part of the job: {why}")
         self._client.disconnect()
         self.is_over = True
         self.culprit = Ending(rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=why)

@@ -41,24 +41,25 @@ class Placement:
         node_rank = number(env, contract.NODE_RANK, default=0, least=0)
         if nproc < 1:
             raise RecipeError(
-                f"--nproc is {nproc}, expected at least 1", fix="give the processes to start on this machine"
+                f"--nproc is {nproc}, expected at least 1",
+                fix="pass the number of processes to start on this machine",
             )
         limits = _limits(env)
         if node_rank >= (limits.most if limits else nnodes):
             raise RecipeError(
-                f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; nodes count from 0",
+                f"{contract.NODE_RANK} is {node_rank}, but {contract.NNODES} is {nnodes}; ranks start at 0",
                 fix=f"correct {contract.NODE_RANK} or {contract.NNODES}",
             )
         stated = number(env, contract.WORLD_SIZE, default=nproc * nnodes)
         if stated != nproc * nnodes:
             raise RecipeError(
-                f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes are {nproc * nnodes}",
+                f"{contract.WORLD_SIZE} is {stated}, but {nnodes} x {nproc} processes = {nproc * nnodes}",
                 fix=f"leave out --nproc, or unset {contract.WORLD_SIZE}",
             )
         if (limits.most if limits else nnodes) > 1 and not env.get(contract.MASTER_ADDR):
             raise RecipeError(
-                f"{contract.NNODES} is {nnodes}, but {contract.MASTER_ADDR} is not set: where to meet?",
-                fix=f"set {contract.MASTER_ADDR} and {contract.MASTER_PORT} to where rank 0 listens",
+                f"{contract.NNODES} is {nnodes}, but {contract.MASTER_ADDR} is not set",
+                fix=f"set {contract.MASTER_ADDR} and {contract.MASTER_PORT} to the address of rank 0",
             )
         return cls(
             nproc=nproc,

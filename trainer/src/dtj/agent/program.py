@@ -14,7 +14,7 @@ def script(path: str, words: Sequence[str]) -> Program:
     """Any Python file, as `python path words...` would run it."""
     if not Path(path).is_file():
         raise RecipeError(
-            f"there is no script {path}", fix=f"check the path; the current folder is {Path.cwd()}"
+            f"script not found: {path}", fix=f"check the path; the current folder is {Path.cwd()}"
         )
 
     def program() -> None:

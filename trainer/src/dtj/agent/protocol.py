@@ -81,8 +81,8 @@ class OtherProtocolError(Exception):
 
     def __init__(self, theirs: int) -> None:
         super().__init__(
-            f"this agent speaks protocol {theirs}, that of replica 0 speaks {PROTOCOL}: their images have "
-            "different versions of dtj. Name the image by its digest (name@sha256:...), which cannot move"
+            f"this agent has protocol version {theirs}, replica 0 has {PROTOCOL}: their images contain "
+            "different versions of dtj. Pin the image by digest (name@sha256:...)"
         )
 
 

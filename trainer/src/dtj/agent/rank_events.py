@@ -50,7 +50,7 @@ class RankEvents:
                 process.holds = holds
                 self._tell({"hold": process.rank, "holds": holds})
             case {"unformed": generation, "message": why}:
-                what = f"rank {process.rank} does not reach its peers: {why}"
+                what = f"rank {process.rank} cannot reach its peers: {why}"
                 self._say(what)
                 self._tell({"unformed": process.lost(what).to_json(), "generation": generation})
             case {"lost": why, "generation": generation}:

@@ -140,7 +140,7 @@ def idle(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
         code=contract.EXIT_SIGNAL + number,
         signal=number,
         at=now,
-        message=f"asked to end by {number.name} while no rank was at work",
+        message=f"stopped by {number.name} while no rank was running",
     )
 
 
@@ -173,9 +173,10 @@ def sentence(culprit: Ending, step: int | None) -> str:
         return f"rank {culprit.rank} exited with code {culprit.code} {when}"
     if culprit.cause == "OOMKilled":
         return (
-            f"rank {culprit.rank} was killed by the kernel {when}: no memory was left within the pod's limit"
+            f"rank {culprit.rank} was killed by the kernel {when}: out of memory"
+            " (the pod reached its memory limit)"
         )
-    hint = " (often it is the kernel, out of memory)" if culprit.signal == signal.SIGKILL else ""
+    hint = " (often the kernel's OOM killer: out of memory)" if culprit.signal == signal.SIGKILL else ""
     return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
 
 

@@ -11,7 +11,7 @@ from dtj.agent.rank_process import RankProcess
 
 # So long a rank that was asked for its stacks may take to write them.
 _WRITE_S = 1.0
-_NONE = "no stack: the process does not answer\n"
+_NONE = "no stack: the process does not respond\n"
 
 
 class RankStacks:

@@ -22,7 +22,7 @@ class StatusPage:
             try:
                 self._server = StatusServer.start(host, port)
             except OSError as error:  # training matters more than its status page
-                say(f"no status page on port {port}: {error.strerror}")
+                say(f"cannot serve the status page on port {port}: {error.strerror}")
 
     def watch(self, selector: selectors.BaseSelector, on_stacks_wanted: Callable[[], None]) -> None:
         """Call back where somebody asks for stacks; the answer is `show_stacks`."""

@@ -25,16 +25,19 @@ _STACKS_BYTES = 128 * 1024
 _STACKS_TIMEOUT_S = 10.0
 _GAUGES = {
     "dtj_step": ("step", "Last completed step of rank 0."),
-    "dtj_total_steps": ("totalSteps", "Steps of the whole run."),
+    "dtj_total_steps": ("totalSteps", "Total steps of the run."),
     "dtj_epoch": ("epoch", "Epoch of the data, from 0."),
     "dtj_loss": ("loss", "Last logged loss, mean over the global batch."),
-    "dtj_samples_per_second": ("samplesPerSecond", "Samples a second over all ranks of the job."),
-    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens a second over all ranks of the job."),
-    "dtj_mfu_ratio": ("mfu", "Operations of the model on rank 0, of what its device can do, 0 to 1."),
-    "dtj_data_wait_ratio": ("dataWait", "Share of the time that ranks waited for samples, 0 to 1."),
-    "dtj_step_seconds_p50": ("stepSecondsP50", "Median length of rank 0's last 1,000 steps."),
-    "dtj_step_seconds_p99": ("stepSecondsP99", "99th percentile of rank 0's last 1,000 steps."),
-    "dtj_memory_bytes": ("memoryBytes", "Most memory that rank 0 has held."),
+    "dtj_samples_per_second": ("samplesPerSecond", "Samples per second over all ranks of the job."),
+    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens per second over all ranks of the job."),
+    "dtj_mfu_ratio": ("mfu", "Model FLOPs utilization (MFU) of rank 0, 0 to 1."),
+    "dtj_data_wait_ratio": ("dataWait", "Share of time that the ranks spent waiting for samples, 0 to 1."),
+    "dtj_step_seconds_p50": ("stepSecondsP50", "Median duration of rank 0's last 1,000 steps."),
+    "dtj_step_seconds_p99": (
+        "stepSecondsP99",
+        "99th percentile of the duration of rank 0's last 1,000 steps.",
+    ),
+    "dtj_memory_bytes": ("memoryBytes", "Peak memory of rank 0."),
 }
 
 
@@ -132,7 +135,7 @@ def metrics(document: dict[str, Any]) -> str:
     if slow:
         name = "dtj_straggler_ratio"
         lines += [
-            f"# HELP {name} Work of the slowest rank on a step over that of the others.",
+            f"# HELP {name} Work per step of the slowest rank, divided by that of the other ranks.",
             f"# TYPE {name} gauge",
         ]
         lines.append(f'{name}{{rank="{slow["rank"]}",replica="{slow["replica"]}"}} {slow["ratio"]}')
@@ -160,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/healthz":
             self._answer("ok\n", "text/plain")
         else:
-            self.send_error(HTTPStatus.NOT_FOUND, "known: /status, /metrics, /stacks, /healthz")
+            self.send_error(HTTPStatus.NOT_FOUND, "known paths: /status, /metrics, /stacks, /healthz")
 
     def _answer_stacks(self) -> None:
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -171,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
                 mine.get(timeout=_STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
             )
         except (OSError, queue.Empty):
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not answer")
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not respond")
 
     def _answer(self, body: str, kind: str) -> None:
         data = body.encode()

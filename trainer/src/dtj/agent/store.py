@@ -37,8 +37,8 @@ class Store:
         if not port:
             store.stop()
             raise MachineError(
-                f"the store in which the ranks find each other did not start within {_START_S:.0f} s",
-                fix="look whether this machine is out of memory, processes or ports",
+                f"the rendezvous store of the ranks did not start within {_START_S:.0f} s",
+                fix="check whether this machine is out of memory, processes or ports",
             )
         return store
 

@@ -23,4 +23,8 @@ def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int |
     try:
         path.write_bytes(report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)))
     except OSError as error:
-        print(f"dtj: no termination message in {path}: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"dtj: cannot write the termination message to {path}: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
