@@ -44,7 +44,7 @@ while True:
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> ActivityReader:
     """Looks whenever it is asked to."""
-    monkeypatch.setattr(activity, "_READ_S", 0.0)
+    monkeypatch.setattr(activity, "_POLL_S", 0.0)
     return ActivityReader()
 
 
@@ -145,13 +145,13 @@ def test_writing_its_stacks_is_nothing_that_a_rank_does_by_itself(
     wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "its sleep")
     before = usage_of(rank.pid, processes())
     assert before
-    monkeypatch.setattr(activity, "_WRITE_S", 1e6)
+    monkeypatch.setattr(activity, "_STACKS_S", 1e6)
     rank.request_stacks()
     wait_for(
         lambda: (now := usage_of(rank.pid, processes())) and now.io_bytes > before.io_bytes, "it to read"
     )
     assert reader.tick([rank]) == {}, "it may still be at it"
-    monkeypatch.setattr(activity, "_WRITE_S", 0.0)
+    monkeypatch.setattr(activity, "_STACKS_S", 0.0)
     wait_for(lambda: state(rank.pid) == "S", "its rest")
     assert reader.tick([rank]) == {}
     assert reader.asleep_s(rank) > 0.2
@@ -214,7 +214,7 @@ def test_rank_whose_processes_end_while_they_are_looked_at_is_at_work(
     assert usage_of(ended.pid, table) is None, "a rank that has ended itself tells nothing"
 
 
-IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, of_others=10)
+IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, other_wakeups=10)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeu
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
         pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
         pytest.param(
-            IDLE._replace(of_others=10 + 240), False, id="two that look for work every five seconds"
+            IDLE._replace(other_wakeups=10 + 240), False, id="two that look for work every five seconds"
         ),
-        pytest.param(IDLE._replace(of_others=10 + 700), True, id="one at work"),
+        pytest.param(IDLE._replace(other_wakeups=10 + 700), True, id="one at work"),
     ],
 )
 def test_did_something_in_ten_minutes(now: Usage, expected: bool) -> None:

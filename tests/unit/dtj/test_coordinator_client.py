@@ -24,9 +24,9 @@ def test_last_words_of_a_coordinator_that_is_gone_are_heard_before_it_is_given_u
     """An agent that was held up, by whoever reads its output say, would look for it for ever."""
     monkeypatch.setattr(coordinator_client, "KEEPALIVE_S", 0.0)
     heard: list[Message] = []
-    said: list[str] = []
+    logged: list[str] = []
     client = CoordinatorClient(
-        selector, ("localhost", 1), hello=lambda: {}, on_order=heard.append, say=said.append
+        selector, ("localhost", 1), hello=lambda: {}, on_order=heard.append, log=logged.append
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         client.attach(socket.create_connection(server.getsockname()))
@@ -36,7 +36,7 @@ def test_last_words_of_a_coordinator_that_is_gone_are_heard_before_it_is_given_u
 
     def is_given_up() -> list[str]:  # it may take a word or two until the reset is noticed
         client.tick()
-        return said
+        return logged
 
     wait_for(is_given_up, "the connection to be given up")
     assert heard == [{"end": None}]

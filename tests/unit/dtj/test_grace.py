@@ -13,10 +13,10 @@ from tests.unit.dtj.conftest import PROGRAMS, Finished
     ("grace_s", "save_s", "step_s", "advised"),
     [
         pytest.param(30, 10, 1, None, id="enough"),
-        pytest.param(30, 41, 0, "to 87 or more", id="the save is too long"),
-        pytest.param(30, 10, 20, "to 65 or more", id="the step is"),
+        pytest.param(30, 41, 0, "at least 87", id="the save is too long"),
+        pytest.param(30, 10, 20, "at least 65", id="the step is"),
         pytest.param(None, 1000, 1, None, id="no pod, no limit"),
-        pytest.param(0, 0.1, 0.1, "to 5 or more", id="none at all"),
+        pytest.param(0, 0.1, 0.1, "at least 5", id="none at all"),
     ],
 )
 def test_warning(grace_s: float | None, save_s: float, step_s: float, advised: str | None) -> None:

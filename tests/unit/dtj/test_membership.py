@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dtj.agent.hang import LEAST_S, STARTUP_TIMES
-from dtj.agent.membership import GRACE_S, LONGEST_CONNECT_S, VERDICT_S, Membership
+from dtj.agent.hang import MIN_LIMIT_S, STARTUP_TIMES
+from dtj.agent.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, VERDICT_S, Membership
+from dtj.agent.outcome import Ending
 from dtj.agent.protocol import (
     CONNECT_S,
     Action,
@@ -22,7 +23,6 @@ from dtj.agent.protocol import (
     Refuse,
     RestartBudget,
 )
-from dtj.agent.report import Ending
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = 100.0
@@ -166,8 +166,8 @@ def test_failed_rank_is_started_anew_and_counted(endings: list[Ending], culprit:
 def test_lost_peer_without_a_cause_is_decided_after_a_grace() -> None:
     found = formed()
     assert found.lost(end(0, 76), 1, NOW) == []
-    assert found.tick(NOW + GRACE_S - 0.1) == []
-    assert found.tick(NOW + GRACE_S) == [Form(2, frozenset({0, 1, 2}), 3)]
+    assert found.tick(NOW + CAUSE_WAIT_S - 0.1) == []
+    assert found.tick(NOW + CAUSE_WAIT_S) == [Form(2, frozenset({0, 1, 2}), 3)]
 
 
 def not_reached(found: Membership, now: float) -> list[Action]:
@@ -176,7 +176,7 @@ def not_reached(found: Membership, now: float) -> list[Action]:
     for rank in range(3):
         found.ready(rank, generation)
     assert [found.unformed(end(rank, 76), generation, now) for rank in (1, 2)] == [[], []]
-    return found.tick(now + GRACE_S)
+    return found.tick(now + CAUSE_WAIT_S)
 
 
 def test_ranks_that_do_not_reach_each_other_get_more_time_and_only_the_first_time_is_free() -> None:
@@ -197,7 +197,7 @@ def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
     said = [not_reached(found, NOW) for _ in range(5)]
     assert [type(actions[0]) for actions in said[:4]] == [Form] * 4
     assert said[4] == []
-    assert found.tick(NOW + GRACE_S + VERDICT_S) == [End(end(1, 76))]
+    assert found.tick(NOW + CAUSE_WAIT_S + VERDICT_S) == [End(end(1, 76))]
 
 
 def test_word_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
@@ -207,7 +207,7 @@ def test_word_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
         found.ready(rank, 2)
     found.unformed(end(0, 76), 1, NOW)
     found.lost(end(0, 76), 2, NOW)
-    found.tick(NOW + GRACE_S)
+    found.tick(NOW + CAUSE_WAIT_S)
     assert (found.state.in_place, found.state.unformed) == (2, 0)
 
 
@@ -215,7 +215,7 @@ def test_time_to_connect_has_an_end() -> None:
     found = formed(restarts=100)
     forms = [not_reached(found, NOW)[0] for _ in range(20)]
     assert max(form.connect_s for form in forms if isinstance(form, Form)) == LONGEST_CONNECT_S
-    assert LONGEST_CONNECT_S + GRACE_S < STARTUP_TIMES * LEAST_S, "it would be taken for a hang"
+    assert LONGEST_CONNECT_S + CAUSE_WAIT_S < STARTUP_TIMES * MIN_LIMIT_S, "it would be taken for a hang"
 
 
 def test_death_while_the_ranks_connect_is_a_death() -> None:
@@ -224,7 +224,7 @@ def test_death_while_the_ranks_connect_is_a_death() -> None:
     assert found.ended(end(1, 137), 1, NOW) == [Form(2, frozenset({0, 2}), 3)]
     assert (found.state.in_place, found.state.unformed) == (1, 0)
     assert found.unformed(end(2, 76), 1, NOW) == []
-    assert found.tick(NOW + GRACE_S) == []
+    assert found.tick(NOW + CAUSE_WAIT_S) == []
 
 
 def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:

@@ -5,28 +5,30 @@ from dataclasses import dataclass, field
 import pytest
 
 from dtj.agent.activity import Activity
-from dtj.agent.hang import FIRST_STEP_S, LATE_S, LEAST_S, PROBE_S, Watchdog
+from dtj.agent.hang import FIRST_STEP_S, MIN_LIMIT_S, PROBE_S, REPORT_DELAY_S, Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.monitor import Monitor
 
-WAITS = ("/lib/torch/autograd/graph.py:865 in _engine_run_backward", False, 0.0)
+WAITING = ("/lib/torch/autograd/graph.py:865 in _engine_run_backward", False, 0.0)
 STOPPED = ("", True, 0.0)
-END = 10.0 + LEAST_S - LATE_S  # of the silence of ranks that were last heard of at 10
+END = 10.0 + MIN_LIMIT_S - REPORT_DELAY_S  # of the silence of ranks that were last heard of at 10
 
 
 @dataclass(kw_only=True)
 class Watched:
     """A generation of two ranks that have stepped once a second, until 10."""
 
-    ends: bool = True
-    said: list[str] = field(default_factory=list)
-    told: list[Message] = field(default_factory=list)
+    restarts: bool = True
+    logged: list[str] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.monitor = Monitor(Watchdog(), ends=self.ends, say=self.said.append, tell=self.told.append)
-        self.monitor.begin(range(2), 0.0, generation=1, processes=1)
+        self.monitor = Monitor(
+            Watchdog(), restarts=self.restarts, log=self.logged.append, broadcast=self.sent.append
+        )
+        self.monitor.start_generation(range(2), 0.0, generation=1, processes=1)
         for step in range(1, 11):
             self.step(step, float(step))
 
@@ -51,45 +53,45 @@ def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
     """The stacks, which take a second, are there by then."""
     watched = Watched()
     assert watched.run_until(END - 0.01) == END - PROBE_S
-    assert (watched.told, watched.said) == ([{"probe": True}], [])
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
-    assert watched.run_until(END + 10) == END <= 10.0 + LEAST_S
+    assert (watched.sent, watched.logged) == ([{"probe": True}], [])
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
+    assert watched.run_until(END + 10) == END <= 10.0 + MIN_LIMIT_S
     said = "no step for 30 s: rank 1 is stopped (by SIGSTOP or a debugger)"
-    assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
-    assert watched.said == ["no step for 30 s: the stacks of all ranks follow"]
+    assert watched.sent[1:] == [{"hang": {1: said}, "generation": 1}]
+    assert watched.logged == ["no step for 30 s: the stacks of all ranks follow"]
     assert watched.ended == [1]
 
 
 def test_silence_that_ends_after_the_stacks_were_asked_for_is_not_spoken_of() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
     watched.step(11, END - 0.01)
     watched.monitor.tick(END)
-    assert watched.said == []
+    assert watched.logged == []
     watched.run_until(END + 10)
-    assert watched.told == [{"probe": True}]
+    assert watched.sent == [{"probe": True}]
 
 
 def test_answers_to_a_question_of_long_ago_are_not_those_of_the_next() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
-    watched.monitor.probed({"0": STOPPED, "1": WAITS})
+    watched.monitor.probed({"0": STOPPED, "1": WAITING})
     watched.step(11, END - 0.01)
     watched.monitor.tick(END)
-    watched.monitor.tick(END + LEAST_S)
-    assert watched.told == [{"probe": True}] * 2
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
-    watched.monitor.tick(END + LEAST_S)
-    assert list(watched.told[2]["hang"]) == [1]
+    watched.monitor.tick(END + MIN_LIMIT_S)
+    assert watched.sent == [{"probe": True}] * 2
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
+    watched.monitor.tick(END + MIN_LIMIT_S)
+    assert list(watched.sent[2]["hang"]) == [1]
 
 
 def test_agent_that_does_not_answer_is_waited_for_some_seconds() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
-    watched.monitor.probed({"0": WAITS})
+    watched.monitor.probed({"0": WAITING})
     assert END < watched.run_until(END + 10) < END + 5
-    assert watched.told[1]["hang"] == {1: "no step for 32 s: rank 1 does not respond"}
+    assert watched.sent[1]["hang"] == {1: "no step for 32 s: rank 1 does not respond"}
 
 
 def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
@@ -97,20 +99,20 @@ def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
     watched.run_until(END - 0.01)
     watched.step(10, END - 0.01, paused=True)
     watched.monitor.tick(1e6)
-    assert (watched.monitor.deadline, watched.said) == (None, [])
+    assert (watched.monitor.deadline, watched.logged) == (None, [])
 
 
 def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
-    watched = Watched(ends=False)
+    watched = Watched(restarts=False)
     watched.run_until(END - 0.01)
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
     watched.run_until(END + 10)
-    assert watched.told[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, nobody is ended"
+    assert watched.sent[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, nobody is ended"
     assert (watched.monitor.hang or {})["ranks"] == [1]
     assert watched.ended == []
     watched.step(11, 2000.0)
     assert watched.monitor.hang is None
-    assert [line.partition(":")[0] for line in watched.said] == ["no step for 30 s"] * 2 + [
+    assert [line.partition(":")[0] for line in watched.logged] == ["no step for 30 s"] * 2 + [
         "the hang is over"
     ]
 
@@ -119,12 +121,12 @@ def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
 def test_generation_that_broke_is_not_looked_into(step: int | None) -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
-    watched.monitor.give_up()
-    watched.monitor.begin(range(2), END, generation=2, processes=1)
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
+    watched.monitor.cancel_probe()
+    watched.monitor.start_generation(range(2), END, generation=2, processes=1)
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
     watched.monitor.observe(0, Heartbeat(2, step, False), END)
-    watched.monitor.tick(END + LEAST_S)
-    assert watched.told == [{"probe": True}], "the first steps may take longer"
+    watched.monitor.tick(END + MIN_LIMIT_S)
+    assert watched.sent == [{"probe": True}], "the first steps may take longer"
 
 
 @dataclass(kw_only=True)
@@ -132,8 +134,10 @@ class Starting(Watched):
     """A generation of two ranks that have not stepped, and last did something at 10."""
 
     def __post_init__(self) -> None:
-        self.monitor = Monitor(Watchdog(), ends=self.ends, say=self.said.append, tell=self.told.append)
-        self.monitor.begin(range(2), 0.0, generation=1, processes=1)
+        self.monitor = Monitor(
+            Watchdog(), restarts=self.restarts, log=self.logged.append, broadcast=self.sent.append
+        )
+        self.monitor.start_generation(range(2), 0.0, generation=1, processes=1)
         self.act(10.0)
 
     def act(self, now: float, *, is_stopped: bool = False) -> None:
@@ -149,19 +153,19 @@ def asleep(asleep_s: float) -> tuple[str, bool, float]:
 def test_rank_that_sleeps_before_the_first_step_is_named_after_a_long_time() -> None:
     watched, end = Starting(), 10.0 + FIRST_STEP_S
     assert watched.run_until(end - 0.01) == end - PROBE_S
-    watched.monitor.probed({"0": WAITS, "1": asleep(FIRST_STEP_S - PROBE_S)})
+    watched.monitor.probed({"0": WAITING, "1": asleep(FIRST_STEP_S - PROBE_S)})
     assert watched.run_until(end) == end
     said = "no step yet and no activity for 600 s: rank 1 is in /app/train.py:9 in load"
-    assert watched.told[1:] == [{"hang": {1: said}, "generation": 1}]
+    assert watched.sent[1:] == [{"hang": {1: said}, "generation": 1}]
     assert watched.ended == [1]
 
 
 def test_rank_that_is_stopped_before_the_first_step_is_named_as_soon_as_any() -> None:
     watched = Starting()
     watched.act(10.0, is_stopped=True)
-    watched.run_until(10.0 + LEAST_S - 0.01)
-    watched.monitor.probed({"0": WAITS, "1": STOPPED})
-    assert watched.run_until(10.0 + LEAST_S) == 10.0 + LEAST_S
+    watched.run_until(10.0 + MIN_LIMIT_S - 0.01)
+    watched.monitor.probed({"0": WAITING, "1": STOPPED})
+    assert watched.run_until(10.0 + MIN_LIMIT_S) == 10.0 + MIN_LIMIT_S
     assert watched.ended == [1]
 
 
@@ -169,17 +173,17 @@ def test_silence_before_the_first_step_that_is_no_hang_is_looked_into_again_as_l
     watched, end = Starting(), 10.0 + FIRST_STEP_S
     for again in range(3):
         watched.run_until(end - 0.01)
-        watched.monitor.probed({"0": WAITS, "1": asleep(30.0)})
+        watched.monitor.probed({"0": WAITING, "1": asleep(30.0)})
         assert watched.run_until(end) == end
-        assert watched.told == [{"probe": True}] * (again + 1)
+        assert watched.sent == [{"probe": True}] * (again + 1)
         end += FIRST_STEP_S
-    assert (watched.said, watched.ended) == ([], [])
+    assert (watched.logged, watched.ended) == ([], [])
 
 
 def test_reported_hang_before_the_first_step_ends_when_the_rank_does_something() -> None:
-    watched, end = Starting(ends=False), 10.0 + FIRST_STEP_S
+    watched, end = Starting(restarts=False), 10.0 + FIRST_STEP_S
     watched.run_until(end - 0.01)
-    watched.monitor.probed({"0": WAITS, "1": asleep(FIRST_STEP_S - PROBE_S)})
+    watched.monitor.probed({"0": WAITING, "1": asleep(FIRST_STEP_S - PROBE_S)})
     watched.run_until(end)
     assert (watched.monitor.hang or {})["ranks"] == [1]
     watched.act(1000.0)

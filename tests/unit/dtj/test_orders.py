@@ -29,7 +29,7 @@ class Node:
     """A node of one rank, which sleeps: it stands for the supervisor and for the way to the coordinator."""
 
     process: RankProcess
-    told: list[Message] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     peer: str = "10.0.0.1"
@@ -46,14 +46,14 @@ class Node:
             stacks=self.stacks,
             supervisor=cast(Supervisor, self),
             client=cast(CoordinatorClient, self),
-            say=lambda _: None,
+            log=lambda _: None,
         )
 
     def alive(self) -> list[RankProcess]:
         return [self.process]
 
-    def tell(self, message: Message) -> None:
-        self.told.append(message)
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
 
     def show_stacks(self, _: RankProcess, text: str) -> None:
         self.shown.append(text)
@@ -101,15 +101,15 @@ def test_rank_that_is_not_kept_begins_anew(node: Node) -> None:
 def test_pod_that_was_asked_to_end_joins_no_generation(node: Node) -> None:
     node.orders.is_stopping = True
     node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
-    assert (node.told, node.process.generation) == ([{"stopping": True}], 1)
+    assert (node.sent, node.process.generation) == ([{"stopping": True}], 1)
 
 
 def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        node.stacks, "ask", lambda processes, then: then([RankStacks(each) for each in processes])
+        node.stacks, "request", lambda processes, then: then([RankStacks(each) for each in processes])
     )
     node.orders.obey({"probe": True})
-    assert (list(node.told[0]), node.shown) == (["probes"], [])
+    assert (list(node.sent[0]), node.shown) == (["probes"], [])
     for _ in range(2):
         node.orders.obey({"hang": {}, "generation": 1})
     assert len(node.shown) == 1

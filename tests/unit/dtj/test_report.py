@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj import contract
-from dtj.agent import report
-from dtj.agent.report import Ending
+from dtj.agent import outcome
+from dtj.agent.outcome import Ending
 from dtj.errors import is_peer_loss
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,9 +49,9 @@ def end(
     ],
 )
 def test_cause_and_exit_code(endings: list[Ending], rank: int | None, code: int) -> None:
-    culprit = report.first_cause(endings)
+    culprit = outcome.first_cause(endings)
     assert (culprit.rank if culprit else None) == rank
-    assert report.exit_code(endings) == code
+    assert outcome.exit_code(endings) == code
 
 
 @pytest.mark.parametrize(
@@ -73,37 +73,37 @@ def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
 
 
 def test_kernel_s_memory_killer_is_suspected() -> None:
-    assert "out of memory" in report.sentence(end(3, 137), 5)
-    assert "out of memory" in report.sentence(end(3, 137, reason="OOMKilled"), 5)
-    assert report.sentence(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
+    assert "out of memory" in outcome.describe(end(3, 137), 5)
+    assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)
+    assert outcome.describe(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
 
 
 def test_signal_without_a_name_is_told_by_its_number() -> None:
-    assert report.sentence(end(3, 128 + 39), 5) == "rank 3 was killed by signal 39 after step 5"
-    assert report.failure(end(3, 128 + 39), generation=1, processes=1)["signal"] == "signal 39"
+    assert outcome.describe(end(3, 128 + 39), 5) == "rank 3 was killed by signal 39 after step 5"
+    assert outcome.failure_fields(end(3, 128 + 39), generation=1, processes=1)["signal"] == "signal 39"
 
 
 @given(message=st.text(min_size=0, max_size=9000))
 def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
     ending = Ending(rank=0, code=1, at=START, message=message)
-    fields = report.fit(
-        report.termination([ending], checkpoint=None, generation=1, now=START),
+    fields = outcome.fit(
+        outcome.termination_fields([ending], checkpoint=None, generation=1, now=START),
         limit=contract.TERMINATION_BYTES,
     )
-    assert len(report.encode(fields)) <= contract.TERMINATION_BYTES
+    assert len(outcome.encode(fields)) <= contract.TERMINATION_BYTES
     if message:
         assert message.endswith(fields["message"])
 
 
 def test_only_who_counts_the_heals_tells_of_them() -> None:
-    told = report.termination([end(0, 3)], checkpoint=None, generation=3, in_place=2, now=START)
-    silent = report.termination([end(0, 3)], checkpoint=None, generation=3, now=START)
+    told = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, in_place=2, now=START)
+    silent = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, now=START)
     assert (told["inPlace"], silent["inPlace"]) == (2, None)
 
 
 def test_short_message_is_left_whole() -> None:
-    fields = report.termination([end(0, 3)], checkpoint="/c/step-1", generation=1, now=START)
-    assert json.loads(report.encode(report.fit(fields, limit=4096))) == fields
+    fields = outcome.termination_fields([end(0, 3)], checkpoint="/c/step-1", generation=1, now=START)
+    assert json.loads(outcome.encode(outcome.fit(fields, limit=4096))) == fields
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dtj.agent.membership import GRACE_S, Membership
+from dtj.agent.membership import CAUSE_WAIT_S, Membership
 from dtj.agent.protocol import Action, CoordinatorState, End, Form, Job, Refuse, RestartBudget
-from dtj.agent.sizing import PATIENCE_S, SETTLE_S, Limits, size
+from dtj.agent.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, Limits, size
 from tests.unit.dtj.test_membership import NOW, end, hello
 
 
@@ -23,7 +23,7 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
 
 
 @pytest.mark.parametrize(
-    ("now", "here", "left", "is_patient", "expected"),
+    ("now", "here", "left", "waits_for_lost", "expected"),
     [
         pytest.param(2, {0, 1}, set(), True, 2, id="all there"),
         pytest.param(2, {0, 1, 2, 3}, set(), True, 4, id="two more"),
@@ -38,15 +38,15 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
         pytest.param(3, {1, 2}, {0}, True, 3, id="the coordinator's own pod"),
     ],
 )
-def test_size(now: int, here: set[int], left: set[int], is_patient: bool, expected: int) -> None:
-    assert size(now, here=here, left=left, limits=Limits(1, 4), is_patient=is_patient) == expected
+def test_size(now: int, here: set[int], left: set[int], waits_for_lost: bool, expected: int) -> None:
+    assert size(now, here=here, left=left, limits=Limits(1, 4), waits_for_lost=waits_for_lost) == expected
 
 
 def test_elastic_job_grows_when_the_next_replicas_join() -> None:
     found = elastic(replicas=2, here=2)
     assert found.join(hello(3), NOW) == []
     assert found.join(hello(2), NOW + 1) == []
-    assert found.tick(NOW + 1 + SETTLE_S) == [Form(2, frozenset(), 4, gracefully=True)]
+    assert found.tick(NOW + 1 + RESIZE_DELAY_S) == [Form(2, frozenset(), 4, gracefully=True)]
     assert found.state.replicas == 4
 
 
@@ -56,7 +56,7 @@ def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_leave() -> None
         found.stop(f"pod-{replica}", NOW)
     found.leave("pod-2", NOW)
     assert found.ended(end(0, 75), 1, NOW) == []
-    assert found.tick(NOW + SETTLE_S) == [Form(2, frozenset(), 1)]
+    assert found.tick(NOW + RESIZE_DELAY_S) == [Form(2, frozenset(), 1)]
 
 
 def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
@@ -64,28 +64,28 @@ def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
     found.stop("pod-1", NOW)
     assert [found.ended(end(rank, 75), 1, NOW) for rank in (0, 1, 2)] == [[], [], []]
     found.leave("pod-1", NOW)
-    assert found.tick(NOW + SETTLE_S) == []
+    assert found.tick(NOW + RESIZE_DELAY_S) == []
     assert found.join(hello(1, "again"), NOW + 5) == [Form(2, frozenset(), 3)]
 
 
 def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -> None:
     found = elastic(replicas=3, here=3)
     found.leave("pod-2", NOW)
-    assert found.tick(NOW + PATIENCE_S - 1) == []
-    assert found.deadline == NOW + PATIENCE_S
-    assert found.tick(NOW + PATIENCE_S) == [Form(2, frozenset(), 2)]
+    assert found.tick(NOW + SHRINK_DELAY_S - 1) == []
+    assert found.deadline == NOW + SHRINK_DELAY_S
+    assert found.tick(NOW + SHRINK_DELAY_S) == [Form(2, frozenset(), 2)]
     assert found.join(hello(2, "again"), NOW + 100) == []
-    assert found.tick(NOW + 100 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
+    assert found.tick(NOW + 100 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
 
 
 def test_elastic_job_begins_smaller_where_not_all_come() -> None:
     found = elastic(replicas=4, here=2, least=2)
-    assert found.tick(NOW + PATIENCE_S) == [Form(1, frozenset(), 2)]
+    assert found.tick(NOW + SHRINK_DELAY_S) == [Form(1, frozenset(), 2)]
 
 
 def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
     found = elastic(replicas=2, here=3, saves=False)
-    assert found.tick(NOW + SETTLE_S) == []
+    assert found.tick(NOW + RESIZE_DELAY_S) == []
     assert found.state.generation == 1
 
 
@@ -102,16 +102,16 @@ def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> No
     """It costs the run: perhaps the pod that was asked to leave is replaced."""
     found = elastic(replicas=3, here=3, saves=False)
     found.stop("pod-2", NOW)
-    assert found.tick(NOW + SETTLE_S) == []
+    assert found.tick(NOW + RESIZE_DELAY_S) == []
     found.leave("pod-2", NOW + 10)
-    assert found.tick(NOW + 10 + SETTLE_S) == []
-    assert found.tick(NOW + 10 + PATIENCE_S) == [Form(2, frozenset(), 2)]
+    assert found.tick(NOW + 10 + RESIZE_DELAY_S) == []
+    assert found.tick(NOW + 10 + SHRINK_DELAY_S) == [Form(2, frozenset(), 2)]
 
 
 def test_pod_in_the_middle_that_takes_long_to_leave_is_no_reason_to_shrink() -> None:
     found = elastic(replicas=3, here=3)
     found.stop("pod-1", NOW)
-    assert found.tick(NOW + 2 * PATIENCE_S) == []
+    assert found.tick(NOW + 2 * SHRINK_DELAY_S) == []
 
 
 def test_job_ends_though_a_pod_that_only_waited_is_asked_to_leave() -> None:
@@ -125,11 +125,11 @@ def test_replica_that_left_once_and_is_lost_later_is_waited_for() -> None:
     found = elastic(replicas=3, here=3)
     found.stop("pod-2", NOW)
     found.leave("pod-2", NOW)
-    assert found.tick(NOW + SETTLE_S) == [Form(2, frozenset(), 2)]
+    assert found.tick(NOW + RESIZE_DELAY_S) == [Form(2, frozenset(), 2)]
     found.join(hello(2, "again"), NOW + 5)
-    assert found.tick(NOW + 5 + SETTLE_S) == [Form(3, frozenset(), 3, gracefully=True)]
+    assert found.tick(NOW + 5 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
     found.leave("again", NOW + 10)
-    assert found.tick(NOW + 10 + SETTLE_S) == []
+    assert found.tick(NOW + 10 + RESIZE_DELAY_S) == []
 
 
 def test_replica_beyond_the_largest_size_is_refused() -> None:
@@ -174,7 +174,7 @@ class ElasticMachine(RuleBasedStateMachine):
         if self.formed and rank < self.formed.replicas:
             self.act(self.found.ended(end(rank, code), self.formed.generation, self.now))
 
-    @rule(seconds=st.sampled_from([0.1, 2.0, PATIENCE_S]))
+    @rule(seconds=st.sampled_from([0.1, 2.0, SHRINK_DELAY_S]))
     def passes(self, seconds: float) -> None:
         self.now += seconds
         self.act(self.found.tick(self.now))
@@ -184,9 +184,9 @@ class ElasticMachine(RuleBasedStateMachine):
         """With the first replica there and time gone by, somebody trains, or the job is over."""
         if 0 in self.found.agents and not self.found.agents.keys() & self.found.stopping:
             for _ in range(2):
-                self.act(self.found.tick(self.now + PATIENCE_S + GRACE_S))
+                self.act(self.found.tick(self.now + SHRINK_DELAY_S + CAUSE_WAIT_S))
             assert self.found.is_formed or self.found.is_over
-            self.now += PATIENCE_S + GRACE_S
+            self.now += SHRINK_DELAY_S + CAUSE_WAIT_S
 
 
 ElasticMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

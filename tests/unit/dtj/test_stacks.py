@@ -1,4 +1,4 @@
-"""Stacks of ranks: asked for once, read a moment later, for all who asked; test_hang.py has real ones."""
+"""Stacks of ranks: stacks for once, read a moment later, for all who stacks; test_hang.py has real ones."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_stacks_that_came_too_late_for_one_request_are_not_the_answer_to_the_nex
 
 
 class Counted:
-    """Stands for a rank: how often was it asked?"""
+    """Stands for a rank: how often was it stacks?"""
 
     def __init__(self, process: RankProcess) -> None:
         self._process = process
@@ -53,18 +53,18 @@ class Counted:
 def test_all_who_ask_meanwhile_get_the_same_answer_and_get_it_once(
     process: RankProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_WRITE_S", 0.0)
-    rank, answers, asked = Counted(process), list[str](), Stacks()
+    monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
+    rank, answers, requests = Counted(process), list[str](), Stacks()
     everybody = [cast(RankProcess, rank)]
     for asker in "ab":
-        asked.ask(everybody, lambda found, asker=asker: answers.append(asker + as_text(found)[:6]))  # type: ignore[misc]
+        requests.request(everybody, lambda found, asker=asker: answers.append(asker + as_text(found)[:6]))  # type: ignore[misc]
     assert rank.requests == 1
-    asked.tick(everybody)
-    asked.ask(everybody, lambda found: answers.append("c" + as_text(found)[:6]))
-    asked.tick(everybody)
-    asked.tick(everybody)
+    requests.tick(everybody)
+    requests.request(everybody, lambda found: answers.append("c" + as_text(found)[:6]))
+    requests.tick(everybody)
+    requests.tick(everybody)
     assert answers == ["arank 3", "brank 3", "crank 3"]
-    assert asked.deadline is None
+    assert requests.deadline is None
 
 
 def test_pod_without_ranks_says_so() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent.straggler import LEAST_S, STEPS, Straggler, StragglerDetector, slowest
+from dtj.agent.straggler import MIN_WINDOW_S, WINDOW_STEPS, Straggler, StragglerDetector, slowest
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.unit.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
 from tests.unit.dtj.test_status_server import get, status
@@ -45,14 +45,14 @@ def files(out: Path) -> dict[str, Path]:
 def windows(*rows: dict[int, float], ranks: int = 3) -> list[Straggler | None]:
     """Who is named after each window, in which every rank worked so long on each step."""
     detector, done, now, found = StragglerDetector(), dict.fromkeys(range(ranks), 0.0), 0.0, []
-    detector.begin(range(ranks), now)
+    detector.start_generation(range(ranks), now)
     for rank in done:
         detector.observe(rank, (0, 0.0), now)
     for number, row in enumerate(rows, start=1):
-        now += 2 * LEAST_S
+        now += 2 * MIN_WINDOW_S
         for rank in done:
-            done[rank] += STEPS * row.get(rank, 0.1)
-            detector.observe(rank, (number * STEPS, done[rank]), now)
+            done[rank] += WINDOW_STEPS * row.get(rank, 0.1)
+            detector.observe(rank, (number * WINDOW_STEPS, done[rank]), now)
         found.append(detector.named)
     return found
 
@@ -76,29 +76,33 @@ def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
 def test_window_is_no_shorter_than_half_a_second() -> None:
     """However many steps there are in it: what a busy machine does in between is no rank's fault."""
     detector = StragglerDetector()
-    detector.begin(range(2), 0.0)
+    detector.start_generation(range(2), 0.0)
     for number in range(10):
         for rank in range(2):
-            detector.observe(rank, (STEPS * number, 0.1 * STEPS * number * (1 + rank)), LEAST_S * number / 10)
+            detector.observe(
+                rank,
+                (WINDOW_STEPS * number, 0.1 * WINDOW_STEPS * number * (1 + rank)),
+                MIN_WINDOW_S * number / 10,
+            )
     assert detector.named is None
 
 
 def test_processes_of_a_new_generation_begin_to_count_at_zero() -> None:
     detector, now = StragglerDetector(), 0.0
     for base in (100, 0):
-        detector.begin(range(2), now)
+        detector.start_generation(range(2), now)
         for number in range(3):
-            now += 2 * LEAST_S
+            now += 2 * MIN_WINDOW_S
             for rank in range(2):
-                work = (base + STEPS * number) * 0.1 * (1 + rank)
-                detector.observe(rank, (base + STEPS * number, work), now)
+                work = (base + WINDOW_STEPS * number) * 0.1 * (1 + rank)
+                detector.observe(rank, (base + WINDOW_STEPS * number, work), now)
         assert detector.named
         assert detector.named.rank == 1
 
 
 def test_new_generation_is_judged_anew() -> None:
     detector = StragglerDetector(named=Straggler(rank=1, ratio=2.0))
-    detector.begin(range(2), 0.0)
+    detector.start_generation(range(2), 0.0)
     assert detector.named is None
     detector.observe(7, (100, 9.0), 1.0)  # of a rank that is no more
     detector.observe(0, (0, 0.0), 2.0)

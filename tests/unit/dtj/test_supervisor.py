@@ -36,15 +36,15 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def told() -> list[Message]:
+def sent() -> list[Message]:
     """What the coordinator hears."""
     return []
 
 
 @pytest.fixture
-def events(told: list[Message]) -> RankEvents:
+def events(sent: list[Message]) -> RankEvents:
     return RankEvents(
-        Status(), HeartbeatReader(of_rank_0=True), tell=told.append, say=lambda _: None, grace_s=None
+        Status(), HeartbeatReader(of_rank_0=True), send=sent.append, log=lambda _: None, grace_s=None
     )
 
 
@@ -135,16 +135,16 @@ def test_rank_that_was_to_be_started_is_not_once_the_node_is_asked_to_end(
 
 
 def test_steps_that_were_done_before_a_death_are_told_before_it(
-    supervisor: Supervisor, selector: selectors.BaseSelector, told: list[Message]
+    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Message]
 ) -> None:
     """Whether a restart brought no progress is judged by them, and what was lost."""
     for rank in range(2):
         supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=1)
         supervisor.newest[rank].heartbeat.stepped(4 + rank)
     supervisor.newest[1].signal(signal.SIGKILL)
-    while not told:
+    while not sent:
         look(selector)
-    heartbeats, ended = told
+    heartbeats, ended = sent
     assert {rank: beat.step for rank, beat in heartbeats["heartbeats"].items()} == {0: 4, 1: 5}
     assert ended["ended"]["rank"] == 1
 
@@ -344,7 +344,7 @@ def test_rank_that_ignores_the_signal_is_killed_after_a_time_with_all_that_it_st
     process = supervisor.newest[0]
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.3)
     supervisor.start(0, ENV, generation=2)
     assert supervisor.deadline
     assert process.killed, "for its successor, which is not its fault"
@@ -367,7 +367,7 @@ def ignore_sigterm_as_rank_1() -> None:
 def test_rank_that_stops_in_time_does_not_spare_another_one_that_does_not(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_S", 600.0)  # this machine may be busy
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 600.0)  # this machine may be busy
     supervisor = node.run(ignore_sigterm_as_rank_1)
     supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
     node.until(lambda: {"rank": "0"} in node.heard and {"rank": "1"} in node.heard, "both")
@@ -426,14 +426,14 @@ def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
     stopped.signal(signal.SIGSTOP)
     wait_for(lambda: (found := process_of(stopped.pid)) and found.state == "T", "it to be stopped")
     supervisor.start(0, ENV, generation=2)  # it will not come to that
-    monkeypatch.setattr(module, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 60.0)
     before = time.monotonic()
     supervisor.shut_down()
     assert supervisor.deadline
     assert before + 60 <= supervisor.deadline <= time.monotonic() + 60
     node.until(lambda: supervisor.newest[1].ending, "the end of the one that uses dtj")
     assert [process.rank for process in supervisor.alive()] == [0]
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.0)
     supervisor.shut_down()
     node.until_all_have_ended()
     assert "generation 2" not in node.heard

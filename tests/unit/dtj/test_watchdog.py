@@ -9,15 +9,15 @@ import pytest
 import dtj
 from dtj.agent.hang import (
     FIRST_STEP_S,
-    LATE_S,
-    LEAST_S,
-    WAITS,
+    MIN_LIMIT_S,
+    REPORT_DELAY_S,
+    WAITING_FRAMES,
     Probe,
     Watchdog,
     culprits,
     culprits_before_first_step,
+    describe_hang,
     innermost,
-    sentence,
 )
 
 WAITING = Probe(frame="/lib/torch/autograd/graph.py:865 in _engine_run_backward")
@@ -29,7 +29,7 @@ def stepping(
 ) -> Watchdog:
     """Ranks that have done some steps, the last of them at the time returned by `end_of`."""
     found = Watchdog(timeout_s=timeout_s)
-    found.begin(range(ranks), 0.0)
+    found.start_generation(range(ranks), 0.0)
     for step in range(1, steps + 1):
         for rank in range(ranks):
             found.observe(rank, step, step * step_s, paused=False)
@@ -39,8 +39,8 @@ def stepping(
 @pytest.mark.parametrize(
     ("watchdog", "now", "expected"),
     [
-        pytest.param(stepping(), 20 + LEAST_S - 1, None, id="short steps: half a minute is no hang"),
-        pytest.param(stepping(), 20 + LEAST_S + 1, LEAST_S + 1, id="short steps: more is one"),
+        pytest.param(stepping(), 20 + MIN_LIMIT_S - 1, None, id="short steps: half a minute is no hang"),
+        pytest.param(stepping(), 20 + MIN_LIMIT_S + 1, MIN_LIMIT_S + 1, id="short steps: more is one"),
         pytest.param(stepping(step_s=10), 200 + 49, None, id="long steps: five times the usual are none"),
         pytest.param(stepping(step_s=10), 200 + 51, 51, id="long steps: more are one"),
         pytest.param(stepping(steps=3), 3 + 299, None, id="the first steps may take ten times as long"),
@@ -58,8 +58,8 @@ def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> No
     watchdog.observe(1, 20, 25.0, paused=True)
     assert watchdog.silent_for(1e6) is None
     watchdog.observe(1, 20, 1000.0, paused=False)
-    assert watchdog.silent_for(1000.0 + LEAST_S - 1) is None  # rank 0 has waited, and may go on
-    assert watchdog.limit(0) == LEAST_S - LATE_S  # the pause did not enter the usual length
+    assert watchdog.silent_for(1000.0 + MIN_LIMIT_S - 1) is None  # rank 0 has waited, and may go on
+    assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S  # the pause did not enter the usual length
 
 
 def test_usual_length_is_that_of_steps_alone() -> None:
@@ -68,38 +68,38 @@ def test_usual_length_is_that_of_steps_alone() -> None:
     for step in range(21, 121):
         watchdog.observe(0, step, 100.0 * step, paused=True)
     for generation in range(100):
-        watchdog.begin(range(2), 1e6 * generation)
+        watchdog.start_generation(range(2), 1e6 * generation)
         for step in range(2):
             watchdog.observe(0, step, 1e6 * generation + 1000 * step, paused=False)
-    watchdog.begin(range(1), 1e9)
+    watchdog.start_generation(range(1), 1e9)
     for step in range(10):
         watchdog.observe(0, step, 1e9 + step, paused=False)
-    assert watchdog.limit(0) == LEAST_S - LATE_S
+    assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S
 
 
 def test_heartbeat_that_tells_of_many_steps_is_not_a_long_step() -> None:
     watchdog = Watchdog()
-    watchdog.begin(range(1), 0.0)
+    watchdog.start_generation(range(1), 0.0)
     for step in range(0, 200, 20):
         watchdog.observe(0, step, float(step), paused=False)
-    assert watchdog.limit(0) == LEAST_S - LATE_S
+    assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S
 
 
 def test_rank_in_its_start_up_may_be_what_the_others_wait_for() -> None:
     watchdog = Watchdog()
-    watchdog.begin(range(2), 0.0)
+    watchdog.start_generation(range(2), 0.0)
     for step in range(20):
         watchdog.observe(0, step, float(step), paused=False)
     watchdog.observe(1, 19, 19.0, paused=False)
-    assert watchdog.silent_for(19 + LEAST_S) is None
-    assert watchdog.silent_for(19 + 10 * LEAST_S)
+    assert watchdog.silent_for(19 + MIN_LIMIT_S) is None
+    assert watchdog.silent_for(19 + 10 * MIN_LIMIT_S)
 
 
 def test_pause_ends_with_its_generation() -> None:
     watchdog = stepping()
     watchdog.observe(1, 20, 25.0, paused=True)
-    watchdog.begin(range(2), 30.0)
-    assert watchdog.silent_for(30 + 10 * LEAST_S)
+    watchdog.start_generation(range(2), 30.0)
+    assert watchdog.silent_for(30 + 10 * MIN_LIMIT_S)
 
 
 def test_pause_ends_with_its_rank() -> None:
@@ -107,7 +107,7 @@ def test_pause_ends_with_its_rank() -> None:
     watchdog = stepping()
     watchdog.observe(1, 20, 25.0, paused=True)
     watchdog.ended(1)
-    assert watchdog.silent_for(20 + 2 * LEAST_S) == 2 * LEAST_S
+    assert watchdog.silent_for(20 + 2 * MIN_LIMIT_S) == 2 * MIN_LIMIT_S
 
 
 def test_ranks_are_looked_at_before_the_limit_is_over_however_short_it_is() -> None:
@@ -124,7 +124,7 @@ def test_rank_that_is_done_is_not_expected_to_step() -> None:
 def starting(*, timeout_s: float | None = None, stopped: bool = False) -> Watchdog:
     """Two ranks that last did something at 100, and rank 1 was perhaps stopped then."""
     found = Watchdog(timeout_s=timeout_s)
-    found.begin(range(2), 0.0)
+    found.start_generation(range(2), 0.0)
     found.observe_activity(0, 100.0, is_stopped=False)
     found.observe_activity(1, 100.0, is_stopped=stopped)
     return found
@@ -135,7 +135,7 @@ def starting(*, timeout_s: float | None = None, stopped: bool = False) -> Watchd
     [
         pytest.param(starting(), FIRST_STEP_S, id="nobody does anything"),
         pytest.param(starting(timeout_s=5), 50, id="the user's limit, ten times as in all of the start"),
-        pytest.param(starting(stopped=True), LEAST_S, id="a stopped process"),
+        pytest.param(starting(stopped=True), MIN_LIMIT_S, id="a stopped process"),
         pytest.param(starting(stopped=True, timeout_s=5), 5, id="a stopped process, and the user's limit"),
     ],
 )
@@ -149,7 +149,7 @@ def test_before_the_first_step_whoever_does_nothing_is_silent(watchdog: Watchdog
 def test_ranks_of_which_the_system_tells_nothing_are_not_judged_before_the_first_step() -> None:
     watchdog = Watchdog()
     for _generation in range(2):
-        watchdog.begin(range(2), 0.0)
+        watchdog.start_generation(range(2), 0.0)
         known = []
         for rank in range(2):
             watchdog.observe_activity(rank, 0.0, is_stopped=False)
@@ -161,7 +161,7 @@ def test_once_there_are_steps_only_they_count() -> None:
     """A rank in an endless loop uses CPU time too."""
     watchdog = stepping()
     watchdog.observe_activity(1, 40.0, is_stopped=False)
-    assert watchdog.silent_for(20 + LEAST_S) == LEAST_S
+    assert watchdog.silent_for(20 + MIN_LIMIT_S) == MIN_LIMIT_S
 
 
 def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
@@ -205,7 +205,7 @@ def test_culprits(probes: dict[int, Probe], named: list[int]) -> None:
     assert culprits(probes) == named
 
 
-@pytest.mark.parametrize("place", WAITS)
+@pytest.mark.parametrize("place", WAITING_FRAMES)
 def test_code_that_waits_for_peers_is_where_it_is_looked_for(place: str) -> None:
     """A module that moves would make whoever waits in it the culprit."""
     assert [folder for folder in sys.path if (Path(folder) / place).exists()]
@@ -216,14 +216,16 @@ def test_code_of_ours_that_waits_for_a_collective_is_known_to_wait() -> None:
     package = Path(dtj.__file__).parent
     waiting = [path for path in package.rglob("*.py") if "work.wait()" in path.read_text()]
     assert waiting
-    assert {str(path.relative_to(package.parent)) for path in waiting} <= set(WAITS)
+    assert {str(path.relative_to(package.parent)) for path in waiting} <= set(WAITING_FRAMES)
 
 
 def test_sentence_says_where_the_rank_is() -> None:
-    assert sentence(1, LOADING, silence="no step for 31 s", deadlock=False) == (
+    assert describe_hang(1, LOADING, silence="no step for 31 s", deadlock=False) == (
         "no step for 31 s: rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
     )
-    assert "waits for its peers, as do all other ranks" in sentence(0, WAITING, silence="none", deadlock=True)
+    assert "waits for its peers, as do all other ranks" in describe_hang(
+        0, WAITING, silence="none", deadlock=True
+    )
 
 
 def test_innermost_frame_is_that_of_the_main_thread() -> None:

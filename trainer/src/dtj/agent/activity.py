@@ -12,9 +12,9 @@ from typing import NamedTuple
 from dtj.agent.process_usage import ProcessTable, Usage, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 
-_READ_S = 2.0
+_POLL_S = 2.0
 # A rank that was asked for its stacks has written them by then.
-_WRITE_S = 1.0
+_STACKS_S = 1.0
 # Waiting with a look at the clock now and then costs less than this share of a CPU, even in many threads.
 _CPU_SHARE = 0.001
 _CPU_LEAST_S = 0.03  # the kernel counts in hundredths
@@ -51,20 +51,20 @@ class ActivityReader:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by pid
-        self._read_at = time.monotonic() + _READ_S
+        self._poll_at = time.monotonic() + _POLL_S
 
     def tick(self, alive: Iterable[RankProcess]) -> dict[int, Activity]:
         """Where it is time: the ranks that did something; of others only that they were stopped or go on."""
         now = time.monotonic()
-        if now < self._read_at:
+        if now < self._poll_at:
             return {}
-        self._read_at = now + _READ_S
+        self._poll_at = now + _POLL_S
         starting = [process for process in alive if process.heartbeat.step is None]
         self._seen = {p.pid: self._seen[p.pid] for p in starting if p.pid in self._seen}
         if not starting:
             return {}
         table = processes()
-        return {p.rank: found for p in starting if (found := self._look(p, table, now))}
+        return {p.rank: found for p in starting if (found := self._check(p, table, now))}
 
     def asleep_s(self, process: RankProcess) -> float:
         """Seconds for which its main thread has not been awake; 0 where nobody knows."""
@@ -75,9 +75,9 @@ class ActivityReader:
         """What is known of it is to be told anew."""
         self._seen.pop(process.pid, None)
 
-    def _look(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
+    def _check(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
         usage = usage_of(process.pid, table)
-        if usage is None or now - process.asked_at < _WRITE_S:
+        if usage is None or now - process.stacks_requested_at < _STACKS_S:
             return None
         is_stopped = table.known[process.pid].state == "T"
         seen = self._seen.get(process.pid)
@@ -86,7 +86,7 @@ class ActivityReader:
                 at=now, base=usage, base_at=now, is_stopped=is_stopped, wakeups=usage.wakeups, awake_at=now
             )
             return Activity(process.generation, is_stopped)
-        if process.asked_at > seen.at:  # what it wrote, and that it woke up for it, is our doing
+        if process.stacks_requested_at > seen.at:  # what it wrote, and that it woke up for it, is our doing
             seen.base, seen.wakeups = seen.base._replace(io_bytes=usage.io_bytes), usage.wakeups
         if usage.wakeups != seen.wakeups:
             seen.wakeups, seen.awake_at = usage.wakeups, now
@@ -98,12 +98,12 @@ class ActivityReader:
         return Activity(process.generation, is_stopped)
 
 
-def did_something(before: Usage, now: Usage, *, elapsed_s: float) -> bool:
-    """More than to wait and look at the clock now and then."""
+def did_something(before: Usage, current: Usage, *, elapsed_s: float) -> bool:
+    """More than to wait and look at the clock current and then."""
     return (
-        now.is_busy
-        or now.pids != before.pids
-        or now.io_bytes != before.io_bytes
-        or now.cpu_s - before.cpu_s > _CPU_LEAST_S + _CPU_SHARE * elapsed_s
-        or now.of_others - before.of_others > _WAKEUPS_LEAST + _WAKEUPS_PER_S * elapsed_s
+        current.is_busy
+        or current.pids != before.pids
+        or current.io_bytes != before.io_bytes
+        or current.cpu_s - before.cpu_s > _CPU_LEAST_S + _CPU_SHARE * elapsed_s
+        or current.other_wakeups - before.other_wakeups > _WAKEUPS_LEAST + _WAKEUPS_PER_S * elapsed_s
     )

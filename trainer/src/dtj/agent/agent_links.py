@@ -62,7 +62,7 @@ class AgentLinks:
             self._drop(older)
         self.hellos[link] = hello
 
-    def tell(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
+    def broadcast(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
         """Send one message to all agents for which `to` holds."""
         line = encode(message)  # once: it may name each rank of a large job
         for link, hello in self.hellos.items():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from dtj.agent import report
+from dtj.agent import outcome
 from dtj.agent.activity import Activity
 from dtj.agent.agent_links import AgentLinks
 from dtj.agent.hang import Watchdog
@@ -19,12 +19,12 @@ from dtj.agent.ledger import Ledger
 from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
+from dtj.agent.outcome import Ending
 from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocolError, Refuse
-from dtj.agent.report import Ending
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
-_NAMED = 8  # replicas or ranks in a line of the log
+_MAX_LISTED = 8  # replicas or ranks in a line of the log
 
 
 class Coordinator:
@@ -36,14 +36,14 @@ class Coordinator:
         watchdog: Watchdog,
         selector: selectors.BaseSelector,
         *,
-        ends_hung: bool = True,
-        say: Callable[[str], None],
+        restarts_hung: bool = True,
+        log: Callable[[str], None],
     ) -> None:
         self.membership = membership
-        self._monitor = Monitor(watchdog, ends=ends_hung, say=say, tell=self._tell)
+        self._monitor = Monitor(watchdog, restarts=restarts_hung, log=log, broadcast=self._broadcast)
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
-        self._say = say
+        self._log = log
         self._links = AgentLinks(selector, on_message=self._on_message, on_heard=self._drop_closed)
         self._store: Store | None = None
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
@@ -62,7 +62,7 @@ class Coordinator:
         known = [
             self._keepalive_at,
             self.membership.deadline,
-            self._monitor.deadline if self._is_whole else None,
+            self._monitor.deadline if self._is_watched else None,
         ]
         return min(at for at in known if at is not None)
 
@@ -70,23 +70,23 @@ class Coordinator:
         """Time has passed."""
         now = time.monotonic()
         self._act(self.membership.tick(now))
-        if self._is_whole:
+        if self._is_watched:
             for rank in self._monitor.tick(now):
                 self.membership.hold(rank, holds=False)  # all of them are about to die, whoever is first
         else:
-            self._monitor.give_up()
+            self._monitor.cancel_probe()
         if now < self._keepalive_at:
             return
         self._keepalive_at = now + KEEPALIVE_S
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
-                self._say(
+                self._log(
                     f"no message from replica {hello.replica} for {SILENCE_S:.0f} s: treating it as lost"
                 )
         self._drop_closed()
 
     @property
-    def _is_whole(self) -> bool:
+    def _is_watched(self) -> bool:
         """All ranks of the generation are expected to bring steps."""
         return self.membership.is_formed and not self.membership.is_over
 
@@ -122,9 +122,9 @@ class Coordinator:
             case {"heartbeats": heartbeats}:
                 found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
                 actions = self._on_heartbeats(found, now)
-            case {"activity": told}:
-                self._on_activity({int(rank): Activity(*fields) for rank, fields in told.items()}, now)
-            case {"probes": probes} if self._is_whole:
+            case {"activity": activities}:
+                self._on_activity({int(rank): Activity(*fields) for rank, fields in activities.items()}, now)
+            case {"probes": probes} if self._is_watched:
                 self._monitor.probed(probes)
             case {"stopping": _}:
                 actions = member.stop(hello.incarnation, now)
@@ -142,7 +142,7 @@ class Coordinator:
         try:
             hello = Hello.parse(fields)
         except OtherProtocolError as error:
-            self._say(f"refused replica {fields.get('replica')}: {error}")
+            self._log(f"refused replica {fields.get('replica')}: {error}")
             job = self.membership.job
             is_ours = (fields.get("uid"), fields.get("attempt")) == (job.uid, job.attempt)
             self._links.turn_away(link, refusal(str(error), for_good=is_ours))
@@ -154,9 +154,9 @@ class Coordinator:
         actions = self.membership.join(hello, time.monotonic())
         missing = self.membership.missing
         if missing:
-            self._say(f"waiting for replica {some(missing)}")
+            self._log(f"waiting for replica {some(missing)}")
         if self.membership.is_formed and hello.replica in self._left_out:
-            self._say_who_waits([hello.replica])
+            self._log_waiting([hello.replica])
         return actions
 
     def _on_heartbeats(self, heartbeats: Mapping[int, Heartbeat], now: float) -> list[Action]:
@@ -174,8 +174,8 @@ class Coordinator:
                 actions += self.membership.stepped(step)
         return actions
 
-    def _on_activity(self, told: Mapping[int, Activity], now: float) -> None:
-        for rank, activity in told.items():
+    def _on_activity(self, activities: Mapping[int, Activity], now: float) -> None:
+        for rank, activity in activities.items():
             if activity.generation == self.membership.state.generation:
                 self._monitor.observe_activity(rank, activity, now)
 
@@ -192,11 +192,11 @@ class Coordinator:
                 case Form():
                     self._form(action)
                 case Go(generation):
-                    self._tell({"go": generation})
+                    self._broadcast({"go": generation})
                 case Refuse(incarnation, why, for_good):
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
-                    self._tell({"end": culprit.to_json() if culprit else None})
+                    self._broadcast({"end": culprit.to_json() if culprit else None})
 
     def _form(self, form: Form) -> None:
         generation, kept = form.generation, form.kept
@@ -206,13 +206,13 @@ class Coordinator:
         if form.gracefully:
             self.ledger.fault(now)
         self.ledger.formed(now)
-        self._monitor.begin(job.ranks, now, generation=generation, processes=job.processes)
+        self._monitor.start_generation(job.ranks, now, generation=generation, processes=job.processes)
         if generation > 1:
-            self._say(self._plan(generation, kept))
+            self._log(self._plan(generation, kept))
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
-            self._say_who_waits(self._left_out)
-        self._tell({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
+            self._log_waiting(self._left_out)
+        self._broadcast({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
         if old:
             old.stop()  # wakes whoever still waits in it
 
@@ -222,8 +222,8 @@ class Coordinator:
         job = self.membership.job
         return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
 
-    def _say_who_waits(self, replicas: Sequence[int]) -> None:
-        self._say(f"a job without a checkpoint folder cannot grow: replica {some(replicas)} must wait")
+    def _log_waiting(self, replicas: Sequence[int]) -> None:
+        self._log(f"a job without a checkpoint folder cannot grow: replica {some(replicas)} must wait")
 
     def _plan(self, generation: int, kept: frozenset[int]) -> str:
         started = [rank for rank in self.membership.job.ranks if rank not in kept]
@@ -238,8 +238,8 @@ class Coordinator:
         used = f"({self.membership.state.in_place} of {budget.restarts} in-place restarts used)"
         return f"generation {generation}: {size}{what} {used}"
 
-    def _tell(self, message: Message) -> None:
-        self._links.tell(self._with_state(message), to=self._is_present)
+    def _broadcast(self, message: Message) -> None:
+        self._links.broadcast(self._with_state(message), to=self._is_present)
 
     def _is_present(self, hello: Hello) -> bool:
         """It is the agent that stands for its replica."""
@@ -253,7 +253,7 @@ class Coordinator:
         """Connections that are over, and with them their agents."""
         for hello in self._links.take_closed():
             if self._is_present(hello) and not self.membership.is_over:
-                self._say(f"lost the connection to replica {hello.replica}; the other replicas wait for it")
+                self._log(f"lost the connection to replica {hello.replica}; the other replicas wait for it")
                 self.ledger.fault(time.monotonic())
             self._act(self.membership.leave(hello.incarnation, time.monotonic()))
 
@@ -261,7 +261,9 @@ class Coordinator:
         """What /status says of the job as a whole."""
         member, now = self.membership, time.monotonic()
         failure = (
-            report.failure(member.failure, generation=member.failed_in, processes=member.job.processes)
+            outcome.failure_fields(
+                member.failure, generation=member.failed_in, processes=member.job.processes
+            )
             if member.failure
             else None
         )
@@ -284,5 +286,5 @@ def refusal(why: str, *, for_good: bool) -> Message:
 
 def some(numbers: Sequence[int]) -> str:
     """The first of them by name, of the others how many."""
-    named = ", ".join(map(str, numbers[:_NAMED]))
-    return named + (f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else "")
+    named = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    return named + (f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else "")

@@ -29,13 +29,13 @@ class CoordinatorClient:
         *,
         hello: Callable[[], Message],
         on_order: Callable[[Message], None],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._selector = selector
         self._address = address
         self._hello = hello
         self._on_order = on_order
-        self._say = say
+        self._log = log
         self._link: Link | None = None
         self._connector: Connector | None = None
         self._reconnect_at: float | None = None
@@ -61,7 +61,7 @@ class CoordinatorClient:
         if now < self._keepalive_at:
             return
         self._keepalive_at = now + KEEPALIVE_S
-        self.tell({"keepalive": True})
+        self.send({"keepalive": True})
         if self._link and not self._link.is_open:
             self._on_message()  # its last words may be there: that the job is over, say
         elif self._link and self._link.is_silent(now):
@@ -77,9 +77,9 @@ class CoordinatorClient:
         """Take over a connected socket and introduce this agent."""
         self._link = Link(sock, now=time.monotonic())
         self._link.watch(self._selector, self._on_message)
-        self.tell({"hello": self._hello()})
+        self.send({"hello": self._hello()})
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Say something to the coordinator."""
         if self._link:
             self._link.send(message)
@@ -115,5 +115,5 @@ class CoordinatorClient:
             self._lost("lost the connection to replica 0; waiting for it to come back")
 
     def _lost(self, why: str) -> None:
-        self._say(why)
+        self._log(why)
         self.disconnect(reconnect_in_s=0.0)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 # A pause of this length between two steps is never taken for a hang, however short the steps are.
-LEAST_S = 30.0
+MIN_LIMIT_S = 30.0
 # Evaluations, loading and compiling that nobody declared: a step may take so many times the usual.
-TIMES = 5.0
+LIMIT_IN_STEPS = 5.0
 # Until a rank has done its first steps: imports, compilation, caches, the first rendezvous of storage.
 STARTUP_TIMES = 10.0
 _STARTUP_STEPS = 3
@@ -24,12 +24,12 @@ _STARTUP_STEPS = 3
 FIRST_STEP_S = 600.0
 _WINDOW = 64
 # A sign of life is this late at most: a hang is named before the limit is over, as its ranks count it.
-LATE_S = 0.5
+REPORT_DELAY_S = 0.5
 # So long before the limit is over the ranks are asked for their stacks, which take a second to be written.
 PROBE_S = 2.0
 
 # The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
-WAITS = (
+WAITING_FRAMES = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
     *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
     *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
@@ -56,7 +56,7 @@ class Watchdog:
     _stopped: dict[int, bool] = field(default_factory=dict)  # ranks whose activity is told of at all
     _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
-    def begin(self, ranks: range, now: float) -> None:
+    def start_generation(self, ranks: range, now: float) -> None:
         """A generation begins; what is known of the steps' length stays."""
         self._heard_at = dict.fromkeys(ranks, now)
         self._steps, self._first, self._paused, self._stopped = {}, {}, set(), {}
@@ -135,14 +135,18 @@ class Watchdog:
             return self._limit_before_first_step
         usual = statistics.median(self._lengths) if self._lengths else 0.0
         times = STARTUP_TIMES if is_starting else 1.0
-        return times * self.timeout_s if self.timeout_s else times * max(LEAST_S, TIMES * usual) - LATE_S
+        return (
+            times * self.timeout_s
+            if self.timeout_s
+            else times * max(MIN_LIMIT_S, LIMIT_IN_STEPS * usual) - REPORT_DELAY_S
+        )
 
     @property
     def _limit_before_first_step(self) -> float | None:
         if not self._heard_at.keys() <= self._stopped.keys():
             return None
         if any(self._stopped[rank] for rank in self._heard_at):
-            return self.timeout_s or LEAST_S
+            return self.timeout_s or MIN_LIMIT_S
         return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
 
 
@@ -162,7 +166,9 @@ class Probe:
     @property
     def waits(self) -> bool:
         """It waits for others, and is not what they wait for."""
-        return bool(self.frame) and not self.is_stopped and any(place in self.frame for place in WAITS)
+        return (
+            bool(self.frame) and not self.is_stopped and any(place in self.frame for place in WAITING_FRAMES)
+        )
 
 
 def innermost(stacks: str) -> str:
@@ -195,7 +201,7 @@ def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) 
     return stopped or (culprits(probes) if is_stuck else [])
 
 
-def sentence(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
+def describe_hang(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
     """What is said of a culprit, and of the silence."""
     if deadlock:
         what = f"waits for its peers, as do all other ranks ({probe.frame})"

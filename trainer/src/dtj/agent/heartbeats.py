@@ -8,7 +8,7 @@ from dtj.agent.activity import ActivityReader
 from dtj.agent.rank_process import RankProcess
 
 # Often enough to account for every step of rank 0; of the others it is a sign of life.
-_READ_S = {True: 0.05, False: 0.25}
+_POLL_S = {True: 0.05, False: 0.25}
 
 
 class Heartbeat(NamedTuple):
@@ -34,9 +34,9 @@ class HeartbeatReader:
 
     def __init__(self, *, of_rank_0: bool) -> None:
         self.activity = ActivityReader()
-        self._every_s = _READ_S[of_rank_0]
+        self._every_s = _POLL_S[of_rank_0]
         self._stepped_at: dict[int, float] = {}
-        self._said: dict[int, tuple[int, int, bool]] = {}  # by pid
+        self._last_read: dict[int, tuple[int, int, bool]] = {}  # by pid
         self.step_s = 0.0  # how long a step took lately
         self.deadline = time.monotonic() + self._every_s
 
@@ -55,20 +55,20 @@ class HeartbeatReader:
     def read(self, process: RankProcess) -> Heartbeat | None:
         """The rank's heartbeat, None where nothing is new."""
         heartbeat = process.heartbeat
-        now = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
-        if self._said.get(process.pid, (-1, 0, False)) == now:
+        current = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
+        if self._last_read.get(process.pid, (-1, 0, False)) == current:
             return None
-        before = self._said.get(process.pid, now)
-        if before[0] >= 0 and now[0] > before[0]:
+        before = self._last_read.get(process.pid, current)
+        if before[0] >= 0 and current[0] > before[0]:
             stepped_at = self._stepped_at.get(process.pid, heartbeat.stepped_at)
-            self.step_s = (heartbeat.stepped_at - stepped_at) / (now[0] - before[0])
+            self.step_s = (heartbeat.stepped_at - stepped_at) / (current[0] - before[0])
         self._stepped_at[process.pid] = heartbeat.stepped_at
-        self._said[process.pid] = now
+        self._last_read[process.pid] = current
         return Heartbeat(
             process.generation, heartbeat.step, heartbeat.is_paused, heartbeat.busy_time, heartbeat.stepped_at
         )
 
     def forget(self, process: RankProcess) -> None:
         """What is known of it, a pause for instance, is to be told anew."""
-        self._said.pop(process.pid, None)
+        self._last_read.pop(process.pid, None)
         self.activity.forget(process)

@@ -5,7 +5,7 @@
                      -> supervisor.py forks rank_main.become(program) for each rank
                      -> rank_events.py is told what they say and do
                      -> one loop over: pipes of the ranks, the link, signals, deaths, time
-                     -> report.py names the cause -> termination message, exit code
+                     -> outcome.py names the cause -> termination message, exit code
 
 The process imports torch once and has neither threads nor an accelerator context when it forks, so a rank
 starts in milliseconds, with all modules loaded, the first time and after every fault.
@@ -18,7 +18,7 @@ import sys
 from datetime import UTC, datetime
 
 from dtj import contract
-from dtj.agent import rank_main, report, termination
+from dtj.agent import outcome, rank_main, termination
 from dtj.agent.console import Console, choose_console
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.coordinator_client import CoordinatorClient
@@ -63,7 +63,7 @@ class _Agent:
         self._selector = selectors.DefaultSelector()
         self._console: Console = choose_console(as_json=options.as_json)
         self._coordinator: Coordinator | None = None
-        self._asked_to_stop = 0
+        self._stop_requests = 0
         self._has_dead = False
         self._stop_signal = signal.SIGTERM
         self._heartbeats = HeartbeatReader(of_rank_0=placement.node_rank == 0)
@@ -73,10 +73,10 @@ class _Agent:
             (placement.master_addr, placement.master_port),
             hello=self._hello,
             on_order=self._on_order,
-            say=self._say_if_it_matters,
+            log=self._log_unless_finished,
         )
         self._events = RankEvents(
-            self._status, self._heartbeats, tell=self._client.tell, say=_say, grace_s=options.grace_s
+            self._status, self._heartbeats, send=self._client.send, log=_log, grace_s=options.grace_s
         )
 
     def run(self) -> int:
@@ -86,8 +86,8 @@ class _Agent:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
-        self._page = StatusPage(self._options.host, self._options.port, console=self._console, say=_say)
-        self._page.watch(self._selector, self._on_stacks_wanted)
+        self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=_log)
+        self._page.watch(self._selector, self._on_stacks_requested)
         self._supervisor = Supervisor(
             self._program,
             threads=nthreads,
@@ -105,7 +105,7 @@ class _Agent:
             stacks=self._stacks,
             supervisor=self._supervisor,
             client=self._client,
-            say=_say,
+            log=_log,
         )
         try:
             self._connect()
@@ -121,7 +121,7 @@ class _Agent:
 
     def _run_once(self) -> None:
         coordinator = self._coordinator
-        patience = soonest(
+        timeout_s = soonest(
             [
                 self._client.deadline,
                 self._page.deadline,
@@ -131,7 +131,7 @@ class _Agent:
                 coordinator.deadline if coordinator else None,
             ]
         )
-        for key, _ in self._selector.select(patience):
+        for key, _ in self._selector.select(timeout_s):
             if self._selector.get_map().get(key.fd) is key:  # an earlier one of this round may have ended it
                 key.data()
         if self._has_dead:  # ranks among them have been reaped in the order of their deaths
@@ -153,7 +153,7 @@ class _Agent:
         # the job can go on without the pod that was asked to end.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
         has_stopped = has_stopped and self._job.limits is None
-        return self._orders.is_over or has_stopped or self._asked_to_stop > 0
+        return self._orders.is_over or has_stopped or self._stop_requests > 0
 
     def _on_signals(self) -> None:
         numbers = self._signals.take()
@@ -164,12 +164,12 @@ class _Agent:
 
     def _forward(self, number: signal.Signals) -> None:
         """Once politely; a second Ctrl-C is from someone in a hurry."""
-        self._asked_to_stop += 1
+        self._stop_requests += 1
         self._orders.is_stopping = True
         self._stop_signal = number
         self._status.state = "Stopping"
-        self._client.tell({"stopping": True})
-        if self._asked_to_stop > 1 and number == signal.SIGINT:
+        self._client.send({"stopping": True})
+        if self._stop_requests > 1 and number == signal.SIGINT:
             self._supervisor.kill()
         self._supervisor.stop(number)
 
@@ -186,8 +186,8 @@ class _Agent:
             if not (self._coordinator and self._coordinator.reaped(pid)):
                 self._supervisor.reaped(pid, os.waitstatus_to_exitcode(status))
 
-    def _on_stacks_wanted(self) -> None:
-        self._stacks.ask(self._supervisor.alive(), lambda found: self._page.show_stacks(as_text(found)))
+    def _on_stacks_requested(self) -> None:
+        self._stacks.request(self._supervisor.alive(), lambda found: self._page.show_stacks(as_text(found)))
 
     def _connect(self) -> None:
         if self._placement.node_rank > 0:
@@ -197,7 +197,7 @@ class _Agent:
         membership = Membership(job=self._job, budget=budget, state=CoordinatorState(in_place=budget.spent))
         watchdog = Watchdog(timeout_s=self._options.hang_s)
         self._coordinator = Coordinator(
-            membership, watchdog, self._selector, ends_hung=self._options.ends_hung, say=_say
+            membership, watchdog, self._selector, restarts_hung=self._options.restarts_hung, log=_log
         )
         if self._job.most > 1:
             self._coordinator.listen(self._placement.master_port)
@@ -209,9 +209,9 @@ class _Agent:
     def _on_order(self, message: Message) -> None:
         self._orders.obey(message)
 
-    def _say_if_it_matters(self, message: str) -> None:
+    def _log_unless_finished(self, message: str) -> None:
         if not self._is_finished():
-            _say(message)
+            _log(message)
 
     def _publish(self) -> None:
         facts = self._coordinator.facts() if self._coordinator else None
@@ -219,15 +219,17 @@ class _Agent:
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
-        own = report.first_cause(endings)
+        own = outcome.first_cause(endings)
         culprit = self._orders.culprit
         if culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
-            endings = [report.echo(culprit, now=datetime.now(UTC))]
-        elif self._asked_to_stop and not self._orders.is_over and report.is_idle(endings):
+            endings = [outcome.echo(culprit, now=datetime.now(UTC))]
+        elif self._stop_requests and not self._orders.is_over and outcome.is_idle(endings):
             # Not started yet, not needed for the time being, or killed at once for someone in a hurry.
             now = datetime.now(UTC)
-            endings = [report.idle(rank=self._placement.ranks.start, number=self._stop_signal, now=now)]
-        self._status.state = "Failed" if report.first_cause(endings) else "Done"
+            endings = [
+                outcome.idle_ending(rank=self._placement.ranks.start, number=self._stop_signal, now=now)
+            ]
+        self._status.state = "Failed" if outcome.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
             termination.write(self._options.termination_log, endings, self._status, self._orders.in_place)
@@ -235,8 +237,8 @@ class _Agent:
         if self._coordinator:
             self._coordinator.close()
         self._page.close()
-        return report.exit_code(endings)
+        return outcome.exit_code(endings)
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     print(f"dtj: {message}", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ it, all start anew and go on from the newest checkpoint. `now` is seconds of a c
 from dataclasses import dataclass, field, replace
 
 from dtj import contract
+from dtj.agent.outcome import Ending, first_cause
 from dtj.agent.protocol import (
     CONNECT_S,
     Action,
@@ -25,11 +26,10 @@ from dtj.agent.protocol import (
     Refuse,
     RestartBudget,
 )
-from dtj.agent.report import Ending, first_cause
-from dtj.agent.sizing import PATIENCE_S, SETTLE_S, size
+from dtj.agent.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 
 # After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
-GRACE_S = 5.0
+CAUSE_WAIT_S = 5.0
 # Before a failure ends the job: time to hear of an earlier one, on another node or of a rank slow to die.
 VERDICT_S = 0.5
 # A machine may be slower than we think: ranks that do not reach each other get twice the time, up to this.
@@ -59,12 +59,12 @@ class Membership:
     _last_incident: dict[int, Ending] = field(default_factory=dict)  # of the one before, still being told of
     _failing: dict[int, Ending] = field(default_factory=dict)  # those that said so and have not ended yet
     _decide_at: float | None = None
-    _is_settled: bool = False  # enough time has gone by for a final verdict
+    _waited_for_verdict: bool = False  # enough time has gone by for a final verdict
     _is_unformed: bool = False  # some rank did not reach the others in this generation
     _best_at_fault: int | None = None
     _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
     _resize_at: float | None = None
-    _patient_until: float | None = None
+    _shrink_at: float | None = None
     _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and do not now
 
     @property
@@ -81,7 +81,7 @@ class Membership:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        known = [at for at in (self._decide_at, self._resize_at, self._patient_until) if at is not None]
+        known = [at for at in (self._decide_at, self._resize_at, self._shrink_at) if at is not None]
         return min(known, default=None)
 
     def join(self, hello: Hello, now: float) -> list[Action]:
@@ -147,7 +147,7 @@ class Membership:
         """A rank lives but lost its peers; it waits. Usually a death is told of within milliseconds."""
         if generation == self.state.generation and self.is_formed:
             self._incident.setdefault(ending.rank, ending)
-            self._decide_by(now + GRACE_S)
+            self._decide_by(now + CAUSE_WAIT_S)
         return []
 
     def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
@@ -174,8 +174,8 @@ class Membership:
         if ending.failed:
             self._incident[ending.rank] = ending
             has_cause = ending.cause != "PeerLost"
-            if not self._is_settled or everyone:
-                self._decide_by(now if has_cause or everyone else now + GRACE_S)
+            if not self._waited_for_verdict or everyone:
+                self._decide_by(now if has_cause or everyone else now + CAUSE_WAIT_S)
             return self._decide(now)
         self._done.add(ending.rank)
         if ending.rank in self._kept and ending.rank not in self._ready:
@@ -204,8 +204,8 @@ class Membership:
             return self.renew()
         self.failure, self.failed_in = culprit, self.state.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
-            if not self._is_settled and len(self._gone) < len(self.job.ranks):
-                self._is_settled = True
+            if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
+                self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
             return self._over(culprit)
@@ -234,28 +234,30 @@ class Membership:
 
     def _schedule_resize(self, now: float) -> None:
         if self.job.limits:
-            self._resize_at = now + SETTLE_S
-            self._patient_until = now + PATIENCE_S if self.missing else None
+            self._resize_at = now + RESIZE_DELAY_S
+            self._shrink_at = now + SHRINK_DELAY_S if self.missing else None
 
     def _resize(self, now: float) -> list[Action]:
-        is_patient = self._patient_until is None or now < self._patient_until
-        is_due = not is_patient or (self._resize_at is not None and now >= self._resize_at)
+        waits_for_lost = self._shrink_at is None or now < self._shrink_at
+        is_due = not waits_for_lost or (self._resize_at is not None and now >= self._resize_at)
         if self.job.limits is None or self.is_over or not is_due:
             return []
         self._resize_at = None
-        if not is_patient:
-            self._patient_until = None
+        if not waits_for_lost:
+            self._shrink_at = None
         here = self.agents.keys() - self.stopping
         left = self.stopping | self._left
-        found = size(self.job.replicas, here=here, left=left, limits=self.job.limits, is_patient=is_patient)
+        found = size(
+            self.job.replicas, here=here, left=left, limits=self.job.limits, waits_for_lost=waits_for_lost
+        )
         grows = found > self.job.replicas
         if found == self.job.replicas or (grows and not self.job.saves):
             return []
-        if not grows and is_patient and not self.job.saves:
+        if not grows and waits_for_lost and not self.job.saves:
             return []  # it would cost the run; perhaps the lost ones come back
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
-        self._patient_until = None
+        self._shrink_at = None
         self._healable = set()
         self._end_generation()
         return self._form(gracefully=is_running)
@@ -287,9 +289,9 @@ class Membership:
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
-        self._failing, self._is_settled, self._is_unformed = {}, False, False
+        self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
-        self._patient_until = None
+        self._shrink_at = None
         self.is_formed = True
         connect_s = min(CONNECT_S * 2**self.state.unformed, LONGEST_CONNECT_S)
         return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]

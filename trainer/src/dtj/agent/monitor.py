@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtj.agent.activity import Activity
-from dtj.agent.hang import Probe, Watchdog, culprits, culprits_before_first_step, sentence
+from dtj.agent.hang import Probe, Watchdog, culprits, culprits_before_first_step, describe_hang
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.straggler import StragglerDetector
@@ -32,15 +32,15 @@ class Monitor:
         self,
         watchdog: Watchdog,
         *,
-        ends: bool,
-        say: Callable[[str], None],
-        tell: Callable[[Message], None],
+        restarts: bool,
+        log: Callable[[str], None],
+        broadcast: Callable[[Message], None],
     ) -> None:
         self._watchdog = watchdog
         self._stragglers = StragglerDetector()
-        self._ends = ends
-        self._say = say
-        self._tell = tell
+        self._restarts = restarts
+        self._log = log
+        self._broadcast = broadcast
         self._ranks = range(0)
         self._generation = 0
         self._processes = 1
@@ -64,12 +64,12 @@ class Monitor:
             return None
         return {"rank": named.rank, "replica": named.rank // self._processes, "ratio": round(named.ratio, 2)}
 
-    def begin(self, ranks: range, now: float, *, generation: int, processes: int) -> None:
+    def start_generation(self, ranks: range, now: float, *, generation: int, processes: int) -> None:
         """A generation begins; processes: ranks of a replica."""
         self._ranks, self._generation, self._processes = ranks, generation, processes
         self._probes = self.hang = None
-        self._watchdog.begin(ranks, now)
-        self._stragglers.begin(ranks, now)
+        self._watchdog.start_generation(ranks, now)
+        self._stragglers.start_generation(ranks, now)
 
     def ended(self, rank: int) -> None:
         """A rank of this generation is gone; nothing more is expected of it."""
@@ -78,21 +78,21 @@ class Monitor:
     def observe(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
         """A rank of this generation gave a sign of life."""
         self._watchdog.observe(rank, heartbeat.step, now, paused=heartbeat.paused)
-        self._end_hang(now)
+        self._clear_hang(now)
         before = self._stragglers.named
         self._stragglers.observe(rank, heartbeat.busy_time, now)
         found = self._stragglers.named
         if found and (before is None or before.rank != found.rank):
             where = f"rank {found.rank} on replica {found.rank // self._processes}"
             work = f"its own work per step takes {found.ratio:.1f} times as long as that of the other ranks"
-            self._say(f"straggler: {where}: {work}")
+            self._log(f"straggler: {where}: {work}")
         elif before and not found:
-            self._say(f"straggler recovered: rank {before.rank} is as fast as the other ranks again")
+            self._log(f"straggler recovered: rank {before.rank} is as fast as the other ranks again")
 
     def observe_activity(self, rank: int, activity: Activity, now: float) -> None:
         """A rank of this generation that has not done a step yet did something all the same."""
         self._watchdog.observe_activity(rank, now, is_stopped=activity.is_stopped)
-        self._end_hang(now)
+        self._clear_hang(now)
 
     def probed(self, probes: Mapping[str, tuple[str, bool, float]]) -> None:
         """What an agent found where its ranks are."""
@@ -108,12 +108,12 @@ class Monitor:
             self._probes = None
         elif self._probes is None:
             self._probes, self._probed_at = {}, now
-            self._tell({"probe": True})
+            self._broadcast({"probe": True})
         elif now >= due[1] and (self._has_answers or now >= self._probed_at + _ANSWER_S):
             return self._judge({rank: self._probes.get(rank, Probe()) for rank in self._watchdog.ranks}, now)
         return []
 
-    def give_up(self) -> None:
+    def cancel_probe(self) -> None:
         """The generation broke while it was looked into: whoever died was what the others waited for."""
         self._probes = self.hang = None
 
@@ -121,10 +121,10 @@ class Monitor:
     def _has_answers(self) -> bool:
         return self._probes is not None and self._watchdog.ranks <= self._probes.keys()
 
-    def _end_hang(self, now: float) -> None:
+    def _clear_hang(self, now: float) -> None:
         if self.hang and self._watchdog.silent_for(now) is None:
             self.hang = None
-            self._say("the hang is over: the ranks make progress again")
+            self._log("the hang is over: the ranks make progress again")
 
     def _judge(self, probes: Mapping[int, Probe], now: float) -> list[int]:
         self._probes = None
@@ -137,16 +137,16 @@ class Monitor:
         if not named:
             self._watchdog.excuse(now)
             return []
-        self._say(f"{silence}: the stacks of all ranks follow")
+        self._log(f"{silence}: the stacks of all ranks follow")
         deadlock = all(probe.waits for probe in probes.values())
-        said = {r: sentence(r, probes[r], silence=silence, deadlock=deadlock) for r in named}
-        if self._ends:
+        said = {r: describe_hang(r, probes[r], silence=silence, deadlock=deadlock) for r in named}
+        if self._restarts:
             # What is known of the steps begins anew with the next generation.
-            self._watchdog.begin(self._ranks, now)
-            self._tell({"hang": said, "generation": self._generation})
+            self._watchdog.start_generation(self._ranks, now)
+            self._broadcast({"hang": said, "generation": self._generation})
             return named
-        self._tell({"hang": {}, "generation": self._generation})
+        self._broadcast({"hang": {}, "generation": self._generation})
         message = "; ".join(said.values())
-        self._say(f"{message}; not restarting any rank because DTJ_HANG_ACTION=Report")
+        self._log(f"{message}; not restarting any rank because DTJ_HANG_ACTION=Report")
         self.hang = {"ranks": named, "message": message}
         return []

@@ -24,7 +24,7 @@ class Options:
     budget           how many restarts in place
     grace_s          seconds that the pod has to end once it is asked to; None where nobody says
     hang_s           seconds without a step that are a hang; None derives them from the steps
-    ends_hung        a rank that is to blame for a hang is ended; if not, it is only named
+    restarts_hung        a rank that is to blame for a hang is ended; if not, it is only named
     """
 
     budget: RestartBudget
@@ -38,7 +38,7 @@ class Options:
     attempt: int = 0
     grace_s: float | None = None
     hang_s: float | None = None
-    ends_hung: bool = True
+    restarts_hung: bool = True
 
     @classmethod
     def read(
@@ -53,11 +53,11 @@ class Options:
     ) -> Self:
         """Flags win over what the operator's variables say in a pod of a job; RecipeError for nonsense."""
         in_job = contract.JOB in env
-        told = number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0
+        port_in_job = number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0
         return cls(
             shown=None if shown is None else _ranks(shown),
             as_json=as_json,
-            port=port or told or None,
+            port=port or port_in_job or None,
             host="" if in_job else "127.0.0.1",
             termination_log=termination_log or (Path(contract.TERMINATION_LOG) if in_job else None),
             job=env.get(contract.JOB, ""),
@@ -66,7 +66,7 @@ class Options:
             budget=_budget(max_restarts, env),
             grace_s=_seconds(env, contract.GRACE_SECONDS),
             hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: found out from the steps
-            ends_hung=_hang_action(env) == "Restart",
+            restarts_hung=_hang_action(env) == "Restart",
         )
 
 

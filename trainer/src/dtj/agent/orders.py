@@ -12,9 +12,9 @@ from dtj import contract
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
+from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
 from dtj.agent.protocol import PROTOCOL, Job
-from dtj.agent.report import Ending
 from dtj.agent.stacks import RankStacks, Stacks
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor
@@ -38,7 +38,7 @@ class Orders:
         stacks: Stacks,
         supervisor: Supervisor,
         client: CoordinatorClient,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.is_stopping = False
         self.is_over = False
@@ -50,7 +50,7 @@ class Orders:
         self._stacks = stacks
         self._supervisor = supervisor
         self._client = client
-        self._say = say
+        self._log = log
         self._incarnation = uuid.uuid4().hex
         self._coordinator_state: Message = {}
         self._probed: list[RankStacks] = []  # shown once they belong to a hang
@@ -85,7 +85,7 @@ class Orders:
             case {"probe": _}:
                 self._probe()
             case {"hang": sentences, "generation": generation}:
-                self._end_hung(sentences, generation)
+                self._kill_hung(sentences, generation)
             case {"end": culprit}:
                 self.is_over = True
                 self.culprit = culprit and Ending.from_json(culprit)
@@ -106,12 +106,12 @@ class Orders:
     ) -> None:
         """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
         if self.is_stopping:
-            self._client.tell({"stopping": True})
+            self._client.send({"stopping": True})
             return
         self._status.formed(generation)
         self._placement = replace(self._placement, nnodes=replicas)
         if self._placement.node_rank >= replicas:
-            self._say(f"the job continues with {replicas} replicas; this replica waits until it is needed")
+            self._log(f"the job continues with {replicas} replicas; this replica waits until it is needed")
             self._supervisor.kill()
             return
         addr = self._client.peer
@@ -130,16 +130,16 @@ class Orders:
     def _probe(self) -> None:
         alive, activity = self._supervisor.alive(), self._heartbeats.activity
         asleep_s = {process.rank: activity.asleep_s(process) for process in alive}  # until the signal comes
-        self._stacks.ask(alive, lambda found: self._send_probes(found, asleep_s))
+        self._stacks.request(alive, lambda found: self._send_probes(found, asleep_s))
 
     def _send_probes(self, found: list[RankStacks], asleep_s: dict[int, float]) -> None:
         self._probed = found
         probes = {one.process.rank: one.probe for one in found}
-        self._client.tell(
+        self._client.send(
             {"probes": {r: [p.frame, p.is_stopped, asleep_s.get(r, 0.0)] for r, p in probes.items()}}
         )
 
-    def _end_hung(self, sentences: dict[str, str], generation: int) -> None:
+    def _kill_hung(self, sentences: dict[str, str], generation: int) -> None:
         for one in self._probed:
             self._supervisor.show_stacks(one.process, one.text)
         self._probed = []
@@ -148,7 +148,7 @@ class Orders:
                 process.kill_as_hung(sentences[str(process.rank)])
 
     def _leave(self, why: str) -> None:
-        self._say(f"this pod is no longer part of the job: {why}")
+        self._log(f"this pod is no longer part of the job: {why}")
         self._client.disconnect()
         self.is_over = True
         self.culprit = Ending(rank=0, code=contract.EXIT_PEER_LOST, at=datetime.now(UTC), message=why)

@@ -28,7 +28,7 @@ class Usage(NamedTuple):
     pids       of those that lived at the beginning of the look; some may have ended since
     is_busy    one of them waits for a disk or a network file system, or is in the hands of a debugger
     wakeups    how often the main thread of the first has been woken
-    of_others  the same of all other processes
+    other_wakeups  the same of all other processes
     """
 
     pids: frozenset[int]
@@ -36,7 +36,7 @@ class Usage(NamedTuple):
     io_bytes: int
     is_busy: bool
     wakeups: int
-    of_others: int
+    other_wakeups: int
 
 
 class ProcessTable:
@@ -83,7 +83,7 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
         io_bytes=io_bytes,
         is_busy=any(known[pid].state in "Dt" for pid in pids),
         wakeups=wakeups.pop(root),
-        of_others=sum(wakeups.values()),
+        other_wakeups=sum(wakeups.values()),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.agent.report import Ending
+from dtj.agent.outcome import Ending
 from dtj.agent.sizing import Limits
 
 # Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dtj.agent import grace, report
+from dtj.agent import grace, outcome
 from dtj.agent.heartbeats import Heartbeat, HeartbeatReader
 from dtj.agent.link import Message
+from dtj.agent.outcome import Ending
 from dtj.agent.rank_process import RankProcess
-from dtj.agent.report import Ending
 from dtj.agent.status import Status
 
 
@@ -24,14 +24,14 @@ class RankEvents:
         status: Status,
         heartbeats: HeartbeatReader,
         *,
-        tell: Callable[[Message], None],
-        say: Callable[[str], None],
+        send: Callable[[Message], None],
+        log: Callable[[str], None],
         grace_s: float | None,
     ) -> None:
         self._status = status
         self._heartbeats = heartbeats
-        self._tell = tell
-        self._say = say
+        self._send = send
+        self._log = log
         self._grace_s = grace_s
         self._last = ""
         self._has_warned = False
@@ -45,18 +45,18 @@ class RankEvents:
         match fields:
             case {"ready": generation}:
                 process.uses_dtj = True
-                self._tell({"ready": [process.rank, generation]})
+                self._send({"ready": [process.rank, generation]})
             case {"hold": holds}:
                 process.holds = holds
-                self._tell({"hold": process.rank, "holds": holds})
+                self._send({"hold": process.rank, "holds": holds})
             case {"unformed": generation, "message": why}:
                 what = f"rank {process.rank} cannot reach its peers: {why}"
-                self._say(what)
-                self._tell({"unformed": process.lost(what).to_json(), "generation": generation})
+                self._log(what)
+                self._send({"unformed": process.lost(what).to_json(), "generation": generation})
             case {"lost": why, "generation": generation}:
-                self._tell({"lost": process.lost(why).to_json(), "generation": generation})
+                self._send({"lost": process.lost(why).to_json(), "generation": generation})
             case {"failure": _}:
-                self._tell({"failing": process.failing().to_json(), "generation": process.generation})
+                self._send({"failing": process.failing().to_json(), "generation": process.generation})
             case _:
                 # Of the run itself. Only dtj tells of that, also where a rank is alone and forms no group.
                 process.uses_dtj = True
@@ -76,9 +76,9 @@ class RankEvents:
         self._status.ended(process.rank, failed=ending.failed)
         if ending.by_agent:
             return
-        self._tell({"ended": ending.to_json(), "generation": process.generation})
+        self._send({"ended": ending.to_json(), "generation": process.generation})
         if ending.failed and ending.cause != "PeerLost":
-            self._say_once(_headline(process, ending))
+            self._log_once(_headline(process, ending))
 
     def tick(self, alive: Iterable[RankProcess]) -> None:
         """Time has passed: which ranks have done something since the last time?"""
@@ -86,26 +86,26 @@ class RankEvents:
         self._pass_on(self._heartbeats.tick(alive))
         activity = self._heartbeats.activity.tick(alive)
         if activity:
-            self._tell({"activity": activity})
+            self._send({"activity": activity})
 
     def _pass_on(self, heartbeats: Mapping[int, Heartbeat]) -> None:
         for rank, heartbeat in heartbeats.items():
             if heartbeat.step is not None:
                 self._status.update(rank, {"step": heartbeat.step})
         if heartbeats:
-            self._tell({"heartbeats": heartbeats})
+            self._send({"heartbeats": heartbeats})
 
     def _warn_of_grace(self, save_s: float) -> None:
         found = grace.warning(self._grace_s, save_s=save_s, step_s=self._heartbeats.step_s)
         if found and not self._has_warned:
             self._has_warned = True
-            self._say(found)
+            self._log(found)
 
-    def _say_once(self, message: str) -> None:
+    def _log_once(self, message: str) -> None:
         """Ranks with the same mistake say the same."""
         if message != self._last:
             self._last = message
-            self._say(message)
+            self._log(message)
 
 
 def _headline(process: RankProcess, ending: Ending) -> str:
@@ -114,4 +114,4 @@ def _headline(process: RankProcess, ending: Ending) -> str:
         return ending.message
     if ending.message:
         return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
-    return report.sentence(ending, ending.step)
+    return outcome.describe(ending, ending.step)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract, control_pipe
-from dtj.agent import heap, report
+from dtj.agent import heap, outcome
 from dtj.agent.child_process import detach
 from dtj.errors import DtjError, is_peer_loss
 from dtj.telemetry import heartbeat, report_pipe
@@ -52,7 +52,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
     """Run the program as one rank and end this process. Called in the child, right after the fork."""
     code = 1
     try:
-        _settle(env, wiring)
+        _set_up_process(env, wiring)
         heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
@@ -67,7 +67,7 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         os._exit(code)
 
 
-def _settle(env: Mapping[str, str], wiring: Wiring) -> None:
+def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     detach(wiring.agent)
     os.dup2(wiring.stdout, 1)
     os.dup2(wiring.stderr, 2)
@@ -193,7 +193,7 @@ def _report(message: str, *, code: int, reason: str, is_for_people: bool = False
         "step": heartbeat.mine.step,
         "at": datetime.now(UTC).isoformat(),
     }
-    report_pipe.send({"failure": report.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
+    report_pipe.send({"failure": outcome.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
 
 
 def _finish() -> None:

@@ -14,8 +14,8 @@ from dtj.agent import rank_main
 from dtj.agent.child_process import signals_blocked
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
+from dtj.agent.outcome import Ending
 from dtj.agent.process_usage import process_of
-from dtj.agent.report import Ending
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
@@ -33,7 +33,7 @@ class RankProcess:
     killed   the agent itself ended it
     uses_dtj  its program is written with dtj: asked to stop, it saves first
     holds    it has the run in memory and can join the next generation without being restarted
-    asked_at  when it was last asked for its stacks, by time.monotonic()
+    stacks_requested_at  when it was last asked for its stacks, by time.monotonic()
     """
 
     rank: int
@@ -48,7 +48,7 @@ class RankProcess:
     killed: bool = False
     uses_dtj: bool = False
     holds: bool = False
-    asked_at: float = 0.0
+    stacks_requested_at: float = 0.0
     ending: Ending | None = None
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
@@ -173,7 +173,7 @@ class RankProcess:
         """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
         while _read(self.stacks):
             """What came too late for an earlier request."""
-        self.asked_at = time.monotonic()
+        self.stacks_requested_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, rank_main.STACKS_SIGNAL)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dtj.agent.rank_process import RankProcess
 
 # So long a rank that was asked for its stacks may take to write them.
-_WRITE_S = 1.0
+_STACKS_S = 1.0
 _NONE = "no stack: the process does not respond\n"
 
 
@@ -36,17 +36,17 @@ class Stacks:
     """At most one request is under way."""
 
     def __init__(self) -> None:
-        self._askers: list[Callable[[list[RankStacks]], None]] = []
+        self._callbacks: list[Callable[[list[RankStacks]], None]] = []
         self.deadline: float | None = None
 
-    def ask(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
+    def request(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
         """Call `then` with the stacks of all ranks that live by then."""
-        self._askers.append(then)
+        self._callbacks.append(then)
         if self.deadline is not None:
             return
         for process in processes:
             process.request_stacks()
-        self.deadline = time.monotonic() + _WRITE_S
+        self.deadline = time.monotonic() + _STACKS_S
 
     def tick(self, processes: Iterable[RankProcess]) -> None:
         """Time has passed."""
@@ -54,6 +54,6 @@ class Stacks:
             return
         self.deadline = None
         found = [RankStacks(process) for process in processes]
-        askers, self._askers = self._askers, []
-        for then in askers:
+        callbacks, self._callbacks = self._callbacks, []
+        for then in callbacks:
             then(found)

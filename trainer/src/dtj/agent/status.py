@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from dtj import contract
-from dtj.agent.report import stamp
+from dtj.agent.outcome import stamp
 
 # Ranks of other nodes are listed up to this size of a job; the document must stay a single datagram.
-_LISTED = 1000
+_MAX_LISTED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Status:
         remote = [
             {"rank": rank, "pid": None, "state": "Running", "step": step}
             for rank, step in known.steps.items()
-            if rank not in self.ranks and len(known.steps) <= _LISTED
+            if rank not in self.ranks and len(known.steps) <= _MAX_LISTED
         ]
         return {
             "job": self.job,
@@ -90,7 +90,7 @@ class Status:
             "slowestRank": known.slowest["rank"] if known.slowest else None,
             "slowest": known.slowest,
             "hang": known.hang,
-            "missing": known.missing[:_LISTED],
+            "missing": known.missing[:_MAX_LISTED],
             "rejoin": True,
             "restarts": {"inPlace": known.in_place},
             "failure": known.failure,

@@ -14,7 +14,7 @@ _EVERY_S = 0.25
 class StatusPage:
     """Shows the newest document; without a port and a terminal nobody looks and nothing is due."""
 
-    def __init__(self, host: str, port: int | None, *, console: Console, say: Callable[[str], None]) -> None:
+    def __init__(self, host: str, port: int | None, *, console: Console, log: Callable[[str], None]) -> None:
         self._console = console
         self._server: StatusServer | None = None
         self.deadline: float | None = None
@@ -22,14 +22,16 @@ class StatusPage:
             try:
                 self._server = StatusServer.start(host, port)
             except OSError as error:  # training matters more than its status page
-                say(f"cannot serve the status page on port {port}: {error.strerror}")
+                log(f"cannot serve the status page on port {port}: {error.strerror}")
 
-    def watch(self, selector: selectors.BaseSelector, on_stacks_wanted: Callable[[], None]) -> None:
+    def watch(self, selector: selectors.BaseSelector, on_stacks_requested: Callable[[], None]) -> None:
         """Call back where somebody asks for stacks; the answer is `show_stacks`."""
         server = self._server
         if server:
             selector.register(
-                server, selectors.EVENT_READ, lambda: on_stacks_wanted() if server.is_asked() else None
+                server,
+                selectors.EVENT_READ,
+                lambda: on_stacks_requested() if server.take_stacks_request() else None,
             )
 
     def show_stacks(self, text: str) -> None:

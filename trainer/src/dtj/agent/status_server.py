@@ -65,10 +65,10 @@ class StatusServer:
             self._documents.send(json.dumps(document).encode())
 
     def fileno(self) -> int:
-        """For a selector: readable when `is_asked` is to be looked at."""
+        """For a selector: readable when `take_stacks_request` is to be looked at."""
         return self._documents.fileno()
 
-    def is_asked(self) -> bool:
+    def take_stacks_request(self) -> bool:
         """Somebody waits for stacks."""
         with contextlib.suppress(OSError):
             return bool(self._documents.recv(1))
@@ -108,15 +108,15 @@ def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while data := documents.recv(_DOCUMENT_BYTES):
         if data.startswith(_STACKS):
-            _answer_askers(data.removeprefix(_STACKS))
+            _answer_waiting(data.removeprefix(_STACKS))
         else:
             _Handler.document = json.loads(data)
 
 
-def _answer_askers(stacks: bytes) -> None:
+def _answer_waiting(stacks: bytes) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            _Handler.askers.get_nowait().put(stacks)
+            _Handler.waiting.get_nowait().put(stacks)
 
 
 def metrics(document: dict[str, Any]) -> str:
@@ -149,7 +149,7 @@ def metrics(document: dict[str, Any]) -> str:
 class _Handler(BaseHTTPRequestHandler):
     document: dict[str, Any] = {}
     agent: socket.socket
-    askers: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # each waits for stacks
+    waiting: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # each waits for stacks
     timeout = 10  # a client that opens a connection and says nothing
 
     def do_GET(self) -> None:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer_stacks(self) -> None:
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.askers.put(mine)
+        self.waiting.put(mine)
         try:
             self.agent.send(_STACKS)
             self._answer(

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 # A window has so many steps of every rank, and lasts so long; after two of them, within 20 steps, a name.
-STEPS = 6
-LEAST_S = 0.5
+WINDOW_STEPS = 6
+MIN_WINDOW_S = 0.5
 # Its work takes so many times the others' before it is named, and must fall below that to be well again.
-NAMED = 1.5
-WELL = 1.25
+SLOW_RATIO = 1.5
+RECOVERED_RATIO = 1.25
 # What a step loses by it; less is the noise of a busy machine.
-LEAST_LOSS_S = 0.005
+MIN_LOSS_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ def slowest(work_s: Mapping[int, float]) -> Straggler | None:
         return None
     rank = max(work_s, key=lambda r: (work_s[r], -r))
     usual = statistics.median(work for other, work in work_s.items() if other != rank)
-    if usual <= 0 or work_s[rank] - usual < LEAST_LOSS_S:
+    if usual <= 0 or work_s[rank] - usual < MIN_LOSS_S:
         return None
     return Straggler(rank=rank, ratio=work_s[rank] / usual)
 
@@ -46,11 +46,11 @@ class StragglerDetector:
     _since: float = 0.0
     _base: dict[int, tuple[int, float]] = field(default_factory=dict)
     _newest: dict[int, tuple[int, float]] = field(default_factory=dict)
-    _suspect: int | None = None
+    _slow_in_last_window: int | None = None
 
-    def begin(self, ranks: Iterable[int], now: float) -> None:
+    def start_generation(self, ranks: Iterable[int], now: float) -> None:
         """A generation begins: what was known of the pace is forgotten, also who was slow."""
-        self.named = self._suspect = None
+        self.named = self._slow_in_last_window = None
         self._ranks, self._since = frozenset(ranks), now
         self._base, self._newest = {}, {}
 
@@ -60,19 +60,19 @@ class StragglerDetector:
             return
         self._base.setdefault(rank, busy_time)
         self._newest[rank] = busy_time
-        if len(self._base) < len(self._ranks) or now - self._since < LEAST_S:
+        if len(self._base) < len(self._ranks) or now - self._since < MIN_WINDOW_S:
             return
         steps = {r: self._newest[r][0] - self._base[r][0] for r in self._ranks}
-        if min(steps.values()) >= STEPS:
+        if min(steps.values()) >= WINDOW_STEPS:
             self._judge({r: (self._newest[r][1] - self._base[r][1]) / steps[r] for r in self._ranks})
             self._base, self._since = dict(self._newest), now
 
     def _judge(self, work_s: Mapping[int, float]) -> None:
         found = slowest(work_s)
-        if self.named and found and found.rank == self.named.rank and found.ratio >= WELL:
+        if self.named and found and found.rank == self.named.rank and found.ratio >= RECOVERED_RATIO:
             self.named = found
-        elif found and found.ratio >= NAMED:
-            self.named = found if self._suspect == found.rank else None
-            self._suspect = found.rank
+        elif found and found.ratio >= SLOW_RATIO:
+            self.named = found if self._slow_in_last_window == found.rank else None
+            self._slow_in_last_window = found.rank
         else:
-            self.named = self._suspect = None
+            self.named = self._slow_in_last_window = None

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from dtj.agent import rank_main
 from dtj.agent.oom import OomKills
+from dtj.agent.outcome import Ending
 from dtj.agent.rank_process import RankProcess
-from dtj.agent.report import Ending
 
 # A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
-_PATIENCE_S = 5.0
+_TERM_GRACE_S = 5.0
 # One that is to save before may take longer, and once it is at it that long: the disk decides.
 _SAVE_S = 60.0
 _LONGEST_SAVE_S = 600.0
@@ -128,7 +128,7 @@ class Supervisor:
                 process.kill()
         self._is_over = True
         self._save_until = 0.0
-        self._kill_at = time.monotonic() + _PATIENCE_S
+        self._kill_at = time.monotonic() + _TERM_GRACE_S
 
     def tick(self) -> None:
         """Time has passed."""
@@ -137,7 +137,7 @@ class Supervisor:
             return
         late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
         if now < self._save_until and any(process.heartbeat.is_paused for process in late):
-            self._kill_at = now + _PATIENCE_S
+            self._kill_at = now + _TERM_GRACE_S
             return
         self._kill_at = None
         for process in late:
@@ -169,8 +169,8 @@ class Supervisor:
         else:
             process.signal(signal.SIGTERM, on_behalf_of_agent=True)
             now = time.monotonic()
-            patience = _SAVE_S if process.uses_dtj else _PATIENCE_S
-            self._kill_at = self._kill_at or now + patience
+            grace_s = _SAVE_S if process.uses_dtj else _TERM_GRACE_S
+            self._kill_at = self._kill_at or now + grace_s
             self._save_until = now + _LONGEST_SAVE_S if gracefully else 0.0
 
     def _finish(self, process: RankProcess, code: int) -> None:

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj import contract
-from dtj.agent import report
-from dtj.agent.report import Ending
+from dtj.agent import outcome
+from dtj.agent.outcome import Ending
 from dtj.agent.status import Status
 
 
 def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int | None) -> None:
     """Write the termination message; where it cannot be written the exit code still says what happened."""
-    fields = report.termination(
+    fields = outcome.termination_fields(
         endings,
         checkpoint=status.checkpoint,
         generation=status.generation,
@@ -21,7 +21,7 @@ def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int |
         now=datetime.now(UTC),
     )
     try:
-        path.write_bytes(report.encode(report.fit(fields, limit=contract.TERMINATION_BYTES)))
+        path.write_bytes(outcome.encode(outcome.fit(fields, limit=contract.TERMINATION_BYTES)))
     except OSError as error:
         print(
             f"dtj: cannot write the termination message to {path}: {error.strerror}",

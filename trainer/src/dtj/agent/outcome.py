@@ -83,11 +83,11 @@ def exit_code(endings: Iterable[Ending]) -> int:
     culprit = first_cause(endings)
     if culprit:
         return culprit.code
-    told = (e.code for e in endings if not e.by_agent or e.code == contract.EXIT_STOPPED)
-    return max(told, default=contract.EXIT_DONE)
+    codes = (e.code for e in endings if not e.by_agent or e.code == contract.EXIT_STOPPED)
+    return max(codes, default=contract.EXIT_DONE)
 
 
-def termination(
+def termination_fields(
     endings: Iterable[Ending],
     *,
     checkpoint: str | None,
@@ -109,7 +109,7 @@ def termination(
         "reason": culprit.cause if culprit else ("Stopped" if code == contract.EXIT_STOPPED else "Done"),
         "rank": culprit.rank if culprit else None,
         "exitCode": code,
-        "message": sentence(culprit, step) if culprit else _success(len(endings), step, code),
+        "message": describe(culprit, step) if culprit else _success(len(endings), step, code),
         "checkpoint": checkpoint,
         "generation": generation,
         "inPlace": in_place,
@@ -124,7 +124,7 @@ def echo(culprit: Ending, *, now: datetime) -> Ending:
         code=contract.EXIT_PEER_LOST,
         at=now,
         step=culprit.step,
-        message=f"lost a peer: {sentence(culprit, culprit.step)}",
+        message=f"lost a peer: {describe(culprit, culprit.step)}",
     )
 
 
@@ -133,7 +133,7 @@ def is_idle(endings: Iterable[Ending]) -> bool:
     return all(e.by_agent and e.code != contract.EXIT_STOPPED for e in endings)
 
 
-def idle(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
+def idle_ending(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
     """How a node ends that was asked to while none of its ranks was at work, nor had ended by itself."""
     return Ending(
         rank=rank,
@@ -144,7 +144,7 @@ def idle(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
     )
 
 
-def failure(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
+def failure_fields(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
     """The last incident as /status shows it."""
     return {
         "rank": ending.rank,
@@ -152,7 +152,7 @@ def failure(ending: Ending, *, generation: int, processes: int) -> dict[str, Any
         "reason": ending.cause,
         "exitCode": ending.code,
         "signal": name_of(ending.signal) if ending.signal is not None else "",
-        "message": sentence(ending, ending.step),
+        "message": describe(ending, ending.step),
         "step": ending.step,
         "generation": generation,
         "at": stamp(ending.at),
@@ -164,7 +164,7 @@ def stamp(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def sentence(culprit: Ending, step: int | None) -> str:
+def describe(culprit: Ending, step: int | None) -> str:
     """What happened: the traceback where there is one, else what the exit code says."""
     if culprit.message:
         return culprit.message
