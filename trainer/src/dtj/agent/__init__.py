@@ -1,1 +1,1 @@
-"""Pid 1 of a pod, or the command on a laptop: starts the ranks, watches them, says how they ended."""
+"""The agent: process 1 of a pod, or the command on a laptop. It runs and watches the ranks."""

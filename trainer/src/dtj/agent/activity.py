@@ -1,7 +1,7 @@
-"""Whether ranks that have not done a step yet do anything at all, as the kernel sees it.
+"""Does a rank that has not completed a step yet do anything at all? Reads the kernel's counters.
 
-Imports, downloads, compilers and the loading of data bring no steps, but they use CPU time, read or write,
-or start processes; so do whatever processes the rank has started. Who waits in vain does none of it.
+Imports, downloads, compilers and data loading complete no steps, but they (or the processes that the rank
+has started) use CPU time, read or write, or start processes. A stuck rank does none of these.
 """
 
 import time
@@ -13,18 +13,18 @@ from dtj.agent.process_usage import ProcessTable, Usage, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 
 _POLL_S = 2.0
-# A rank that was asked for its stacks has written them by then.
+# Within this time after a request, a rank has written its stacks.
 _STACKS_S = 1.0
-# Waiting with a look at the clock now and then costs less than this share of a CPU, even in many threads.
+# Polling with a timeout costs less than this share of a CPU, even in many threads.
 _CPU_SHARE = 0.001
-_CPU_LEAST_S = 0.03  # the kernel counts in hundredths
-# A process that waits for work from its rank looks up every few seconds; one at work, far more often.
+_CPU_LEAST_S = 0.03  # the kernel counts in hundredths of a second
+# A worker process that waits for its rank wakes up every few seconds; a busy one wakes up far more often.
 _WAKEUPS_PER_S = 1.0
 _WAKEUPS_LEAST = 10
 
 
 class Activity(NamedTuple):
-    """That a rank without a step is at work, or that its process was stopped or goes on."""
+    """A rank without a completed step was active, or its process was stopped or continued."""
 
     generation: int
     is_stopped: bool
@@ -32,10 +32,10 @@ class Activity(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Seen:
-    """A rank when it was last looked at.
+    """A rank when it was last read.
 
-    base      what it had used, at `base_at`, when it last did something
-    wakeups   of its main thread, which was last awake at `awake_at`
+    base      its usage at `base_at`, when it was last active
+    wakeups   wake-ups of its main thread, which was last awake at `awake_at`
     """
 
     at: float
@@ -47,14 +47,14 @@ class _Seen:
 
 
 class ActivityReader:
-    """Remembers what each process had used; ranks that bring steps are of no interest."""
+    """Remembers the usage of each process; skips ranks that complete steps."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by pid
         self._poll_at = time.monotonic() + _POLL_S
 
     def tick(self, alive: Iterable[RankProcess]) -> dict[int, Activity]:
-        """Where it is time: the ranks that did something; of others only that they were stopped or go on."""
+        """If a poll is due: ranks that were active, and ranks whose process was stopped or continued."""
         now = time.monotonic()
         if now < self._poll_at:
             return {}
@@ -67,12 +67,12 @@ class ActivityReader:
         return {p.rank: found for p in starting if (found := self._check(p, table, now))}
 
     def asleep_s(self, process: RankProcess) -> float:
-        """Seconds for which its main thread has not been awake; 0 where nobody knows."""
+        """Seconds since its main thread was last awake; 0 if unknown."""
         seen = self._seen.get(process.pid)
         return time.monotonic() - seen.awake_at if seen else 0.0
 
     def forget(self, process: RankProcess) -> None:
-        """What is known of it is to be told anew."""
+        """Report its activity again from the start."""
         self._seen.pop(process.pid, None)
 
     def _check(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
@@ -86,7 +86,9 @@ class ActivityReader:
                 at=now, base=usage, base_at=now, is_stopped=is_stopped, wakeups=usage.wakeups, awake_at=now
             )
             return Activity(process.generation, is_stopped)
-        if process.stacks_requested_at > seen.at:  # what it wrote, and that it woke up for it, is our doing
+        if (
+            process.stacks_requested_at > seen.at
+        ):  # the stacks it wrote, and its wake-up for them, are not activity
             seen.base, seen.wakeups = seen.base._replace(io_bytes=usage.io_bytes), usage.wakeups
         if usage.wakeups != seen.wakeups:
             seen.wakeups, seen.awake_at = usage.wakeups, now
@@ -99,7 +101,7 @@ class ActivityReader:
 
 
 def did_something(before: Usage, current: Usage, *, elapsed_s: float) -> bool:
-    """More than to wait and look at the clock current and then."""
+    """Whether the rank did more than poll with a timeout."""
     return (
         current.is_busy
         or current.pids != before.pids

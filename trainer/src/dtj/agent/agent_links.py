@@ -1,6 +1,6 @@
-"""The coordinator's connections to the agents of all replicas: let in, heard, told, kept alive, given up.
+"""The coordinator's connections to the agents of all replicas.
 
-Which agent is part of the job is membership.py's to know; here is what each has said of itself.
+membership.py decides which agents belong to the job; this module only knows the hello of each.
 """
 
 import selectors
@@ -18,9 +18,9 @@ _LINGER_S = 5.0
 class AgentLinks:
     """All connections.
 
-    hellos      how the agent behind each has presented itself; None until it has
+    hellos      the hello of the agent behind each connection; None until it arrives
     on_message  called with each message
-    on_heard    called once one connection has been read; it may be over by then
+    on_heard    called after a connection has been read; the connection may be closed by then
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class AgentLinks:
         self._listener: socket.socket | None = None
 
     def listen(self, port: int) -> None:
-        """Let agents in from other machines; MachineError where the port is taken."""
+        """Accept agents from other machines; MachineError if the port is taken."""
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         try:
@@ -51,36 +51,36 @@ class AgentLinks:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def connect(self) -> socket.socket:
-        """The other end of a new connection within this process."""
+        """The agent's end of a new connection within this process."""
         ours, theirs = socket.socketpair()
         self._add(ours)
         return theirs
 
     def introduce(self, link: Link, hello: Hello) -> None:
-        """The agent behind it has said who it is; one that it had before is over, seen to end or not."""
+        """Record who the agent is and close its previous connection, even if that still looks open."""
         for older in [known for known in self._of(hello.incarnation) if known is not link]:
             self._drop(older)
         self.hellos[link] = hello
 
     def broadcast(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
         """Send one message to all agents for which `to` holds."""
-        line = encode(message)  # once: it may name each rank of a large job
+        line = encode(message)  # encoded once: it may list each rank of a large job
         for link, hello in self.hellos.items():
             if hello and to(hello):
                 link.write(line)
 
     def refuse(self, incarnation: str, message: Message) -> None:
-        """Last words to an agent, which is then heard no more."""
+        """Send a last message to an agent and drop its connections."""
         for link in self._of(incarnation):
             self.turn_away(link, message)
 
     def turn_away(self, link: Link, message: Message) -> None:
-        """Last words to whoever is at the other end."""
+        """Send a last message over one connection and drop it."""
         link.send(message)
         self._drop(link)
 
     def keep_alive(self, message: Message, now: float) -> list[Hello | None]:
-        """Say something to everybody; who has been silent for too long is given up."""
+        """Write to every connection, close the silent ones and return their hellos."""
         line = encode(message)
         for link in self.hellos:
             link.write(line)
@@ -90,12 +90,12 @@ class AgentLinks:
         return [self.hellos[link] for link in silent]
 
     def take_closed(self) -> list[Hello]:
-        """Forget the connections that are over; the agents that were behind them."""
+        """Forget closed connections; return the hellos of their agents."""
         hellos = [self._drop(link) for link in [link for link in self.hellos if not link.is_open]]
         return [hello for hello in hellos if hello]
 
     def close(self) -> None:
-        """All agents know how it ended; give them time to hang up."""
+        """Stop listening; give the agents, which know the result, time to hang up, then close."""
         if self._listener:
             self._listener.close()
         until = time.monotonic() + _LINGER_S
@@ -107,7 +107,7 @@ class AgentLinks:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # gone again
+        except OSError:  # the agent has hung up already
             return
         self._add(sock)
 
@@ -118,7 +118,7 @@ class AgentLinks:
 
     def _on_ready(self, link: Link) -> None:
         for message in link.receive(time.monotonic()):
-            if link in self.hellos:  # else it was refused, whatever else it has to say
+            if link in self.hellos:  # else an earlier message led to its refusal
                 self._on_message(link, message)
         self._on_heard()
 

@@ -1,4 +1,4 @@
-"""Processes that the agent forks: each ends with it, and none inherits what it does about signals."""
+"""Forks processes that die with the agent and do not inherit its signal handlers."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ _BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
 
 def fork_helper(run: Callable[[], None]) -> int:
-    """Its pid; only the agent returns. Ctrl-C on a terminal is not for it: the agent ends it."""
+    """Fork a helper that runs `run`; return its pid. It ignores Ctrl-C: the agent stops it."""
     agent = os.getpid()
     with signals_blocked():
         pid = os.fork()
@@ -21,7 +21,7 @@ def fork_helper(run: Callable[[], None]) -> int:
                 detach(agent)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 run()
-            except BaseException:  # noqa: BLE001 - whatever happens, the child must not return into the agent
+            except BaseException:  # noqa: BLE001 - the child must never return into the agent
                 traceback.print_exc()
             finally:
                 os._exit(0)
@@ -29,8 +29,8 @@ def fork_helper(run: Callable[[], None]) -> int:
 
 
 def detach(agent: int) -> None:
-    """A fresh process that dies with the agent, whose pid this is: own group, no inherited handlers."""
-    os.setpgid(0, 0)  # what it starts (data workers of a rank) can be killed with it
+    """Called in the child: own process group, default signal handlers, dies with the agent (a pid)."""
+    os.setpgid(0, 0)  # so that what it starts (data workers of a rank) can be killed with it
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -41,7 +41,7 @@ def detach(agent: int) -> None:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Around a fork: a signal between it and the child's own handlers waits instead of being lost."""
+    """Use around a fork, so that no signal is lost before the child has its own handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_IN_FORK)
     try:
         yield

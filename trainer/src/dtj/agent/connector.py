@@ -1,8 +1,8 @@
-"""Connects to the coordinator, as long as it takes, in a process of its own.
+"""Connects to the coordinator in a helper process, retrying until it succeeds.
 
-Resolving a name and connecting both block, for many seconds where a pod is being replaced; the agent must go
-on reading its ranks' output meanwhile, and stays free of threads because it forks. The connected socket is
-handed over through a socket pair.
+Resolving a name and connecting both block, for many seconds while a pod is being replaced. Meanwhile the
+agent must continue to read its ranks' output, and it has no threads because it forks. The helper passes the
+connected socket to the agent through a socket pair.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _TIMEOUT_S = 5.0
 
 
 class Connector:
-    """One attempt to reach `host:port`, which lasts until it succeeds or is given up."""
+    """Tries to reach `host:port` until it succeeds or is closed."""
 
     def __init__(self, host: str, port: int) -> None:
         self._ours, theirs = socket.socketpair()
@@ -30,13 +30,13 @@ class Connector:
         return self._ours.fileno()
 
     def take(self) -> socket.socket | None:
-        """The connected socket; None where the process was killed."""
+        """The connected socket; None if the helper was killed."""
         _, fds, _, _ = socket.recv_fds(self._ours, 1, 1)
         self.close()
         return socket.socket(fileno=fds[0]) if fds else None
 
     def close(self) -> None:
-        """Give up, or clean up."""
+        """Stop trying, or clean up."""
         self._ours.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ class Connector:
 
 def _connect(host: str, port: int, results: socket.socket) -> None:
     while True:
-        with contextlib.suppress(OSError):  # no such name yet, nobody listening yet, old address
+        with contextlib.suppress(OSError):  # no DNS record yet, nothing listens yet, or an old address
             found = socket.create_connection((host, port), timeout=_TIMEOUT_S)
             socket.send_fds(results, [b"."], [found.fileno()])
             return

@@ -1,4 +1,4 @@
-"""Where the lines of the ranks go: plain bytes, and on a terminal a progress bar below them."""
+"""Prints the lines of the ranks; on a terminal with a progress bar below them."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Console(Protocol):
-    """What the agent writes to; a live one wants to be told of progress now and then."""
+    """What the agent writes to. A live console is given the progress a few times a second."""
 
     is_live: bool
 
@@ -16,7 +16,7 @@ class Console(Protocol):
 
 
 class PlainConsole:
-    """Bytes to the agent's own stdout and stderr."""
+    """Writes bytes to the agent's own stdout and stderr."""
 
     is_live = False
 
@@ -25,19 +25,19 @@ class PlainConsole:
             data = data[os.write(fd, data) :]
 
     def progress(self, document: dict[str, Any]) -> None:
-        """A log has no bar."""
+        """A log has no progress bar."""
 
     def close(self) -> None:
         """Nothing to restore."""
 
 
 class TerminalConsole:
-    """Lines above, one bar below; drawn only when something changed, without a thread."""
+    """Lines above, one bar below; redrawn only after a change, without a thread."""
 
     is_live = True
 
     def __init__(self) -> None:
-        import rich.console  # noqa: PLC0415 - only a terminal pays for it
+        import rich.console  # noqa: PLC0415 - slow, and only needed on a terminal
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
         self._bar = Progress(
@@ -70,7 +70,7 @@ class TerminalConsole:
 
 
 def choose_console(*, as_json: bool) -> Console:
-    """A bar only where a person looks at both streams."""
+    """A bar only if both streams are terminals."""
     return (
         TerminalConsole() if sys.stdout.isatty() and sys.stderr.isatty() and not as_json else PlainConsole()
     )

@@ -1,7 +1,7 @@
-"""The coordinator of a job, in replica 0's agent: connections in, decisions of membership.py out.
+"""The coordinator of a job, in replica 0's agent: passes facts to membership.py, carries out its decisions.
 
-It shares the agent's loop. Agents keep one connection each; its own agent has one too, a socket pair, so that
-there is one way for facts and orders whether a job has one pod or a thousand.
+It runs in the agent's loop. Each agent keeps one connection to it. Replica 0's own agent has one too, a
+socket pair, so that messages take the same path whether a job has one pod or a thousand.
 """
 
 import selectors
@@ -24,11 +24,11 @@ from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocolError,
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
-_MAX_LISTED = 8  # replicas or ranks in a line of the log
+_MAX_LISTED = 8  # replicas or ranks listed in one log line
 
 
 class Coordinator:
-    """I/O around a Membership; `say` tells people."""
+    """I/O around a Membership; `log` writes a line for the user."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Coordinator:
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     def listen(self, port: int) -> None:
-        """Let the other agents in; MachineError where the port is taken."""
+        """Accept the other agents; MachineError if the port is taken."""
         self._links.listen(port)
 
     def link(self) -> socket.socket:
-        """The end of a new connection for the agent in this process."""
+        """The agent's end of a new connection within this process."""
         return self._links.connect()
 
     @property
@@ -72,7 +72,7 @@ class Coordinator:
         self._act(self.membership.tick(now))
         if self._is_watched:
             for rank in self._monitor.tick(now):
-                self.membership.hold(rank, holds=False)  # all of them are about to die, whoever is first
+                self.membership.hold(rank, holds=False)  # all of them are about to be killed, in any order
         else:
             self._monitor.cancel_probe()
         if now < self._keepalive_at:
@@ -87,11 +87,11 @@ class Coordinator:
 
     @property
     def _is_watched(self) -> bool:
-        """All ranks of the generation are expected to bring steps."""
+        """All ranks of the generation are expected to complete steps."""
         return self.membership.is_formed and not self.membership.is_over
 
     def reaped(self, pid: int) -> bool:
-        """A process of ours ended; True where it was the store."""
+        """A child process exited; return True if it was the store."""
         if self._store is None or pid != self._store.pid:
             return False
         self._store = None
@@ -99,7 +99,7 @@ class Coordinator:
         return True
 
     def close(self) -> None:
-        """All agents know how it ended; give them time to hang up."""
+        """Stop the store and close all connections, once the agents know the result."""
         if self._store:
             self._store.stop()
         self._links.close()
@@ -108,7 +108,7 @@ class Coordinator:
         hello = self._links.hellos[link]
         if "hello" in message:
             self._act(self._on_hello(link, message["hello"]))
-        elif hello and self._is_present(hello):  # else it was replaced: whatever it says is of the past
+        elif hello and self._is_present(hello):  # ignore messages from an agent that has been replaced
             self._act(self._handle(hello, message))
 
     def _handle(self, hello: Hello, message: Message) -> list[Action]:
@@ -163,14 +163,14 @@ class Coordinator:
         actions: list[Action] = []
         for rank, heartbeat in heartbeats.items():
             if heartbeat.generation != self.membership.state.generation:
-                continue  # of a process that may be gone; a survivor repeats it
+                continue  # from an earlier generation; a survivor sends it again
             self._monitor.observe(rank, heartbeat, now)
             step = heartbeat.step
             if step is None or step == self.steps.get(rank):
                 continue
             self.steps[rank] = step
             if rank == 0:
-                self.ledger.stepped(step, heartbeat.at or now)  # it is on this machine
+                self.ledger.stepped(step, heartbeat.at or now)  # rank 0's clock is this machine's
                 actions += self.membership.stepped(step)
         return actions
 
@@ -180,7 +180,7 @@ class Coordinator:
                 self._monitor.observe_activity(rank, activity, now)
 
     def _on_ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
-        if generation == self.membership.state.generation:  # else the rank has begun anew
+        if generation == self.membership.state.generation:  # else the rank has been restarted since
             self._monitor.ended(ending.rank)
         if ending.failed:
             self.ledger.fault(now)
@@ -214,11 +214,11 @@ class Coordinator:
             self._log_waiting(self._left_out)
         self._broadcast({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
         if old:
-            old.stop()  # wakes whoever still waits in it
+            old.stop()  # wakes ranks that still wait in it
 
     @property
     def _left_out(self) -> list[int]:
-        """Replicas that are here beyond those of the job: without a checkpoint folder it does not grow."""
+        """Connected replicas beyond the job's size: without a checkpoint folder it cannot grow."""
         job = self.membership.job
         return [] if job.saves else sorted(i for i in self.membership.agents if i >= job.replicas)
 
@@ -242,15 +242,15 @@ class Coordinator:
         self._links.broadcast(self._with_state(message), to=self._is_present)
 
     def _is_present(self, hello: Hello) -> bool:
-        """It is the agent that stands for its replica."""
+        """Whether this is the current agent of its replica."""
         return self.membership.agents.get(hello.replica) == hello.incarnation
 
     def _with_state(self, message: Message) -> Message:
-        """Whoever outlives this coordinator knows what it knew, up to the last word."""
+        """Every message carries the state, so that agents that outlive this coordinator know it."""
         return message | {"state": vars(self.membership.state)}
 
     def _drop_closed(self) -> None:
-        """Connections that are over, and with them their agents."""
+        """Handle closed connections: their agents have left."""
         for hello in self._links.take_closed():
             if self._is_present(hello) and not self.membership.is_over:
                 self._log(f"lost the connection to replica {hello.replica}; the other replicas wait for it")
@@ -258,7 +258,7 @@ class Coordinator:
             self._act(self.membership.leave(hello.incarnation, time.monotonic()))
 
     def facts(self) -> Facts:
-        """What /status says of the job as a whole."""
+        """What /status reports about the whole job."""
         member, now = self.membership, time.monotonic()
         failure = (
             outcome.failure_fields(
@@ -280,11 +280,11 @@ class Coordinator:
 
 
 def refusal(why: str, *, for_good: bool) -> Message:
-    """What an agent is told that has no place here."""
+    """The message to an agent that may not join."""
     return {"refused": why, "forGood": for_good}
 
 
 def some(numbers: Sequence[int]) -> str:
-    """The first of them by name, of the others how many."""
+    """List the first few and count the rest."""
     named = ", ".join(map(str, numbers[:_MAX_LISTED]))
     return named + (f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else "")

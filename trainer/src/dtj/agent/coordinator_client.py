@@ -1,6 +1,7 @@
-"""A node's connection to the coordinator: made, kept alive, and made again when its pod was replaced.
+"""An agent's connection to the coordinator: connects, sends keepalives and reconnects.
 
-On replica 0 the coordinator is in this very process; the others find it under a name whose address changes.
+On replica 0 the coordinator is in the same process. The other agents reach it by a DNS name whose address
+changes when the pod is replaced.
 """
 
 import selectors
@@ -15,10 +16,10 @@ _RECONNECT_S = 1.0
 
 
 class CoordinatorClient:
-    """At most one connection; without one, messages are lost, and the next hello says what still matters.
+    """At most one connection. Without one, messages are dropped; the next hello repeats what still matters.
 
-    address   where the coordinator listens, by name
-    hello     what an agent says of itself on a new connection
+    address   host name and port of the coordinator
+    hello     builds the first message on a new connection
     on_order  called with every message of the coordinator
     """
 
@@ -43,8 +44,8 @@ class CoordinatorClient:
 
     @property
     def peer(self) -> str:
-        """Address of the coordinator as this node reaches it."""
-        assert self._link is not None  # whoever asks has just heard of it
+        """Address of the coordinator as seen from this pod."""
+        assert self._link is not None  # callers handle a message that came over it
         return self._link.peer
 
     @property
@@ -63,29 +64,29 @@ class CoordinatorClient:
         self._keepalive_at = now + KEEPALIVE_S
         self.send({"keepalive": True})
         if self._link and not self._link.is_open:
-            self._on_message()  # its last words may be there: that the job is over, say
+            self._on_message()  # its last message may have arrived, for example that the job is over
         elif self._link and self._link.is_silent(now):
             self._lost(f"no message from replica 0 for {SILENCE_S:.0f} s; reconnecting")
 
     def connect(self) -> None:
-        """Begin to connect, for as long as it takes."""
+        """Start to connect; retries until it succeeds."""
         self._reconnect_at = None
         self._connector = Connector(*self._address)
         self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
 
     def attach(self, sock: socket.socket) -> None:
-        """Take over a connected socket and introduce this agent."""
+        """Take over a connected socket and send the hello."""
         self._link = Link(sock, now=time.monotonic())
         self._link.watch(self._selector, self._on_message)
         self.send({"hello": self._hello()})
 
     def send(self, message: Message) -> None:
-        """Say something to the coordinator."""
+        """Send a message to the coordinator."""
         if self._link:
             self._link.send(message)
 
     def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
-        """End the connection, or the attempt to get one."""
+        """Close the connection, or stop trying to connect."""
         if self._link:
             self._link.close()
         if self._connector:

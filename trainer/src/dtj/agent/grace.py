@@ -1,21 +1,21 @@
-"""Is the time that a pod gets when it is asked to end enough for a checkpoint? Pure.
+"""Is a pod's termination grace period long enough for a checkpoint? Pure.
 
-An agreed stop is the rest of a step, a save, and the end of the processes. Where that takes longer than the
-pod has, it is killed in the middle, and the run goes on from the last periodic checkpoint: nobody is left to
-say why. So it is said before, as soon as the first save shows it.
+An agreed stop takes the rest of a step, a save, and the exit of the processes. If the grace period is
+shorter, Kubernetes kills the pod during the save, and the run resumes from the last periodic checkpoint. No
+process would be left to log the reason, so the agent warns earlier: after the first save that is too long.
 """
 
-# Of an agreed stop, beside the save: a message of agreement.py, a barrier, the end of the processes.
+# Time of an agreed stop beside the save: a message of agreement.py, a barrier, the exit of the processes.
 _REST_S = 5.0
 
 
 def needed(save_s: float, step_s: float) -> float:
-    """Seconds for a stop, where a save takes so long and a step so long: twice that, for a bad day."""
+    """Recommended grace period: twice the time of a save and a step, as a margin for slow storage."""
     return 2 * (save_s + step_s) + _REST_S
 
 
 def warning(grace_s: float | None, *, save_s: float, step_s: float) -> str | None:
-    """What is to be said, None where the time is enough or unknown."""
+    """The warning to log; None if the grace period is long enough or unknown."""
     if grace_s is None or save_s + step_s + _REST_S <= grace_s:
         return None
     return (

@@ -1,10 +1,10 @@
-"""Silence of the ranks -> is it a hang, and whose. Pure: `now` is seconds of any clock that goes forward.
+"""Is the silence of the ranks a hang, and which ranks cause it? Pure: `now` is seconds of a monotonic clock.
 
-A rank that is stuck stops all others in the next collective, so silence alone names nobody. Their stacks
-do: who is in a collective waits for somebody else; who is anywhere else, or cannot answer, did not come.
+A stuck rank stops all others in the next collective, so silence alone does not name it. The stacks do: a rank
+inside a collective waits for others; a rank that is elsewhere, or does not respond, keeps them waiting.
 
-Before the first step of a job there is nothing to compare with. Silence is then that no rank does anything at
-all, see activity.py, and a hang is only that of which somebody waits for the outcome.
+Before the first step there is no step time to compare with. Silence then means that no rank uses CPU or I/O
+(see activity.py), and it counts as a hang only if another rank is waiting.
 """
 
 import re
@@ -13,39 +13,39 @@ from collections import deque
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-# A pause of this length between two steps is never taken for a hang, however short the steps are.
+# A shorter pause between two steps is never treated as a hang, however short the steps are.
 MIN_LIMIT_S = 30.0
-# Evaluations, loading and compiling that nobody declared: a step may take so many times the usual.
+# Allows for undeclared evaluations, loading and compiling: a step may take this many times the median step.
 LIMIT_IN_STEPS = 5.0
-# Until a rank has done its first steps: imports, compilation, caches, the first rendezvous of storage.
+# Factor for a rank's first steps: imports, compilation, caches, first access to storage.
 STARTUP_TIMES = 10.0
 _STARTUP_STEPS = 3
-# Before the first step of all, so long nobody may have done anything.
+# Before the job's first step: the limit for no activity on any rank.
 FIRST_STEP_S = 600.0
 _WINDOW = 64
-# A sign of life is this late at most: a hang is named before the limit is over, as its ranks count it.
+# A heartbeat arrives at most this late. Subtracted, so that a hang is named within the limit.
 REPORT_DELAY_S = 0.5
-# So long before the limit is over the ranks are asked for their stacks, which take a second to be written.
+# The stacks are requested this long before the limit, since ranks need a second to write them.
 PROBE_S = 2.0
 
-# The innermost Python frame of a main thread that waits for its peers, or for a backward that does.
+# Innermost Python frames of a main thread that waits for its peers, or for a backward that waits for them.
 WAITING_FRAMES = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
     *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
     *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
 )
-# The same for one that waits for its own processes which load samples. It looks after them now and then.
+# The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
 _LOADS = "torch/utils/data/dataloader.py"
-# Where Python waits for somebody: who called it tells more.
+# Python's own waiting functions: the frame of their caller says more.
 _WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """How long the ranks have brought no step, against what is usual.
+    """Compares the time since the last step with the usual step time.
 
-    timeout_s  what the user allows between two steps; None derives it from the steps
+    timeout_s  limit between two steps set by the user; None derives it from the steps
     """
 
     timeout_s: float | None = None
@@ -53,21 +53,21 @@ class Watchdog:
     _steps: dict[int, int] = field(default_factory=dict)
     _first: dict[int, int] = field(default_factory=dict)
     _paused: set[int] = field(default_factory=set)
-    _stopped: dict[int, bool] = field(default_factory=dict)  # ranks whose activity is told of at all
+    _stopped: dict[int, bool] = field(default_factory=dict)  # ranks whose agent reports activity
     _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def start_generation(self, ranks: range, now: float) -> None:
-        """A generation begins; what is known of the steps' length stays."""
+        """A generation starts; the known step times stay."""
         self._heard_at = dict.fromkeys(ranks, now)
         self._steps, self._first, self._paused, self._stopped = {}, {}, set(), {}
 
     def observe(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
-        """A rank gave a sign of life: a step, or within one that it is still at work."""
+        """A rank sent a heartbeat: a new step, or that it still works on one."""
         if rank not in self._heard_at:
             return
         if step is not None:
             before = self._steps.get(rank)
-            # The first time of a generation is not a step's alone: the ranks still come together.
+            # The first interval of a generation is not a step time: it includes the rendezvous.
             if before is not None and step > before > self._first[rank] and rank not in self._paused:
                 self._lengths.append((now - self._heard_at[rank]) / (step - before))
             self._steps[rank] = step
@@ -76,44 +76,44 @@ class Watchdog:
         self._heard_at[rank] = now
 
     def observe_activity(self, rank: int, now: float, *, is_stopped: bool) -> None:
-        """A rank that has not done a step yet did something, or its process was stopped or goes on."""
+        """A rank without a step yet was active, or its process was stopped or continued."""
         if rank in self._heard_at and self.is_before_first_step:
             self._stopped[rank] = is_stopped
             self._heard_at[rank] = now
 
     def excuse(self, now: float) -> None:
-        """Silence was looked into, and is no hang: it counts from now on."""
+        """The silence was examined and is not a hang: measure it from now on."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
 
     @property
     def is_before_first_step(self) -> bool:
-        """No rank has done one, in no generation that is known of."""
+        """No rank has completed a step in any known generation."""
         return not self._lengths and not self._steps
 
     @property
     def ranks(self) -> Set[int]:
-        """Those of which something is expected."""
+        """Ranks that are expected to send heartbeats."""
         return self._heard_at.keys()
 
     def ended(self, rank: int) -> None:
-        """A rank is done; nothing more is expected of it."""
+        """A rank exited; expect no more heartbeats from it."""
         self._heard_at.pop(rank, None)
         self._paused.discard(rank)
 
     def limit(self, rank: int) -> float | None:
-        """Seconds without a sign of life that are too many; None where nothing is known of some rank."""
+        """Seconds without a heartbeat that count as a hang; None if some rank's activity is unknown."""
         return self._limit(is_starting=self._is_starting(rank))
 
     @property
     def due(self) -> tuple[float, float] | None:
-        """When to look at the ranks, and when to judge, should none of them give a sign of life before.
+        """When to request the stacks, and when to judge them, if no heartbeat arrives before.
 
-        One at work may be what all others wait for, in an evaluation for instance, and so may one that
-        has declared a pause; when one is stuck, the others are soon silent too.
+        A single active rank is enough to delay both: all others may wait for it, during an evaluation for
+        instance, or during a pause that it declared. If a rank is stuck, the others are soon silent too.
         """
         if self._paused or not self._heard_at:
             return None
-        # The longest limit of any rank, worked out once: the agent asks at every turn of its loop.
+        # The longest limit of any rank, computed once: the agent reads this in every turn of its loop.
         limit = self._limit(is_starting=any(map(self._is_starting, self._heard_at)))
         if limit is None:
             return None
@@ -121,7 +121,7 @@ class Watchdog:
         return end - min(PROBE_S, limit / 2), end
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since any rank gave a sign of life, where they are too many."""
+        """Seconds since the last heartbeat of any rank, if they exceed the limit; else None."""
         due = self.due
         if due is None or now < due[1]:
             return None
@@ -154,9 +154,9 @@ class Watchdog:
 class Probe:
     """What a probe of a silent rank found.
 
-    frame       innermost Python frame of its main thread; empty where it did not answer
-    is_stopped  its process is stopped, as by SIGSTOP or a debugger
-    asleep_s    seconds, before it was probed, in which its main thread did not even look at the clock
+    frame       innermost Python frame of its main thread; empty if it did not respond
+    is_stopped  its process is stopped, for example by SIGSTOP or a debugger
+    asleep_s    seconds before the probe in which its main thread never woke up
     """
 
     frame: str = ""
@@ -165,14 +165,14 @@ class Probe:
 
     @property
     def waits(self) -> bool:
-        """It waits for others, and is not what they wait for."""
+        """The rank waits for others, rather than keeping them waiting."""
         return (
             bool(self.frame) and not self.is_stopped and any(place in self.frame for place in WAITING_FRAMES)
         )
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the main thread that says what it does: "file:line in function".
+    """The innermost telling frame of the main thread: "file:line in function".
 
     faulthandler prints the main thread last, and its innermost frame first.
     """
@@ -184,15 +184,15 @@ def innermost(stacks: str) -> str:
 
 
 def culprits(probes: Mapping[int, Probe]) -> list[int]:
-    """Ranks that keep the others waiting; all of them where everybody waits for everybody."""
+    """Ranks that keep the others waiting; all ranks if each of them waits."""
     found = [rank for rank, probe in probes.items() if not probe.waits]
     return sorted(found or probes)
 
 
 def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) -> list[int]:
-    """Who is stopped, or keeps those waiting who wait; nobody, where some other rank still looks up at times.
+    """Stopped ranks, else ranks that keep others waiting; none if one of these still wakes up at times.
 
-    One that does may wait for the world outside: for data that somebody else is to provide, say.
+    A rank that wakes up may wait for something outside the job, for example for data that is not there yet.
     """
     stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
     waiting = [probe for probe in probes.values() if probe.waits or _LOADS in probe.frame]
@@ -202,7 +202,7 @@ def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) 
 
 
 def describe_hang(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
-    """What is said of a culprit, and of the silence."""
+    """The message about a culprit and the silence."""
     if deadlock:
         what = f"waits for its peers, as do all other ranks ({probe.frame})"
     elif probe.is_stopped:

@@ -1,4 +1,4 @@
-"""Heartbeats of this node's ranks, in memory shared with them: who has done something since the last look?"""
+"""Reads the heartbeats of this pod's ranks from shared memory and reports what changed."""
 
 import time
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ from typing import NamedTuple
 from dtj.agent.activity import ActivityReader
 from dtj.agent.rank_process import RankProcess
 
-# Often enough to account for every step of rank 0; of the others it is a sign of life.
+# Rank 0 (True) often enough to see every step; other ranks only to see that they are alive.
 _POLL_S = {True: 0.05, False: 0.25}
 
 
 class Heartbeat(NamedTuple):
-    """That a rank is at work.
+    """A rank is working.
 
-    paused     with something that it declared to take long
-    busy_time  steps whose work was measured, and seconds of work in them
+    paused     it declared a long operation
+    busy_time  number of steps whose work was measured, and seconds of work in them
     at         when the step was completed, by time.monotonic() of the rank's machine
     """
 
@@ -27,9 +27,9 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatReader:
-    """Remembers what each process showed last.
+    """Remembers the last heartbeat of each process.
 
-    activity  of those that have no step to show yet
+    activity  reads the activity of processes without a step
     """
 
     def __init__(self, *, of_rank_0: bool) -> None:
@@ -37,11 +37,11 @@ class HeartbeatReader:
         self._every_s = _POLL_S[of_rank_0]
         self._stepped_at: dict[int, float] = {}
         self._last_read: dict[int, tuple[int, int, bool]] = {}  # by pid
-        self.step_s = 0.0  # how long a step took lately
+        self.step_s = 0.0  # duration of the last step
         self.deadline = time.monotonic() + self._every_s
 
     def tick(self, processes: Iterable[RankProcess]) -> dict[int, Heartbeat]:
-        """Where it is time: the heartbeats of ranks that gave one."""
+        """If a poll is due: the new heartbeats."""
         now = time.monotonic()
         if now < self.deadline:
             return {}
@@ -49,11 +49,11 @@ class HeartbeatReader:
         return self.read_all(processes)
 
     def read_all(self, processes: Iterable[RankProcess]) -> dict[int, Heartbeat]:
-        """The heartbeats of ranks that gave one since the last look."""
+        """The new heartbeats since the last read."""
         return {process.rank: beat for process in processes if (beat := self.read(process))}
 
     def read(self, process: RankProcess) -> Heartbeat | None:
-        """The rank's heartbeat, None where nothing is new."""
+        """The rank's heartbeat; None if nothing is new."""
         heartbeat = process.heartbeat
         current = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
         if self._last_read.get(process.pid, (-1, 0, False)) == current:
@@ -69,6 +69,6 @@ class HeartbeatReader:
         )
 
     def forget(self, process: RankProcess) -> None:
-        """What is known of it, a pause for instance, is to be told anew."""
+        """Report its state, a pause for instance, again from the start."""
         self._last_read.pop(process.pid, None)
         self.activity.forget(process)

@@ -1,14 +1,14 @@
-"""The agent of a node: keeps its ranks running as the coordinator says, to the end.
+"""The agent of a pod: runs its ranks as the coordinator orders, until the job is over.
 
-    cli.py -> launch -> coordinator.py, on replica 0 only: who belongs to which generation
-                     -> orders.py does what it says
+    cli.py -> launch -> coordinator.py, on replica 0 only: decides who belongs to which generation
+                     -> orders.py carries out the coordinator's orders
                      -> supervisor.py forks rank_main.become(program) for each rank
-                     -> rank_events.py is told what they say and do
+                     -> rank_events.py handles what the ranks report
                      -> one loop over: pipes of the ranks, the link, signals, deaths, time
                      -> outcome.py names the cause -> termination message, exit code
 
-The process imports torch once and has neither threads nor an accelerator context when it forks, so a rank
-starts in milliseconds, with all modules loaded, the first time and after every fault.
+The process imports torch once and has neither threads nor an accelerator context when it forks. So a rank
+starts in milliseconds with all modules loaded, the first time and after every fault.
 """
 
 import os
@@ -42,7 +42,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 
 def launch(program: rank_main.Program, placement: Placement, options: Options) -> int:
-    """Run the program as all ranks of this node; the exit code of docs/contract.md."""
+    """Run the program as all ranks of this pod; return the exit code of docs/contract.md."""
     return _Agent(program, placement, options).run()
 
 
@@ -81,7 +81,7 @@ class _Agent:
 
     def run(self) -> int:
         self._signals = SignalPipe((*_FORWARDED, signal.SIGCHLD))
-        # Ranks inherit it: one that is asked for its stacks before it can answer must not die of it.
+        # Ranks inherit this: a request for stacks must not kill a rank that has no handler yet.
         signal.signal(rank_main.STACKS_SIGNAL, signal.SIG_IGN)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
@@ -112,7 +112,7 @@ class _Agent:
             self._publish()
             while not self._is_finished():
                 self._run_once()
-        except BrokenPipeError:  # whoever read our output is gone
+        except BrokenPipeError:  # the reader of our output is gone
             self._supervisor.kill()
             return contract.EXIT_SIGNAL + signal.SIGPIPE
         finally:
@@ -132,9 +132,11 @@ class _Agent:
             ]
         )
         for key, _ in self._selector.select(timeout_s):
-            if self._selector.get_map().get(key.fd) is key:  # an earlier one of this round may have ended it
+            if (
+                self._selector.get_map().get(key.fd) is key
+            ):  # an earlier callback of this round may have closed it
                 key.data()
-        if self._has_dead:  # ranks among them have been reaped in the order of their deaths
+        if self._has_dead:  # after the callbacks, which reap ranks in the order of their deaths
             self._reap()
         if coordinator:
             coordinator.tick()
@@ -149,8 +151,8 @@ class _Agent:
         if self._supervisor.alive():
             return False
         endings = self._supervisor.endings()
-        # A stop was agreed by all ranks of the job: no coordinator is needed to know that it is over, unless
-        # the job can go on without the pod that was asked to end.
+        # All ranks of the job agreed on the stop, so it is over without a word from the coordinator, unless
+        # the job is elastic and can continue without the pod that was asked to terminate.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
         has_stopped = has_stopped and self._job.limits is None
         return self._orders.is_over or has_stopped or self._stop_requests > 0
@@ -163,7 +165,7 @@ class _Agent:
         self._has_dead = self._has_dead or signal.SIGCHLD in numbers
 
     def _forward(self, number: signal.Signals) -> None:
-        """Once politely; a second Ctrl-C is from someone in a hurry."""
+        """Forward the signal to the ranks; a second Ctrl-C kills them."""
         self._stop_requests += 1
         self._orders.is_stopping = True
         self._stop_signal = number
@@ -174,7 +176,7 @@ class _Agent:
         self._supervisor.stop(number)
 
     def _reap(self) -> None:
-        """Reap whatever ended: ranks, helpers, and as pid 1 also orphans that nobody else can."""
+        """Reap every exited child: ranks, helpers and, as pid 1, orphans."""
         self._has_dead = False
         while True:
             try:
@@ -221,10 +223,10 @@ class _Agent:
         endings = self._supervisor.endings()
         own = outcome.first_cause(endings)
         culprit = self._orders.culprit
-        if culprit and (own is None or own.cause == "PeerLost"):  # another node's rank is to blame
+        if culprit and (own is None or own.cause == "PeerLost"):  # a rank of another replica is to blame
             endings = [outcome.echo(culprit, now=datetime.now(UTC))]
         elif self._stop_requests and not self._orders.is_over and outcome.is_idle(endings):
-            # Not started yet, not needed for the time being, or killed at once for someone in a hurry.
+            # The ranks were not started yet, not needed at present, or killed by a second Ctrl-C.
             now = datetime.now(UTC)
             endings = [
                 outcome.idle_ending(rank=self._placement.ranks.start, number=self._stop_signal, now=now)

@@ -1,11 +1,11 @@
-"""Seconds of a job by what they were good for. Pure: all times are seconds of one clock that goes forward.
+"""Splits a job's seconds by their use, for goodput. Pure: all times are seconds of one monotonic clock.
 
-startup     until the first step is done
-productive  steps that moved the run beyond where it had been
-lost        steps, and parts of one, that had to be done again
-recovering  from a fault until the next step is done
+startup     until the first step is completed
+productive  steps that moved the run beyond its best step so far
+lost        steps, and parts of a step, that had to be repeated
+recovering  from a fault until the next step is completed
 
-A step is told of some time after it was done, perhaps after a later fault: what counts is when it was done.
+A step is reported some time after its completion, perhaps after a later fault: its completion time counts.
 """
 
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ KINDS = ("productive", "startup", "lost", "recovering")
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Every second since its making is in exactly one of the kinds; `since` is the end of the last step."""
+    """Every second since its creation is in exactly one kind; `since` is the end of the last step."""
 
     since: float
     best_step: int = -1
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     _has_begun: bool = False
     _broke_at: float | None = None  # the first fault since the last step
-    _formed_at: float | None = None  # the ranks came together again after it
+    _formed_at: float | None = None  # when the ranks formed again after it
 
     def stepped(self, step: int, at: float) -> None:
-        """The job completed this step then; the time since the one before went into it."""
+        """The job completed this step at `at`; the time since the previous step went into it."""
         at = max(at, self.since)
         if self._broke_at is None:
             self._book(self._kind(step), at)
-        elif self._formed_at is None or at < self._formed_at:  # the last one before the ranks parted
+        elif self._formed_at is None or at < self._formed_at:  # completed before the fault, reported after it
             self._book(self._kind(step), at)
             self._broke_at = max(self._broke_at, at)
         else:
@@ -40,16 +40,16 @@ class Ledger:
         self.best_step = max(self.best_step, step)
 
     def fault(self, at: float) -> None:
-        """Something broke: the step under way is lost, and until the next one the job recovers."""
+        """Something broke: the step in progress is lost, and the job recovers until the next step."""
         if self._has_begun and self._broke_at is None:
             self._broke_at, self._formed_at = max(at, self.since), None
 
     def formed(self, at: float) -> None:
-        """The ranks come together; what was done before is of the time before the fault."""
+        """The ranks form again; steps completed before this belong to the time before the fault."""
         self._formed_at = at
 
     def at(self, now: float) -> dict[str, float]:
-        """The books as they would stand if the present step ended now."""
+        """The seconds of each kind, if the current step ended now."""
         found = dict(self.seconds)
         if self._broke_at is None:
             found["productive" if self._has_begun else "startup"] += now - self.since

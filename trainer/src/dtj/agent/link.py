@@ -1,7 +1,7 @@
-"""JSON, one object a line, over a connected socket: what agents and the coordinator say to each other.
+"""Messages between agents and the coordinator: JSON, one object a line, over a connected socket.
 
-Never blocks. What the socket does not take at once is kept, and written when the other side has read; whoever
-does not read for long has lost the connection, by its silence or by how much is kept for it.
+Never blocks. What the socket does not accept at once is buffered and written later. A peer that does not read
+for long loses the connection, because it is silent or because its buffer is full.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ from typing import Any
 Message = dict[str, Any]
 
 _CHUNK_BYTES = 64 * 1024
-# Kept for a reader that is slow, or of a line that has no end yet: dozens of the longest messages, those that
-# name each rank of a large job.
+# Limit of each buffer, for a slow reader and for a line without an end yet: dozens of the longest messages,
+# which list each rank of a large job.
 _KEPT_BYTES = 4 * 1024 * 1024
-# Both sides speak at least this often, and take a longer silence for the loss of the other's node.
+# Both sides send at least every KEEPALIVE_S and treat SILENCE_S without a message as loss of the other.
 KEEPALIVE_S = 2.0
 SILENCE_S = 20.0
 
@@ -26,7 +26,7 @@ SILENCE_S = 20.0
 class Link:
     """One end of a connection.
 
-    peer  address of the other end; this machine's where both ends are on it, empty where it is gone already
+    peer  address of the other end: 127.0.0.1 if both ends are on this machine, empty if it is gone already
     """
 
     def __init__(self, sock: socket.socket, *, now: float) -> None:
@@ -34,7 +34,7 @@ class Link:
         self._is_local = sock.family == socket.AF_UNIX
         if not self._is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Asked now: a connection that was reset does not know, and may still have messages to read.
+        # Read now: after a reset the address is unknown, although there may be messages left to read.
         self.peer = "127.0.0.1" if self._is_local else _peer_of(sock)
         self._sock = sock
         self._rest = b""
@@ -48,16 +48,16 @@ class Link:
         return self._sock.fileno()
 
     def watch(self, selector: selectors.BaseSelector, on_ready: Callable[[], object]) -> None:
-        """Call `on_ready`, which is to call `receive`, whenever there is something to read or to write."""
+        """Call `on_ready`, which must call `receive`, whenever the socket is ready to read or write."""
         self._selector = selector
         selector.register(self, selectors.EVENT_READ, on_ready)
 
     def send(self, message: Message) -> None:
-        """Hand one message to the kernel, as far as it takes it now."""
+        """Send one message; what the kernel does not accept now is buffered."""
         self.write(encode(message))
 
     def write(self, line: bytes) -> None:
-        """The same for a message that `encode` has made a line of."""
+        """Send a message that `encode` has turned into a line."""
         self._unsent += line
         self._flush()
         if len(self._unsent) > _KEPT_BYTES:
@@ -67,7 +67,7 @@ class Link:
         try:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
         except BlockingIOError:
-            """Nothing has been read since."""
+            pass  # the other side has not read since
         except OSError:
             self._unsent, self.is_open = b"", False
         if self._selector:
@@ -77,7 +77,7 @@ class Link:
                 self._selector.modify(self, events, key.data)
 
     def receive(self, now: float) -> list[Message]:
-        """What has arrived; afterwards `is_open` tells whether more can come."""
+        """The messages that have arrived; afterwards `is_open` says whether more can come."""
         if self._unsent:
             self._flush()
         try:
@@ -100,14 +100,14 @@ class Link:
         return messages
 
     def is_silent(self, now: float) -> bool:
-        """The other side has said nothing for so long that its node must be gone.
+        """The other side has sent nothing for so long that it counts as lost.
 
-        Never where both are in one process: they were stopped together, as by Ctrl-Z, and go on together.
+        Never true if both ends are in one process: Ctrl-Z stops and continues both together.
         """
         return not self._is_local and now - self.heard_at > SILENCE_S
 
     def close(self) -> None:
-        """Tell the other side by the end of the stream."""
+        """Close the connection; the other side sees the end of the stream."""
         self.is_open = False
         if self._selector:
             self._selector.unregister(self)
@@ -117,7 +117,7 @@ class Link:
         self._sock.close()
 
     def wait_closed(self, until: float) -> None:
-        """Block until the other side has all and has hung up, at most until then by time.monotonic()."""
+        """Block until the other side has read everything and hung up, at most until `until` (monotonic)."""
         with contextlib.suppress(OSError):
             self._sock.settimeout(max(0.0, until - time.monotonic()))
             self._sock.sendall(self._unsent)
@@ -135,5 +135,5 @@ def _peer_of(sock: socket.socket) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """As it goes over the connection."""
+    """The line that is sent over the connection."""
     return json.dumps(message).encode() + b"\n"

@@ -1,12 +1,12 @@
-"""Bytes from a rank's pipe -> whole lines with the rank's name before them.
+"""Bytes from a rank's pipe -> whole lines with the rank's number in front.
 
-A line is never mixed with another rank's; the last one is kept even where the rank died in the middle of it.
+Lines of different ranks are never mixed. The last line is kept even if the rank died in the middle of it.
 """
 
 import json
 import re
 
-# A progress bar redraws its line with \r: each state of it is a line of a log.
+# A progress bar redraws its line with \r: each redraw becomes a line of the log.
 _END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)
 # A line without an end must not fill the memory.
 _MAX_BYTES = 64 * 1024
@@ -29,7 +29,7 @@ class LogLines:
         return b"".join(self._prefixed(line) for line in whole)
 
     def end(self) -> bytes:
-        """The stream is over: what is left, as a line."""
+        """The stream has ended: return the rest as a line."""
         rest, self._rest = self._rest, b""
         return self._prefixed(rest) if rest else b""
 

@@ -2,12 +2,12 @@
 
     facts from the agents (join, leave, ready, ended, ...)  ->  actions that coordinator.py carries out
 
-    gathering --all replicas have joined--> formed --a rank fails--> formed anew, one generation later
+    gathering --all replicas have joined--> formed --a rank fails--> formed again, as the next generation
         ^                                     |
         +----------- a replica is lost -------+---- all ranks done, or no restart left ----> over
 
-Forming keeps ranks that hold the run in memory (`healable`) and starts the others anew; where nobody holds
-it, all start anew and go on from the newest checkpoint. `now` is seconds of a clock that only goes forward.
+Forming keeps ranks that hold the run in memory (`healable`) and restarts the others. If no rank holds it, all
+ranks restart and resume from the newest checkpoint. `now` is seconds of a monotonic clock.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,17 +28,17 @@ from dtj.agent.protocol import (
 )
 from dtj.agent.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 
-# After a failure that is an echo of another ("lost a peer"): time for the rank that is the cause to say so.
+# Time to wait, after a rank "lost a peer", for the failure that caused it.
 CAUSE_WAIT_S = 5.0
-# Before a failure ends the job: time to hear of an earlier one, on another node or of a rank slow to die.
+# Before a failure ends the job: time to hear of an earlier one, from another replica or a slowly dying rank.
 VERDICT_S = 0.5
-# A machine may be slower than we think: ranks that do not reach each other get twice the time, up to this.
+# The machines may be slow: ranks that did not connect in time get twice the time, up to this limit.
 LONGEST_CONNECT_S = 160.0
 
 
 @dataclass(kw_only=True)
 class Membership:
-    """Every method takes one fact and returns what is to be done about it."""
+    """Every method takes one fact and returns the actions that follow."""
 
     job: Job
     budget: RestartBudget
@@ -48,24 +48,26 @@ class Membership:
     failed_in: int = 0  # generation of the failure
     is_formed: bool = False
     is_over: bool = False
-    stopping: set[int] = field(default_factory=set)  # replicas that were asked to end
+    stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
     _kept: frozenset[int] = frozenset()
     _done: set[int] = field(default_factory=set)
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
-    _incident: dict[int, Ending] = field(default_factory=dict)  # of the present generation, by rank
-    _last_incident: dict[int, Ending] = field(default_factory=dict)  # of the one before, still being told of
-    _failing: dict[int, Ending] = field(default_factory=dict)  # those that said so and have not ended yet
+    _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
+    _last_incident: dict[int, Ending] = field(
+        default_factory=dict
+    )  # of the previous generation, still growing
+    _failing: dict[int, Ending] = field(default_factory=dict)  # reported a failure and have not exited yet
     _decide_at: float | None = None
-    _waited_for_verdict: bool = False  # enough time has gone by for a final verdict
-    _is_unformed: bool = False  # some rank did not reach the others in this generation
+    _waited_for_verdict: bool = False  # VERDICT_S has been granted for an earlier failure to arrive
+    _is_unformed: bool = False  # some rank did not reach its peers in this generation
     _best_at_fault: int | None = None
-    _left: set[int] = field(default_factory=set)  # replicas that were asked to end, and have
+    _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
     _resize_at: float | None = None
     _shrink_at: float | None = None
-    _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and do not now
+    _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
 
     @property
     def missing(self) -> list[int]:
@@ -73,7 +75,7 @@ class Membership:
         return [replica for replica in range(self.job.replicas) if replica not in self.agents]
 
     def waited_for(self, now: float) -> dict[int, float]:
-        """Replicas that took part and are missing, and for how many seconds they have been."""
+        """Replicas that took part and are missing, and for how many seconds."""
         if self.is_over:
             return {}
         return {i: now - self._lost_at[i] for i in self.missing if i in self._lost_at}
@@ -85,7 +87,7 @@ class Membership:
         return min(known, default=None)
 
     def join(self, hello: Hello, now: float) -> list[Action]:
-        """An agent asks to take part; a newer one of the same replica takes the place of the older."""
+        """An agent asks to join; it replaces an older agent of the same replica."""
         refusal = self._refusal(hello)
         if refusal:
             return [refusal]
@@ -100,24 +102,24 @@ class Membership:
         self._left.discard(hello.replica)
         self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
         if hello.state.generation > self.state.generation:
-            # We know of heals from the operator, where all who saw them are gone; they saw them.
+            # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
             healed = max(self.state.in_place, hello.state.in_place)
             self.state = replace(hello.state, in_place=healed)
             if self.job.limits and hello.state.replicas:
                 self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
-            for replica in self.missing:  # all of them were part of that generation
+            for replica in self.missing:  # all of these were part of that generation
                 self._lost_at.setdefault(replica, now)
         self._schedule_resize(now)
         return actions + self._form()
 
     def leave(self, incarnation: str, now: float) -> list[Action]:
-        """An agent's connection is gone, and for all that is known its pod."""
+        """An agent's connection is gone, and presumably its pod."""
         for replica in [r for r, i in self.agents.items() if i == incarnation]:
             self._lose(replica, now)
         return []
 
     def hold(self, rank: int, *, holds: bool) -> list[Action]:
-        """Whether a rank holds the run in memory and can form a new generation without being restarted."""
+        """Whether a rank holds the run in memory and can join a new generation without a restart."""
         if holds:
             self._healable.add(rank)
         else:
@@ -125,7 +127,7 @@ class Membership:
         return []
 
     def ready(self, rank: int, generation: int) -> list[Action]:
-        """A rank waits for its generation to be complete."""
+        """A rank waits until its generation is complete."""
         if generation != self.state.generation or not self.is_formed:
             return []
         self._ready.add(rank)
@@ -138,34 +140,34 @@ class Membership:
         return []
 
     def stop(self, incarnation: str, now: float) -> list[Action]:
-        """A pod was asked to end: however its ranks end, it will leave, and they are not restarted in it."""
+        """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
         self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
         self._schedule_resize(now)
         return []
 
     def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
-        """A rank lives but lost its peers; it waits. Usually a death is told of within milliseconds."""
+        """A rank is alive, lost its peers and waits. Usually the death is reported within milliseconds."""
         if generation == self.state.generation and self.is_formed:
             self._incident.setdefault(ending.rank, ending)
             self._decide_by(now + CAUSE_WAIT_S)
         return []
 
     def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
-        """A rank did not reach its peers: somebody died in that moment, packets vanish, a machine is slow."""
+        """A rank did not reach its peers: one died at that moment, packets are lost, or a machine is slow."""
         self._is_unformed = self._is_unformed or generation == self.state.generation
         return self.lost(ending, generation, now)
 
     def failing(self, ending: Ending, generation: int) -> list[Action]:
-        """A rank says that it failed; it will end, perhaps later than those that it takes along."""
+        """A rank reports that it failed. It may exit later than the ranks that fail because of it."""
         if generation == self.state.generation and self.is_formed:
             self._failing[ending.rank] = ending
         return []
 
     def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
-        """A rank is gone: done, stopped, or failed."""
+        """A rank exited: done, stopped, or failed."""
         self._healable.discard(ending.rank)
         if generation != self.state.generation or not self.is_formed:
-            self._blame(self._last_incident, ending)  # too late to count, not too late to be the cause
+            self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
             return []
         if ending.rank // self.job.processes in self.stopping:
             return []
@@ -179,11 +181,11 @@ class Membership:
             return self._decide(now)
         self._done.add(ending.rank)
         if ending.rank in self._kept and ending.rank not in self._ready:
-            return self.renew()  # it had finished and did not notice that the others wait for what it knew
+            return self.renew()  # it finished without noticing that the others need its state
         return self._over(None) if everyone and not self._incident else []
 
     def renew(self) -> list[Action]:
-        """This generation cannot be completed, through no rank's fault."""
+        """This generation cannot be completed, and no rank failed: form the next one."""
         self._end_generation()
         return self._form()
 
@@ -200,7 +202,7 @@ class Membership:
             return self.renew()
         is_cut = self._is_unformed and culprit.cause == "PeerLost"
         self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
-        if self.state.unformed == 1:  # more time may be all that it takes
+        if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
         self.failure, self.failed_in = culprit, self.state.generation
         if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
@@ -254,7 +256,7 @@ class Membership:
         if found == self.job.replicas or (grows and not self.job.saves):
             return []
         if not grows and waits_for_lost and not self.job.saves:
-            return []  # it would cost the run; perhaps the lost ones come back
+            return []  # shrinking would cost the run without a checkpoint; lost replicas may come back
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
         self._shrink_at = None
@@ -263,7 +265,7 @@ class Membership:
         return self._form(gracefully=is_running)
 
     def _lose(self, replica: int, now: float) -> None:
-        """The replica's ranks are out of reach, whatever they do."""
+        """The replica's ranks are out of reach, whether they are alive or not."""
         if self.agents.pop(replica, None) is None:
             return
         self._lost_at[replica] = now
@@ -271,13 +273,13 @@ class Membership:
             self._left.add(replica)
         self.stopping.discard(replica)
         if replica >= self.job.replicas:
-            return  # it only waited
+            return  # it only waited to be needed
         self._schedule_resize(now)
         self._healable -= set(self.job.ranks_of(replica))
         self._end_generation()
 
     def _end_generation(self) -> None:
-        """The generation is over; what is still told of it can only change who is to blame."""
+        """The generation is over; later reports about it can only change the culprit."""
         self._decide_at = None
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
@@ -285,7 +287,7 @@ class Membership:
     def _form(self, *, gracefully: bool = False) -> list[Action]:
         if self.missing or self.is_formed or self.is_over:
             return []
-        # Who is done cannot hand over what it knew: then all begin again from the newest checkpoint.
+        # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
         self._ready, self._done, self._gone = set(), set(), set()
@@ -301,7 +303,7 @@ class Membership:
         return [End(culprit)]
 
     def _counts(self, culprit: Ending) -> bool:
-        """A survivor that dies before it is back in line belongs to the fault that is being healed."""
+        """A survivor that dies before it is ready again belongs to the fault that is being healed."""
         return culprit.rank not in self._kept or culprit.rank in self._ready
 
     def _is_spent(self, culprit: Ending) -> bool:

@@ -1,10 +1,10 @@
-"""The coordinator's eye on ranks that live: hangs and stragglers. hang.py and straggler.py judge.
+"""Finds hangs and stragglers among live ranks, for the coordinator. hang.py and straggler.py decide.
 
-    heartbeats -> silence -> stacks of every rank -> a verdict -> the culprits are ended
-               -> pace    -> the slowest is named
+    heartbeats -> silence   -> stacks of every rank -> a verdict -> the culprits are killed and restarted
+               -> busy time -> the straggler is named
 
-The stacks are asked for shortly before the silence is too long, and forgotten where it ends in time. An ended
-culprit is a death like any other, and heals as one.
+The stacks are requested shortly before the silence reaches its limit, and dropped if it ends in time. A
+killed culprit is healed like any other dead rank.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.link import Message
 from dtj.agent.straggler import StragglerDetector
 
-# An agent that was asked for stacks, which take a second, and has not answered by then, will not.
+# Stacks take a second to write; an agent that has not answered by then will not answer.
 _ANSWER_S = 5.0
 
 
 class Monitor:
     """Watches the ranks of one generation after the other.
 
-    ends   a culprit of a hang is ended; if not, it is only named
-    say    tells people
-    tell   tells all agents
+    restarts   kill the culprits of a hang, so that they are restarted; else only name them
+    log        writes a line for the user
+    broadcast  sends a message to all agents
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Monitor:
         self._ranks = range(0)
         self._generation = 0
         self._processes = 1
-        self._probes: dict[int, Probe] | None = None  # while a silence is being looked into
+        self._probes: dict[int, Probe] | None = None  # while a silence is being examined
         self._probed_at = 0.0
-        self.hang: dict[str, Any] | None = None  # one that was named, and lasts
+        self.hang: dict[str, Any] | None = None  # a hang that was only named, while it lasts
 
     @property
     def deadline(self) -> float | None:
@@ -65,18 +65,18 @@ class Monitor:
         return {"rank": named.rank, "replica": named.rank // self._processes, "ratio": round(named.ratio, 2)}
 
     def start_generation(self, ranks: range, now: float, *, generation: int, processes: int) -> None:
-        """A generation begins; processes: ranks of a replica."""
+        """A generation starts; processes: ranks per replica."""
         self._ranks, self._generation, self._processes = ranks, generation, processes
         self._probes = self.hang = None
         self._watchdog.start_generation(ranks, now)
         self._stragglers.start_generation(ranks, now)
 
     def ended(self, rank: int) -> None:
-        """A rank of this generation is gone; nothing more is expected of it."""
+        """A rank of this generation exited; expect no more heartbeats from it."""
         self._watchdog.ended(rank)
 
     def observe(self, rank: int, heartbeat: Heartbeat, now: float) -> None:
-        """A rank of this generation gave a sign of life."""
+        """A rank of this generation sent a heartbeat."""
         self._watchdog.observe(rank, heartbeat.step, now, paused=heartbeat.paused)
         self._clear_hang(now)
         before = self._stragglers.named
@@ -90,21 +90,21 @@ class Monitor:
             self._log(f"straggler recovered: rank {before.rank} is as fast as the other ranks again")
 
     def observe_activity(self, rank: int, activity: Activity, now: float) -> None:
-        """A rank of this generation that has not done a step yet did something all the same."""
+        """A rank of this generation without a step yet was active."""
         self._watchdog.observe_activity(rank, now, is_stopped=activity.is_stopped)
         self._clear_hang(now)
 
     def probed(self, probes: Mapping[str, tuple[str, bool, float]]) -> None:
-        """What an agent found where its ranks are."""
+        """An agent sent the probes of its ranks."""
         if self._probes is None:
             return
         for rank, (frame, is_stopped, asleep_s) in probes.items():
             self._probes[int(rank)] = Probe(frame=frame, is_stopped=is_stopped, asleep_s=asleep_s)
 
     def tick(self, now: float) -> list[int]:
-        """Time has passed, and the generation is whole: the ranks that are ended now."""
+        """Time has passed while the generation is formed; return the ranks that are killed now."""
         due = None if self.hang else self._watchdog.due
-        if due is None or now < due[0]:  # a sign of life came after all
+        if due is None or now < due[0]:  # a heartbeat came in time
             self._probes = None
         elif self._probes is None:
             self._probes, self._probed_at = {}, now
@@ -114,7 +114,7 @@ class Monitor:
         return []
 
     def cancel_probe(self) -> None:
-        """The generation broke while it was looked into: whoever died was what the others waited for."""
+        """The generation broke during a probe: the ranks waited for the one that died."""
         self._probes = self.hang = None
 
     @property
@@ -139,14 +139,14 @@ class Monitor:
             return []
         self._log(f"{silence}: the stacks of all ranks follow")
         deadlock = all(probe.waits for probe in probes.values())
-        said = {r: describe_hang(r, probes[r], silence=silence, deadlock=deadlock) for r in named}
+        messages = {r: describe_hang(r, probes[r], silence=silence, deadlock=deadlock) for r in named}
         if self._restarts:
-            # What is known of the steps begins anew with the next generation.
+            # Forget the heartbeats: the next generation starts with new ones.
             self._watchdog.start_generation(self._ranks, now)
-            self._broadcast({"hang": said, "generation": self._generation})
+            self._broadcast({"hang": messages, "generation": self._generation})
             return named
         self._broadcast({"hang": {}, "generation": self._generation})
-        message = "; ".join(said.values())
+        message = "; ".join(messages.values())
         self._log(f"{message}; not restarting any rank because DTJ_HANG_ACTION=Report")
         self.hang = {"ranks": named, "message": message}
         return []

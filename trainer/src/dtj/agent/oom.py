@@ -1,7 +1,7 @@
-"""Whether the kernel has ended a process of this container for want of memory.
+"""Has the kernel's OOM killer killed a process of this container?
 
-Where the kernel does not end the whole container at once, the rank dies by a SIGKILL like any other; the
-container's control group counts it.
+If the kernel does not kill the whole container at once, the rank dies of an ordinary SIGKILL; only the
+container's control group (cgroup) counts the OOM kill.
 """
 
 from pathlib import Path
@@ -12,14 +12,14 @@ EVENTS_V1 = _GROUP / "memory/memory.oom_control"
 
 
 class OomKills:
-    """Those that have not been taken yet."""
+    """OOM kills that have not been taken yet."""
 
     def __init__(self, *events: Path) -> None:
         self._events = next((path for path in events or (EVENTS, EVENTS_V1) if path.exists()), None)
         self._taken = self._count()
 
     def take(self) -> bool:
-        """Take one; False where there is none."""
+        """Take one; False if there is none."""
         found = self._count() > self._taken
         self._taken += found
         return found

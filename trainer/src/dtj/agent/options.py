@@ -1,4 +1,4 @@
-"""How a node is launched, apart from how many ranks it has: flags of the command and variables of the pod."""
+"""The agent's options, from the command's flags and the pod's variables; see placement.py for the ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from dtj.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to launch, apart from how many.
+    """Everything except the placement.
 
     shown            ranks whose lines are printed; None prints all
-    as_json          every line an object
+    as_json          print every line as a JSON object
     port             for /status; None serves nothing
     host             interface of that port
-    termination_log  where the termination message goes; None writes none
-    job, uid, attempt  which job, as the operator says
-    budget           how many restarts in place
-    grace_s          seconds that the pod has to end once it is asked to; None where nobody says
-    hang_s           seconds without a step that are a hang; None derives them from the steps
-    restarts_hung        a rank that is to blame for a hang is ended; if not, it is only named
+    termination_log  file for the termination message; None writes none
+    job, uid, attempt  the job, as set by the operator
+    budget           of in-place restarts
+    grace_s          the pod's termination grace period; None if unknown
+    hang_s           seconds without a step that count as a hang; None derives them from the steps
+    restarts_hung    kill and restart a rank that causes a hang; else only name it
     """
 
     budget: RestartBudget
@@ -51,7 +51,7 @@ class Options:
         termination_log: Path | None,
         max_restarts: int | None,
     ) -> Self:
-        """Flags win over what the operator's variables say in a pod of a job; RecipeError for nonsense."""
+        """Flags take precedence over the operator's variables; RecipeError if a value is invalid."""
         in_job = contract.JOB in env
         port_in_job = number(env, contract.AGENT_PORT, default=0, least=0) if in_job else 0
         return cls(
@@ -65,7 +65,7 @@ class Options:
             attempt=number(env, contract.ATTEMPT, default=0, least=0),
             budget=_budget(max_restarts, env),
             grace_s=_seconds(env, contract.GRACE_SECONDS),
-            hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: found out from the steps
+            hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: derived from the steps
             restarts_hung=_hang_action(env) == "Restart",
         )
 
@@ -89,7 +89,7 @@ def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float | None:
-    """None where nobody says."""
+    """None if unset."""
     text = env.get(name)
     if not text:
         return None

@@ -1,6 +1,6 @@
-"""What the coordinator orders -> the ranks of this node; and how the node presents itself to it.
+"""Carries out the coordinator's orders on the ranks of this pod, and builds this agent's hello.
 
-coordinator -> coordinator_client.py -> Orders.obey -> supervisor.py starts, tells and ends ranks
+coordinator -> coordinator_client.py -> Orders.obey -> supervisor.py starts, signals and kills ranks
 """
 
 import uuid
@@ -21,11 +21,11 @@ from dtj.agent.supervisor import Supervisor
 
 
 class Orders:
-    """This node's part in the job.
+    """This pod's part in the job.
 
-    is_stopping  the pod was asked to end: its ranks join no generation any more
-    is_over      the job is, for this node
-    culprit      who is to blame for that, on whichever node; None where nobody is
+    is_stopping  the pod was asked to terminate: its ranks join no further generation
+    is_over      the job is over for this pod
+    culprit      the rank that failed the job, on any replica; None if no rank did
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class Orders:
         self._log = log
         self._incarnation = uuid.uuid4().hex
         self._coordinator_state: Message = {}
-        self._probed: list[RankStacks] = []  # shown once they belong to a hang
+        self._probed: list[RankStacks] = []  # logged if they turn out to belong to a hang
 
     @property
     def in_place(self) -> int | None:
-        """Heals without a new pod in this attempt, as the coordinator last said; None where it never did."""
+        """In-place restarts in this attempt, as last reported by the coordinator; None before that."""
         return self._coordinator_state.get("in_place")
 
     def hello(self) -> Message:
-        """What the coordinator is told on every new connection."""
+        """The first message on every new connection."""
         return {
             "protocol": PROTOCOL,
             "uid": self._job.uid,
@@ -73,7 +73,7 @@ class Orders:
         }
 
     def obey(self, message: Message) -> None:
-        """One message of the coordinator, see protocol.py and monitor.py."""
+        """Carry out one message of the coordinator; see protocol.py and monitor.py."""
         self._coordinator_state = message.get("state", self._coordinator_state)
         match message:
             case {"form": form}:
@@ -104,7 +104,7 @@ class Orders:
         gracefully: bool,
         connect_s: float,
     ) -> None:
-        """Bring the ranks into a generation: those that hold the run are told, the others begin anew."""
+        """Bring the ranks into a generation: send it to those that hold the run, restart the others."""
         if self.is_stopping:
             self._client.send({"stopping": True})
             return
@@ -129,7 +129,9 @@ class Orders:
 
     def _probe(self) -> None:
         alive, activity = self._supervisor.alive(), self._heartbeats.activity
-        asleep_s = {process.rank: activity.asleep_s(process) for process in alive}  # until the signal comes
+        asleep_s = {
+            process.rank: activity.asleep_s(process) for process in alive
+        }  # read before the signal wakes them
         self._stacks.request(alive, lambda found: self._send_probes(found, asleep_s))
 
     def _send_probes(self, found: list[RankStacks], asleep_s: dict[int, float]) -> None:

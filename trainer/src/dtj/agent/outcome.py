@@ -1,7 +1,7 @@
-"""How the ranks of this node ended -> one cause, one exit code, one termination message. Pure.
+"""How the ranks of this pod ended -> one cause, one exit code, one termination message. Pure.
 
-The first rank that failed by itself is the one to name. Those that only noticed ("connection reset by peer")
-are secondary, even where they were quicker to die.
+The culprit is the first rank that failed by itself. Ranks that only lost a peer ("connection reset by peer")
+are secondary, even if they died earlier.
 """
 
 import json
@@ -20,13 +20,13 @@ MESSAGE_BYTES = 4000
 class Ending:
     """One rank's end.
 
-    code      0..255, 128 + n where signal n killed it
-    signal    the signal's number, None where it exited by itself
-    at        when it failed: its own word where it could give one, else when it was reaped
-    step      last completed one that is known
-    message   tail of its traceback, empty where there is none
-    reason    its own word, see contract.REASONS, or None
-    by_agent  the agent killed it because another one had failed
+    code      0..255, 128 + n if signal n killed it
+    signal    the signal's number, None if it exited by itself
+    at        when it failed: as reported by the rank, else when it was reaped
+    step      last known completed step
+    message   tail of its traceback, empty if there is none
+    reason    as reported by the rank, see contract.REASONS, or None
+    by_agent  the agent killed it because another rank had failed
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Neither done nor stopped in agreement, and by its own fault or misfortune."""
+        """It ended neither done nor by an agreed stop, and the agent did not kill it."""
         return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
 
     @property
@@ -61,24 +61,24 @@ class Ending:
         return self.reason or "ExitCode"
 
     def to_json(self) -> dict[str, Any]:
-        """Fields for the wire; the message is cut to what a line there may hold."""
+        """Fields for the wire; the message is cut to the size that a line may have."""
         fields = asdict(self) | {"at": self.at.isoformat()}
         return fit(fields, limit=MESSAGE_BYTES)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Ending":
-        """What `to_json` made."""
+        """From the fields of `to_json`."""
         return cls(**fields | {"at": datetime.fromisoformat(fields["at"])})
 
 
 def first_cause(endings: Iterable[Ending]) -> Ending | None:
-    """The failed rank to name: the earliest with a cause of its own, else the earliest that lost a peer."""
+    """The culprit: the earliest failure with a cause of its own, else the earliest lost peer."""
     failed = [e for e in endings if e.failed]
     return min(failed, key=lambda e: (e.cause == "PeerLost", e.at, e.rank), default=None)
 
 
 def exit_code(endings: Iterable[Ending]) -> int:
-    """What the agent exits with."""
+    """The exit code of the agent."""
     endings = list(endings)
     culprit = first_cause(endings)
     if culprit:
@@ -95,9 +95,9 @@ def termination_fields(
     in_place: int | None = None,
     now: datetime,
 ) -> dict[str, Any]:
-    """The fields of the termination message, whole; `fit` makes them short enough.
+    """The fields of the termination message, uncut; `fit` makes them short enough.
 
-    in_place  heals without a new pod in this attempt, as far as this agent was told of them
+    in_place  in-place restarts in this attempt, as far as this agent knows
     """
     endings = list(endings)
     culprit = first_cause(endings)
@@ -118,7 +118,7 @@ def termination_fields(
 
 
 def echo(culprit: Ending, *, now: datetime) -> Ending:
-    """How a node ends whose ranks were well, but another node's rank could not be restarted."""
+    """The ending of a pod whose ranks were healthy when a rank of another replica failed the job."""
     return Ending(
         rank=culprit.rank,
         code=contract.EXIT_PEER_LOST,
@@ -129,12 +129,12 @@ def echo(culprit: Ending, *, now: datetime) -> Ending:
 
 
 def is_idle(endings: Iterable[Ending]) -> bool:
-    """No rank came to an end of its own: none was started, or the agent killed them."""
+    """No rank exited by itself: none was started, or the agent killed them."""
     return all(e.by_agent and e.code != contract.EXIT_STOPPED for e in endings)
 
 
 def idle_ending(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
-    """How a node ends that was asked to while none of its ranks was at work, nor had ended by itself."""
+    """The ending of a pod that was asked to terminate while none of its ranks was running."""
     return Ending(
         rank=rank,
         code=contract.EXIT_SIGNAL + number,
@@ -145,7 +145,7 @@ def idle_ending(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
 
 
 def failure_fields(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
-    """The last incident as /status shows it."""
+    """The last failure as /status shows it."""
     return {
         "rank": ending.rank,
         "replica": ending.rank // processes,
@@ -165,7 +165,7 @@ def stamp(at: datetime) -> str:
 
 
 def describe(culprit: Ending, step: int | None) -> str:
-    """What happened: the traceback where there is one, else what the exit code says."""
+    """What happened: the traceback if there is one, else what the exit code means."""
     if culprit.message:
         return culprit.message
     when = f"after step {step}" if step is not None else "before its first step"
@@ -181,7 +181,7 @@ def describe(culprit: Ending, step: int | None) -> str:
 
 
 def name_of(number: int) -> str:
-    """A signal's name; most real-time ones have none."""
+    """A signal's name; most real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -189,8 +189,9 @@ def name_of(number: int) -> str:
 
 
 def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
-    """The same fields with `message` cut so that all fit into `limit` bytes of JSON; its end is kept,
-    where the error stands.
+    """The same fields with `message` cut so that all fit into `limit` bytes of JSON.
+
+    The end of the message is kept: it contains the error.
     """
     message = fields["message"]
     while (excess := len(encode(fields | {"message": message})) - limit) > 0 and message:
@@ -199,7 +200,7 @@ def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
 
 
 def encode(fields: dict[str, Any]) -> bytes:
-    """JSON as it stands in the file."""
+    """The JSON that is written to the file."""
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
 
 

@@ -1,6 +1,6 @@
-"""Environment and flags -> which ranks this node runs, and the variables of each. Pure.
+"""Environment and flags -> the ranks that this agent runs, and the variables of each. Pure.
 
-A pod gets its place from the operator; on a laptop nothing is set and everything is derived.
+In a pod the operator sets the variables; on a laptop nothing is set and everything is derived.
 """
 
 import os
@@ -15,11 +15,11 @@ from dtj.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """This node among all of them: `nproc` ranks here, `nnodes` nodes of the same size.
+    """This replica among all `nnodes`, in torchrun's terms; each has `nproc` ranks.
 
-    The agents meet at master_addr:master_port; one node has nobody to meet.
-    run_id  the job's, as torchrun names it
-    limits  of an elastic job; nnodes is then where it begins
+    The agents connect to master_addr:master_port, unless there is only one.
+    run_id  of the job, as torchrun calls it
+    limits  of an elastic job; nnodes is then its initial size
     """
 
     nproc: int
@@ -32,9 +32,9 @@ class Placement:
 
     @classmethod
     def read(cls, env: Mapping[str, str], *, nproc: int | None) -> Self:
-        """Raise RecipeError where the variables contradict each other or the flag.
+        """RecipeError if the variables contradict each other or the flag.
 
-        nproc  the flag; None takes the environment's number, else 1
+        nproc  the flag; None takes the environment's value, else 1
         """
         nproc = nproc if nproc is not None else number(env, contract.NPROC_PER_NODE, default=1)
         nnodes = number(env, contract.NNODES, default=1)
@@ -73,17 +73,17 @@ class Placement:
 
     @property
     def ranks(self) -> range:
-        """Global ranks of this node."""
+        """Global ranks of this replica."""
         return range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc)
 
     def env_of(
         self, rank: int, *, generation: int, store: tuple[str, int], heals: bool, connect_s: float
     ) -> dict[str, str]:
-        """What torchrun would set, under the same names, and which generation it is.
+        """The variables that torchrun would set, and those of the generation.
 
         store      address and port of the generation's store
-        heals      other ranks of it hold the run in memory
-        connect_s  how long it may take to reach them all
+        heals      other ranks of the generation hold the run in memory
+        connect_s  how long it may take to reach all ranks
         """
         local, world = rank - self.ranks.start, self.nnodes * self.nproc
         values = {
@@ -111,7 +111,7 @@ class Placement:
 
 
 def threads(env: Mapping[str, str], *, nproc: int) -> int:
-    """Threads of one rank's kernels: its part of the CPUs that this process may use, unless the user says."""
+    """Threads per rank: OMP_NUM_THREADS if set, else its share of the CPUs that this process may use."""
     stated = env.get("OMP_NUM_THREADS", "")
     if stated.isdecimal() and int(stated) > 0:
         return int(stated)
@@ -126,6 +126,6 @@ def _limits(env: Mapping[str, str]) -> Limits | None:
 
 
 def number(env: Mapping[str, str], name: str, *, default: int, least: int = 1) -> int:
-    """A whole number of the environment; RecipeError, which names the variable, where it is none."""
+    """An integer from the environment; if it is not one, a RecipeError that names the variable."""
     text = env.get(name, "")
     return flags.whole(name, text, least=least, fix=f"correct {name}") if text else default

@@ -1,4 +1,4 @@
-"""What the agent does once so that every rank it forks finds it done: imports and environment."""
+"""Imports and environment that the agent prepares once for all ranks that it forks."""
 
 import importlib
 import os
@@ -6,9 +6,9 @@ import tempfile
 
 
 def preload(nthreads: int) -> None:
-    """Import once what every rank needs; DDP and the optimizers load torch._dynamo at their first use."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # the libraries read it when they are loaded
-    # torch asks for the name of every address that it connects to: a lost packet shall cost 1 s, not 5.
+    """Import what every rank needs; DDP and the optimizers would load torch._dynamo at their first use."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # read when the libraries are loaded
+    # torch looks up the name of every address that it connects to: a lost packet must cost 1 s, not 5.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
     _find_temporary_folder()
     for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
@@ -16,7 +16,7 @@ def preload(nthreads: int) -> None:
 
 
 def _find_temporary_folder() -> None:
-    """Importing torch takes one; in a pod with a read-only root only shared memory may be writable."""
+    """Importing torch needs one; in a pod with a read-only root only shared memory may be writable."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: CPU time, input and output, wake-ups, who started whom. Linux only."""
+"""Reads /proc: CPU time, input and output, wake-ups and parents of processes. Linux only."""
 
 import contextlib
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-_FILE_BYTES = 16 * 1024  # more than any that is read here has
-# What is read of a process that ended just now: nothing, or a file without most of its fields.
+_FILE_BYTES = 16 * 1024  # larger than any file that is read here
+# Reading a process that exited just now fails, or returns a file without most of its fields.
 _ENDED = (FileNotFoundError, ProcessLookupError, ValueError)
 
 
 class Process(NamedTuple):
-    """One line of ps; state is its letter there."""
+    """One line of `ps`, with the state as its letter."""
 
     parent: int
     group: int
@@ -23,12 +23,12 @@ class Process(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a process and all that it started have used so far.
+    """What a process and all its descendants have used so far.
 
-    pids       of those that lived at the beginning of the look; some may have ended since
-    is_busy    one of them waits for a disk or a network file system, or is in the hands of a debugger
-    wakeups    how often the main thread of the first has been woken
-    other_wakeups  the same of all other processes
+    pids           of the processes in the table; some may have exited since
+    is_busy        one of them waits for a disk or a network file system, or is traced by a debugger
+    wakeups        of the root process's main thread
+    other_wakeups  of all other processes
     """
 
     pids: frozenset[int]
@@ -40,17 +40,17 @@ class Usage(NamedTuple):
 
 
 class ProcessTable:
-    """The processes that lived at one moment, by pid."""
+    """The processes at one moment, by pid."""
 
     def __init__(self, known: Mapping[int, Process]) -> None:
         self.known = known
-        self._below = defaultdict[int, list[int]](list)  # whom it started, and who is in its group
+        self._below = defaultdict[int, list[int]](list)  # its children, and the members of its group
         for pid, process in known.items():
             self._below[process.parent].append(pid)
             self._below[process.group].append(pid)
 
     def tree(self, root: int) -> set[int]:
-        """A process that is known, and all that it started."""
+        """A known process and all that it started."""
         found, new = set[int](), [root]
         while new:
             pid = new.pop()
@@ -61,7 +61,7 @@ class ProcessTable:
 
 
 def usage_of(root: int, table: ProcessTable) -> Usage | None:
-    """Of the process with this pid and all that it started; None where the system does not tell."""
+    """Usage of the process with this pid and all that it started; None if it cannot be read."""
     known = table.known
     if root not in known:
         return None
@@ -73,8 +73,8 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
         except _ENDED:
             if pid == root:
                 return None
-            continue  # who starts processes that end at once is at work, and must not be out of sight for it
-        except OSError:  # it is not to be looked at
+            continue  # a rank that starts short-lived processes is active and must still be read
+        except OSError:  # no permission to read it
             return None
         io_bytes, wakeups[pid] = io_bytes + counted[0], counted[1]
     return Usage(
@@ -88,7 +88,7 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
 
 
 def processes() -> ProcessTable:
-    """All that live on this machine, or in this pod; none where the system does not tell."""
+    """All processes on this machine, or in this pod; none if there is no /proc."""
     names = [folder.name for folder in _PROC.iterdir()] if (_PROC / "self").exists() else []
     found = {int(name): process_of(int(name)) for name in names if name.isdecimal()}
     return ProcessTable(
@@ -97,7 +97,7 @@ def processes() -> ProcessTable:
 
 
 def process_of(pid: int) -> Process | None:
-    """None where there is no such process, or the system does not tell."""
+    """None if there is no such process, or it cannot be read."""
     with contextlib.suppress(OSError):
         fields = _read(pid, "stat").rpartition(b")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -111,13 +111,13 @@ def _io_bytes(pid: int) -> int:
 
 
 def _field(file: bytes, name: bytes) -> int:
-    """ValueError where there is none: a process that is about to be reaped has lost most of them."""
+    """ValueError if there is no such field: a process about to be reaped has lost most of them."""
     start = file.index(b"\n" + name) if not file.startswith(name) else -1
     return int(file[start + 1 + len(name) :].split(maxsplit=1)[0])
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Bytes, since a process may call itself anything. Path takes many times as long, for many files."""
+    """Bytes, since a process name may be anything. Not Path, which is many times slower."""
     fd = os.open(f"{_PROC}/{pid}/{name}", os.O_RDONLY)
     try:
         return os.read(fd, _FILE_BYTES)

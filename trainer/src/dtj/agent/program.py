@@ -26,7 +26,7 @@ def script(path: str, words: Sequence[str]) -> Program:
 
 
 def module(name: str, words: Sequence[str]) -> Program:
-    """A module, as `python -m name words...` would run it; looked for in the rank, as it imports packages."""
+    """A module, as `python -m name words...` would run it. Found in the rank, since that imports packages."""
 
     def program() -> None:
         sys.argv = [name, *words]
@@ -40,12 +40,12 @@ def module(name: str, words: Sequence[str]) -> Program:
 def recipe(target: str, words: Sequence[str]) -> Program:
     """`module:function` with its key=value words, trained by the built-in loop.
 
-    Resolved in the rank, not in the agent: importing the user's code may start threads or touch the
-    accelerator, and neither survives a fork.
+    Imported in the rank, not in the agent: the user's code may start threads or use the accelerator, and
+    neither survives a fork.
     """
 
     def program() -> None:
-        from dtj.loop import train  # noqa: PLC0415 - loads torch, which the agent has by then
+        from dtj.loop import train  # noqa: PLC0415 - loads torch, which the agent has loaded by then
 
         train(recipe_cli.build(target, words))
 

@@ -1,4 +1,4 @@
-"""What membership.py is told and decides, as plain data: a job, an agent's hello, a coordinator's actions."""
+"""Inputs and decisions of membership.py as plain data: a job, an agent's hello, the coordinator's actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,21 +7,20 @@ from typing import Any
 from dtj.agent.outcome import Ending
 from dtj.agent.sizing import Limits
 
-# Of all that the agents of a job, and its ranks, say to each other. A change that those of an earlier build
-# would not understand makes it one more. A refusal keeps its form for good, as do `protocol`, `uid` and
-# `attempt` of a hello.
+# Version of all messages between the agents of a job, and between its ranks. Increase by one for each
+# incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
 PROTOCOL = 1
-# It lasts that long only where somebody dies in that very moment, or packets vanish.
+# Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an agent and the coordinator must agree on, and how large the job is.
+    """What an agent and the coordinator must agree on, and the size of the job.
 
-    replicas  of the present generation, or of the next one
+    replicas  of the current generation, or of the next one
     limits    of an elastic job
-    saves     it has a checkpoint folder, so that ranks can be stopped and begun anew in another number
+    saves     it has a checkpoint folder, so that it can be stopped and resumed with another size
     """
 
     uid: str = ""
@@ -33,25 +32,25 @@ class Job:
 
     @property
     def most(self) -> int:
-        """Replicas that it may ever have."""
+        """The largest number of replicas that it may have."""
         return self.limits.most if self.limits else self.replicas
 
     @property
     def ranks(self) -> range:
-        """All of them."""
+        """All ranks."""
         return range(self.replicas * self.processes)
 
     def ranks_of(self, replica: int) -> range:
-        """Those of one replica."""
+        """The ranks of one replica."""
         return range(replica * self.processes, (replica + 1) * self.processes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartBudget:
-    """Restarts in place before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API.
+    """In-place restarts before the job fails; see maxRestarts and maxRestartsWithoutProgress of the API.
 
-    restarts  of this attempt, those spent included
-    spent     before this agent began
+    restarts  allowed in this attempt, including the spent ones
+    spent     before this agent started
     """
 
     restarts: int = 0
@@ -61,12 +60,12 @@ class RestartBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
-    """What a coordinator tells all agents, so that its successor on another node goes on with it."""
+    """Sent to all agents, so that the next coordinator can continue after replica 0 was replaced."""
 
     generation: int = 0
     in_place: int = 0
     without_progress: int = 0
-    unformed: int = 0  # generations in a row whose ranks did not reach each other
+    unformed: int = 0  # consecutive generations whose ranks did not reach each other
     best_step: int | None = None
     replicas: int | None = None
 
@@ -77,7 +76,7 @@ class CoordinatorState:
 
 
 class OtherProtocolError(Exception):
-    """An agent of another build; the text is for people, on both sides."""
+    """An agent of another build; both agents log the message."""
 
     def __init__(self, theirs: int) -> None:
         super().__init__(
@@ -88,7 +87,7 @@ class OtherProtocolError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """How an agent presents itself; `incarnation` is a new id for every process of an agent."""
+    """The first message of an agent; `incarnation` is a new id for every agent process."""
 
     uid: str
     attempt: int
@@ -99,7 +98,7 @@ class Hello:
 
     @classmethod
     def parse(cls, fields: Any) -> "Hello":
-        """From JSON; ValueError where it is no agent's, OtherProtocolError where it is of another build's."""
+        """From JSON; ValueError if it is not from an agent, OtherProtocolError if from another build."""
         try:
             if (theirs := int(fields["protocol"])) != PROTOCOL:
                 raise OtherProtocolError(theirs)
@@ -112,16 +111,16 @@ class Hello:
                 state=CoordinatorState.parse(fields["state"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"no agent's hello: {fields}") from error
+            raise ValueError(f"not a hello of an agent: {fields}") from error
 
 
 @dataclass(frozen=True)
 class Form:
-    """Bring all ranks together; those not in `kept` are started anew.
+    """Start a generation with all ranks; those not in `kept` are restarted.
 
-    replicas    how many take part, from 0 on; the others of an elastic job wait
-    gracefully  ranks that live are first asked to save and to stop
-    connect_s   how long a rank may take to reach all others, once all are there
+    replicas    0 to replicas - 1 take part; further replicas of an elastic job wait
+    gracefully  running ranks are first asked to save and stop
+    connect_s   how long a rank may take to reach all others, once all are ready
     """
 
     generation: int
@@ -133,14 +132,14 @@ class Form:
 
 @dataclass(frozen=True)
 class Go:
-    """All ranks of the generation are there: open the process groups."""
+    """All ranks of the generation are ready: open the process groups."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """This agent has no place here; `for_good` where another try cannot help."""
+    """This agent may not join; `for_good`: a retry will not help."""
 
     incarnation: str
     why: str
@@ -149,7 +148,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class End:
-    """The job is over for all agents; `culprit` failed and was not restarted."""
+    """The job is over for all agents. `culprit` is the failure that ended it, if any."""
 
     culprit: Ending | None
 

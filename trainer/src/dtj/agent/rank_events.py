@@ -1,4 +1,4 @@
-"""What the ranks of this node say and do -> the coordinator, /status, and one line of the log."""
+"""Reports and exits of this pod's ranks -> the coordinator, /status, and the log."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from dtj.agent.status import Status
 
 
 class RankEvents:
-    """Called by supervisor.py for whatever happens to a rank.
+    """Called by supervisor.py for everything that happens to a rank.
 
-    tell     tells the coordinator
-    say      tells people
-    grace_s  that the pod has to end; None where nobody says
+    send     sends a message to the coordinator
+    log      writes a line for the user
+    grace_s  the pod's termination grace period; None if unknown
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class RankEvents:
         self._has_warned = False
 
     def started(self, process: RankProcess) -> None:
-        """It was forked."""
+        """The rank was forked."""
         self._status.started(process.rank, process.pid)
 
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
-        """It says something of itself, see telemetry/report_pipe.py."""
+        """The rank sent a report; see telemetry/report_pipe.py."""
         match fields:
             case {"ready": generation}:
                 process.uses_dtj = True
@@ -58,20 +58,20 @@ class RankEvents:
             case {"failure": _}:
                 self._send({"failing": process.failing().to_json(), "generation": process.generation})
             case _:
-                # Of the run itself. Only dtj tells of that, also where a rank is alone and forms no group.
+                # About the run. Only dtj reports that, even if the rank is alone and forms no group.
                 process.uses_dtj = True
                 if "saveSeconds" in fields:
                     self._warn_of_grace(fields["saveSeconds"])
                 self._status.update(process.rank, fields)
 
     def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None:
-        """It is gone, its last lines are shown.
+        """The rank exited and its last lines are printed.
 
-        beside  the newest process of every rank of this node, it among them
+        beside  the newest process of every rank of this pod, including this one
         """
         ending = process.ending
         assert ending is not None
-        # Steps that nobody has told of yet, the rank's own or the others', came before its end.
+        # Steps that are not reported yet, of this rank or others, were completed before its exit.
         self._pass_on(self._heartbeats.read_all(beside))
         self._status.ended(process.rank, failed=ending.failed)
         if ending.by_agent:
@@ -81,7 +81,7 @@ class RankEvents:
             self._log_once(_headline(process, ending))
 
     def tick(self, alive: Iterable[RankProcess]) -> None:
-        """Time has passed: which ranks have done something since the last time?"""
+        """Time has passed: send new heartbeats and activity."""
         alive = list(alive)
         self._pass_on(self._heartbeats.tick(alive))
         activity = self._heartbeats.activity.tick(alive)
@@ -102,14 +102,14 @@ class RankEvents:
             self._log(found)
 
     def _log_once(self, message: str) -> None:
-        """Ranks with the same mistake say the same."""
+        """Ranks with the same mistake fail with the same message."""
         if message != self._last:
             self._last = message
             self._log(message)
 
 
 def _headline(process: RankProcess, ending: Ending) -> str:
-    """The cause in one line of the log; a message for people is printed once for all ranks."""
+    """The cause in one log line; a message for the user is printed once for all ranks."""
     if process.is_for_people():
         return ending.message
     if ending.message:

@@ -1,6 +1,6 @@
-"""What a forked child does to become one rank: environment, pipes, the program, a faithful end.
+"""What a forked child does to become a rank: environment, pipes, the program, and a reported exit.
 
-Before it stands `rank_process.py`, which forks; the program itself is a plain function without arguments.
+`rank_process.py` forks and calls it; the program is a plain function without arguments.
 """
 
 import atexit
@@ -27,15 +27,15 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 Program = Callable[[], None]
 
-# No library uses it, and a rank that is stuck in native code still answers.
+# No library uses this signal, and a rank that is stuck in native code still responds.
 STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
-    """File descriptors of a rank: where its output, its reports and its orders go and come from.
+    """File descriptors of a rank: for its output, its reports and its orders.
 
-    agent  pid of the agent, with which the rank dies
+    agent  pid of the agent; the rank dies with it
     """
 
     agent: int
@@ -45,7 +45,7 @@ class Wiring:
     orders: int
     stacks: int  # where faulthandler writes when the agent asks
     heartbeat: SharedHeartbeat
-    foreign: Sequence[int]  # of the agent; a data worker that outlives the rank must not hold them open
+    foreign: Sequence[int]  # the agent's; a data worker that outlives the rank must not hold them open
 
 
 def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wiring) -> None:
@@ -56,9 +56,9 @@ def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wi
         heap.keep_for_next_step(os.environ)
         _prepare_torch(threads)
         code = _run(program)
-        heartbeat.mine.wake()  # its end is expected now
+        heartbeat.mine.wake()  # its exit is expected now
         _finish()
-    except BaseException:  # noqa: BLE001 - whatever happens here, the child must not return into the agent
+    except BaseException:  # noqa: BLE001 - the child must never return into the agent
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -75,12 +75,12 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     os.dup2(null, 0)
     for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
         os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - for good
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - stays open
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, file=wiring.stacks)
     os.environ.update(env)
-    if env[contract.NNODES] == "1":  # the host name of a laptop often resolves to where nobody answers
+    if env[contract.NNODES] == "1":  # a laptop's host name often resolves to an unreachable address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     report_pipe.open_pipe(wiring.reports)
     control_pipe.open_pipe(wiring.orders)
@@ -88,7 +88,7 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
 
 
 def _prepare_torch(threads: int) -> None:
-    import torch  # noqa: PLC0415 - imported by the agent before the fork; importing this module must not cost it
+    import torch  # noqa: PLC0415 - loaded by the agent before the fork; this module must import quickly
 
     from dtj.world import choose_store  # noqa: PLC0415
 
@@ -99,7 +99,7 @@ def _prepare_torch(threads: int) -> None:
 
 
 def _count_steps() -> None:
-    """Report the steps of programs that know nothing of dtj: of the first optimizer that makes one."""
+    """Count the steps of programs that do not use dtj: those of the first optimizer that steps."""
     from torch.optim.optimizer import (  # noqa: PLC0415
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
@@ -109,27 +109,27 @@ def _count_steps() -> None:
     done = 0
     busy_time = BusyTime(heartbeat.mine)
 
-    def begin(optimizer: object, *_: object) -> None:
+    def before(optimizer: object, *_: object) -> None:
         if not first:
             first.append(optimizer)
         if optimizer is first[0]:
             busy_time.before_step(optimizer)
 
-    def count(optimizer: object, *_: object) -> None:
+    def after(optimizer: object, *_: object) -> None:
         nonlocal done
         if optimizer is first[0]:
             done = done + 1 if done else _steps_made(optimizer)
             busy_time.after_step()
             heartbeat.mine.optimized(done)
 
-    register_optimizer_step_pre_hook(begin)
-    register_optimizer_step_post_hook(count)
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
 
 
 def _steps_made(optimizer: Any) -> int:
-    """Steps of an optimizer that has just made one; those before a restart too, where it keeps count.
+    """Steps of an optimizer after its first step; includes those before a restart, if it counts them.
 
-    A script that goes on from its own checkpoint would else seem to begin again, and to get nowhere.
+    Otherwise a script that resumes from its own checkpoint would seem to make no progress.
     """
     kept: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     counts = [step for step in kept if isinstance(step, int) or getattr(step, "ndim", None) == 0]
@@ -137,13 +137,13 @@ def _steps_made(optimizer: Any) -> int:
 
 
 def _run(program: Program) -> int:
-    """Exit code of the program; a failure is printed once and reported."""
+    """Run the program and return its exit code; print and report a failure once."""
     try:
         program()
     except SystemExit as end:
         code = _code_of(end)
         if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
-            # Now: what it does at its end may take longer than others live.
+            # Report now: its exit functions may take longer than the other ranks live.
             _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
         return code
     except KeyboardInterrupt:
@@ -155,7 +155,7 @@ def _run(program: Program) -> int:
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         if is_peer_loss(error):
-            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # where we were waiting tells nothing
+            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # a traceback would only show a wait
             _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
             return contract.EXIT_PEER_LOST
         text = "".join(traceback.format_exception(_without_our_frames(error)))
@@ -173,7 +173,7 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The traceback from the user's first line on: what led there is the launcher's business."""
+    """Cut the launcher's frames from the traceback, so that it starts in the user's code."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
@@ -197,6 +197,6 @@ def _report(message: str, *, code: int, reason: str, is_for_people: bool = False
 
 
 def _finish() -> None:
-    """What the interpreter does at its end: wait for threads, run exit functions (loggers, groups)."""
+    """What the interpreter does at exit: wait for threads, run exit functions (loggers, groups)."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""One forked rank as the agent sees it: a pid, four pipes, and what came out of them."""
+"""One forked rank as the agent sees it: a pid, pipes, and what was read from them."""
 
 import contextlib
 import json
@@ -25,15 +25,15 @@ _CHUNK_BYTES = 64 * 1024
 class RankProcess:
     """A rank from its fork to its end.
 
-    streams  read end of a pipe that is not over -> (the agent's own fd that its lines go to, the lines)
-    reports  read end of the pipe of telemetry/report_pipe.py, None once it is over
-    orders   write end of the pipe of control_pipe.py
-    stacks   read end of the pipe for its Python stacks
-    heartbeat  how far it is, in memory shared with it
-    killed   the agent itself ended it
-    uses_dtj  its program is written with dtj: asked to stop, it saves first
-    holds    it has the run in memory and can join the next generation without being restarted
-    stacks_requested_at  when it was last asked for its stacks, by time.monotonic()
+    streams    read end of an open output pipe -> (the agent's own fd for its lines, the lines)
+    reports    read end of the pipe of telemetry/report_pipe.py, None once it is closed
+    orders     write end of the pipe of control_pipe.py
+    stacks     read end of the pipe for its Python stacks
+    heartbeat  its progress, in shared memory
+    killed     the agent killed it
+    uses_dtj   its program uses dtj: if asked to stop, it saves first
+    holds      it has the run in memory and can join the next generation without a restart
+    stacks_requested_at  by time.monotonic()
     """
 
     rank: int
@@ -66,7 +66,7 @@ class RankProcess:
     ) -> Self:
         """Start the program as the rank that `env` describes; only the parent returns.
 
-        inherited  file descriptors of the agent that are none of the rank's business
+        inherited  file descriptors of the agent that the rank must close
         """
         rank = int(env[contract.RANK])
         pipes = [os.pipe() for _ in range(5)]
@@ -88,7 +88,7 @@ class RankProcess:
                 )
                 rank_main.become(program, env, threads=threads, wiring=wiring)
         with contextlib.suppress(ProcessLookupError):
-            os.setpgid(pid, pid)  # so does the child; a kill may come before it has got so far
+            os.setpgid(pid, pid)  # the child does so too, but a kill may come before that
         for fd in (out_w, err_w, reports_w, orders, stacks_w):
             os.close(fd)
         for fd in (out, err, reports, orders_w, stacks):
@@ -107,16 +107,16 @@ class RankProcess:
         )
 
     def order(self, order: dict[str, Any]) -> None:
-        """Tell the rank; where it is dead or deaf, its end will tell."""
+        """Send an order to the rank; if it is dead or stuck, that shows otherwise."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self.orders, json.dumps(order).encode() + b"\n")
 
     def is_for_people(self) -> bool:
-        """Its failure is a message that stands by itself, not a traceback; it did not print it."""
+        """Its failure is a message for the user that it did not print, not a traceback."""
         return bool(self._failure.get("isForPeople"))
 
     def read_lines(self, fd: int) -> tuple[bytes, bool]:
-        """Whole lines that are there now, and whether the stream is over."""
+        """Whole lines available now, and whether the stream has ended."""
         data = _read(fd)
         lines = self.streams[fd][1]
         if data is None:
@@ -124,19 +124,19 @@ class RankProcess:
         return (lines.feed(data), False) if data else (lines.end(), True)
 
     def last_lines(self, fd: int) -> bytes:
-        """All that the dead rank wrote; with a grandchild holding the pipe there need be no end of file."""
+        """All that the dead rank wrote; there may be no end of file, if a grandchild holds the pipe open."""
         found = b""
         while data := _read(fd):
             found += self.streams[fd][1].feed(data)
         return found + self.streams[fd][1].end()
 
     def prefixed(self, text: str) -> tuple[int, bytes]:
-        """Where text about this rank goes, and its lines under the rank's name."""
+        """The fd for text about this rank, and its lines with the rank's number in front."""
         lines = LogLines(rank=self.rank, as_json=self.as_json)
         return 2, lines.feed(text.encode()) + lines.end()
 
     def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
-        """Reports that are there now, and whether the pipe is over."""
+        """Reports available now, and whether the pipe has ended."""
         data = b"" if self.reports is None else _read(self.reports)
         *whole, self._rest = (self._rest + (data or b"")).split(b"\n")
         found = [json.loads(line) for line in whole]
@@ -145,23 +145,23 @@ class RankProcess:
         return found, data == b""
 
     def signal(self, number: signal.Signals, *, on_behalf_of_agent: bool = False) -> None:
-        """To the rank alone: what it started is its own business."""
+        """Send a signal to the rank alone, not to the processes that it started."""
         self.killed = self.killed or on_behalf_of_agent
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End the rank and all that it started."""
+        """Kill the rank and all that it started."""
         self.killed = True
         self.kill_group()
 
     def kill_group(self) -> None:
-        """End what is left of its process group."""
+        """Kill what is left of its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def finish(self, code: int) -> Ending:
-        """It was reaped; `code` is negative where a signal ended it."""
+        """It was reaped; `code` is negative if a signal killed it."""
         os.close(self.orders)
         os.close(self.stacks)
         self.ending = self._ended(
@@ -170,15 +170,15 @@ class RankProcess:
         return self.ending
 
     def request_stacks(self) -> None:
-        """Let it write its Python stacks; a stopped process does so when it goes on, if ever."""
+        """Make it write its Python stacks; a stopped process does so only after it continues."""
         while _read(self.stacks):
-            """What came too late for an earlier request."""
+            pass  # discard what came too late for an earlier request
         self.stacks_requested_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, rank_main.STACKS_SIGNAL)
 
     def read_stacks(self) -> tuple[Probe, str]:
-        """What came of `request_stacks`: the finding, and the stacks as text."""
+        """The result of `request_stacks`: the probe, and the stacks as text."""
         text = b""
         while data := _read(self.stacks):
             text += data
@@ -188,20 +188,20 @@ class RankProcess:
         return Probe(frame=innermost(stacks), is_stopped=is_stopped), stacks
 
     def kill_as_hung(self, message: str) -> None:
-        """End it for a hang, which is its own fault."""
+        """Kill it for a hang that it caused."""
         self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
         self.kill_group()
 
     def mark_oom_killed(self) -> None:
-        """The kernel ended it: whatever it said before, this is why."""
+        """The OOM killer killed it; this replaces any reason that it reported."""
         self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
 
     def failing(self) -> Ending:
-        """It said that it failed and will end, after whatever it still has to do."""
+        """It reported a failure and will exit once its exit functions are done."""
         return self._ended(self._failure["exitCode"], signal_number=None)
 
     def lost(self, message: str) -> Ending:
-        """It lives, but says that it lost its peers."""
+        """It is alive, but reports that it lost its peers."""
         return Ending(
             rank=self.rank,
             code=contract.EXIT_PEER_LOST,
@@ -212,7 +212,7 @@ class RankProcess:
 
     def _ended(self, code: int, *, signal_number: int | None) -> Ending:
         step = self._failure.get("step")
-        if self.killed and "exitCode" in self._failure:  # it was on its way out
+        if self.killed and "exitCode" in self._failure:  # it was exiting already
             code, signal_number = self._failure["exitCode"], None
         return Ending(
             rank=self.rank,
@@ -227,7 +227,7 @@ class RankProcess:
 
 
 def _read(fd: int) -> bytes | None:
-    """Some bytes, b"" at the end of the stream, None where nothing is there now."""
+    """Some bytes, b"" at the end of the stream, None if nothing is available now."""
     try:
         return os.read(fd, _CHUNK_BYTES)
     except BlockingIOError:

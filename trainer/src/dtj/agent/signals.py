@@ -1,4 +1,4 @@
-"""Signals as bytes in a pipe that the agent's loop reads: nothing happens inside a handler."""
+"""Turns signals into bytes in a pipe that the agent's loop reads; handlers do nothing."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class SignalPipe:
-    """From its making on the given signals no longer interrupt; main thread only."""
+    """Handles the given signals from its creation on; main thread only."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._read, write = os.pipe()
@@ -21,5 +21,5 @@ class SignalPipe:
         return self._read
 
     def take(self) -> bytes:
-        """Numbers of the signals since the last time."""
+        """Numbers of the signals since the last call."""
         return os.read(self._read, 4096)

@@ -1,35 +1,35 @@
 """How many replicas does the next generation of an elastic job have? Pure.
 
-Replicas 0 to n-1 train, so that ranks keep their numbers; a replica behind a gap waits until it is closed.
+Replicas 0 to n-1 train, so that ranks keep their numbers. Replicas after a gap wait until the gap is closed.
 
-    the next replica joins                  -> larger
-    the last ones leave because asked to    -> smaller, at once
-    one is lost and does not come back      -> smaller after SHRINK_DELAY_S; in a gap those behind it wait too
+    the next replica joins                      -> larger
+    the last replicas are asked to terminate    -> smaller, at once
+    a replica is lost and does not come back    -> smaller after SHRINK_DELAY_S; replicas after it wait too
 """
 
 from collections.abc import Set
 from dataclasses import dataclass
 
-# So long after a change the size is judged: pods that are made or deleted together count together.
+# Delay after a change, so that pods that are created or deleted together count as one change.
 RESIZE_DELAY_S = 1.5
-# So long a lost replica is waited for by those that could go on without it.
+# How long the other replicas wait for a lost one before they continue without it.
 SHRINK_DELAY_S = 60.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Replicas that the job may have."""
+    """The number of replicas that the job may have."""
 
     least: int
     most: int
 
 
 def size(current: int, *, here: Set[int], left: Set[int], limits: Limits, waits_for_lost: bool) -> int:
-    """The size after `current`, or `current` where the job is to stay or to wait.
+    """The next size after `current`; `current` if the job keeps its size or waits.
 
-    here        replicas that take part and were not asked to end
-    left        replicas that were asked to end, whether they are gone or not
-    waits_for_lost  somebody lost may still come back
+    here            replicas that are connected and were not asked to terminate
+    left            replicas that were asked to terminate, gone or not
+    waits_for_lost  lost replicas may still come back
     """
     prefix = next(
         replica for replica in range(limits.most + 1) if replica not in here or replica == limits.most

@@ -1,7 +1,7 @@
-"""Python stacks of this node's ranks: asked for by a signal, read a moment later.
+"""Python stacks of this pod's ranks: requested by a signal, read a moment later.
 
-Nothing says that a rank has written all of them, and one that is stopped writes none: so all get the same
-time, and whoever asks meanwhile gets the same answer.
+Nothing shows that a rank has written all its stacks, and a stopped rank writes none. So all ranks get the
+same time, and requests that arrive meanwhile get the same answer.
 """
 
 import time
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 
 from dtj.agent.rank_process import RankProcess
 
-# So long a rank that was asked for its stacks may take to write them.
+# Time that a rank gets to write its stacks.
 _STACKS_S = 1.0
 _NONE = "no stack: the process does not respond\n"
 
 
 class RankStacks:
-    """What came of it, for one rank."""
+    """The stacks of one rank."""
 
     def __init__(self, process: RankProcess) -> None:
         self.process = process
@@ -24,7 +24,7 @@ class RankStacks:
 
 
 def as_text(found: Iterable[RankStacks]) -> str:
-    """For people; ranks that are gone are missing."""
+    """The text for /stacks; ranks that are gone are missing."""
     parts = [
         f"rank {one.process.rank}, pid {one.process.pid}, step {one.process.heartbeat.step}\n{one.text}"
         for one in found
@@ -33,14 +33,14 @@ def as_text(found: Iterable[RankStacks]) -> str:
 
 
 class Stacks:
-    """At most one request is under way."""
+    """At most one request is in progress."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[list[RankStacks]], None]] = []
         self.deadline: float | None = None
 
     def request(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
-        """Call `then` with the stacks of all ranks that live by then."""
+        """Call `then` with the stacks of all ranks that are alive at that time."""
         self._callbacks.append(then)
         if self.deadline is not None:
             return

@@ -1,4 +1,4 @@
-"""Reports of this node's ranks -> the document that /status answers. Rank 0's numbers are the job's."""
+"""Reports of this pod's ranks -> the document that /status returns. Rank 0's numbers are the job's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from dtj import contract
 from dtj.agent.outcome import stamp
 
-# Ranks of other nodes are listed up to this size of a job; the document must stay a single datagram.
+# Ranks of other replicas are listed up to this number; the document must fit into one datagram.
 _MAX_LISTED = 1000
 
 
@@ -28,7 +28,7 @@ class Facts:
 
 @dataclass(kw_only=True)
 class Status:
-    """The present knowledge of one node."""
+    """What the agent of one replica knows now."""
 
     job: str = ""
     replica: int = 0
@@ -39,7 +39,7 @@ class Status:
     reported: dict[str, Any] = field(default_factory=dict)
 
     def formed(self, generation: int) -> None:
-        """A generation begins."""
+        """A generation starts."""
         self.generation = generation
         self.state = "Starting" if generation == 1 else "Recovering"
 
@@ -48,7 +48,7 @@ class Status:
         self.ranks[rank] = {"rank": rank, "pid": pid, "state": "Running", "step": None}
 
     def update(self, rank: int, report: dict[str, Any]) -> None:
-        """A rank reported some fields; the lowest rank of this node speaks for it."""
+        """A rank reported some fields; the lowest rank reports for the replica."""
         if "step" in report:
             self.ranks[rank]["step"] = report["step"]
             if self.state in {"Starting", "Recovering"}:
@@ -57,19 +57,19 @@ class Status:
             self.reported |= {name: report[name] for name in contract.RUN_FIELDS if name in report}
 
     def ended(self, rank: int, *, failed: bool) -> None:
-        """A rank is gone."""
+        """A rank exited."""
         self.ranks[rank]["state"] = "Failed" if failed else "Done"
 
     @property
     def checkpoint(self) -> str | None:
-        """Path of the newest committed checkpoint, where this node knows it."""
+        """Path of the newest committed checkpoint, if known."""
         found = self.reported.get("checkpoint")
         return found["path"] if found else None
 
     def document(self, now: datetime, *, job: Facts | None) -> dict[str, Any]:
-        """All fields of the contract; null where nothing is known, as with scripts that do not use dtj.
+        """All fields of the contract; null if unknown, for example for scripts that do not use dtj.
 
-        job  what the coordinator knows of the whole job, on its own node
+        job  what the coordinator knows about the whole job; only on replica 0
         """
         empty = dict.fromkeys(contract.RUN_FIELDS) | {"metrics": {}}
         known = job or Facts(generation=self.generation)

@@ -1,4 +1,4 @@
-"""Where the status of a node is to be seen: over HTTP, and on a terminal; both a few times a second."""
+"""Shows the status over HTTP and on a terminal, updated a few times a second."""
 
 import selectors
 import time
@@ -12,7 +12,7 @@ _EVERY_S = 0.25
 
 
 class StatusPage:
-    """Shows the newest document; without a port and a terminal nobody looks and nothing is due."""
+    """Shows the newest document; without a port or a terminal nothing is ever due."""
 
     def __init__(self, host: str, port: int | None, *, console: Console, log: Callable[[str], None]) -> None:
         self._console = console
@@ -25,7 +25,7 @@ class StatusPage:
                 log(f"cannot serve the status page on port {port}: {error.strerror}")
 
     def watch(self, selector: selectors.BaseSelector, on_stacks_requested: Callable[[], None]) -> None:
-        """Call back where somebody asks for stacks; the answer is `show_stacks`."""
+        """Call back if an HTTP client requests stacks; answer with `show_stacks`."""
         server = self._server
         if server:
             selector.register(
@@ -35,17 +35,17 @@ class StatusPage:
             )
 
     def show_stacks(self, text: str) -> None:
-        """Answer all who have asked so far."""
+        """Answer all requests so far."""
         if self._server:
             self._server.answer(text)
 
     @property
     def is_due(self) -> bool:
-        """It is time for a new document."""
+        """Whether it is time for a new document."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def show(self, document: dict[str, Any]) -> None:
-        """Replace what is to be seen."""
+        """Replace the document."""
         self._console.progress(document)
         if self._server:
             self._server.publish(document)
@@ -53,6 +53,6 @@ class StatusPage:
             self.deadline = time.monotonic() + _EVERY_S
 
     def close(self) -> None:
-        """Nobody answers from here on."""
+        """Stop serving."""
         if self._server:
             self._server.stop()

@@ -1,7 +1,7 @@
 """/status, /metrics, /stacks and /healthz over HTTP, read only.
 
-A process of its own, forked before the ranks: the agent stays free of threads and can fork again at any time.
-The agent sends it the newest document, and stacks where it asks for them; when the agent dies, it dies.
+A separate process, forked before the ranks, so that the agent has no threads and can fork again at any time.
+The agent sends it the newest document, and stacks when it requests them. It dies with the agent.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, Self
 from dtj.agent.child_process import fork_helper
 
 _DOCUMENT_BYTES = 1 << 20
-# A document is a JSON object; this begins a message about stacks, in both directions.
+# A document is a JSON object; a message about stacks starts with this byte, in both directions.
 _STACKS = b"S"
 _STACKS_BYTES = 128 * 1024
 _STACKS_TIMEOUT_S = 10.0
@@ -42,7 +42,7 @@ _GAUGES = {
 
 
 class StatusServer:
-    """The agent's end of it."""
+    """The agent's side of the server."""
 
     def __init__(self, pid: int, documents: socket.socket) -> None:
         self._pid = pid
@@ -50,7 +50,7 @@ class StatusServer:
 
     @classmethod
     def start(cls, host: str, port: int) -> Self:
-        """Fork the process; OSError where the port is taken."""
+        """Fork the process; OSError if the port is taken."""
         server = _HttpServer(host, port)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         pid = fork_helper(lambda: _serve(server, theirs))
@@ -60,27 +60,27 @@ class StatusServer:
         return cls(pid, ours)
 
     def publish(self, document: dict[str, Any]) -> None:
-        """The newest document; lost where the process is behind, the next one replaces it anyway."""
+        """Send the newest document; dropped if the server is behind, since the next one replaces it."""
         with contextlib.suppress(OSError):
             self._documents.send(json.dumps(document).encode())
 
     def fileno(self) -> int:
-        """For a selector: readable when `take_stacks_request` is to be looked at."""
+        """For a selector: readable when there may be a request to take."""
         return self._documents.fileno()
 
     def take_stacks_request(self) -> bool:
-        """Somebody waits for stacks."""
+        """Whether a client waits for stacks."""
         with contextlib.suppress(OSError):
             return bool(self._documents.recv(1))
         return False
 
     def answer(self, stacks: str) -> None:
-        """The stacks as they are now, the beginning left out where they are too many."""
+        """Send the stacks; if they are too long, without their beginning."""
         with contextlib.suppress(OSError):
             self._documents.send(_STACKS + stacks.encode(errors="replace")[-_STACKS_BYTES:])
 
     def stop(self) -> None:
-        """End the process and reap it, unless that is done."""
+        """Kill the process and reap it, if it is still there."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
@@ -88,7 +88,7 @@ class StatusServer:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Over IPv4 and IPv6 where it listens on all interfaces: a pod may have an address of either kind."""
+    """Serves IPv4 and IPv6 if it listens on all interfaces: a pod may have either kind of address."""
 
     def __init__(self, host: str, port: int) -> None:
         if not host and socket.has_dualstack_ipv6():
@@ -98,7 +98,7 @@ class _HttpServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's also looks up a name, which can take seconds
+        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, whose name lookup can take seconds
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
@@ -120,7 +120,7 @@ def _answer_waiting(stacks: bytes) -> None:
 
 
 def metrics(document: dict[str, Any]) -> str:
-    """The document in Prometheus' text format; what is not known is left out."""
+    """The document in Prometheus' text format; unknown values are left out."""
     lines = []
     for name, (field, meaning) in _GAUGES.items():
         if document[field] is not None:
@@ -149,8 +149,8 @@ def metrics(document: dict[str, Any]) -> str:
 class _Handler(BaseHTTPRequestHandler):
     document: dict[str, Any] = {}
     agent: socket.socket
-    waiting: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # each waits for stacks
-    timeout = 10  # a client that opens a connection and says nothing
+    waiting: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # clients that wait for stacks
+    timeout = 10  # for a client that opens a connection and sends nothing
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -184,5 +184,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
-        """The log belongs to the ranks."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the base class
+        """Log nothing: the log belongs to the ranks."""

@@ -1,8 +1,8 @@
-"""The key-value store in which the ranks of one generation find each other.
+"""The rendezvous store (TCPStore) in which the ranks of one generation find each other.
 
-Each generation has a store of its own, on a port of its own: no key of an earlier one can be mistaken, and a
-rank that still waits in an earlier one is woken by its end. It is a process of its own because its server is
-a thread, and the agent, which forks ranks, has none.
+Each generation has its own store on its own port: keys of an earlier generation cannot be mistaken for new
+ones, and stopping the earlier store wakes ranks that still wait in it. It is a separate process because its
+server is a thread, and the agent, which forks, must have none.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from typing import Self
 from dtj.agent.child_process import fork_helper
 from dtj.errors import MachineError
 
-# The other agents take one that says nothing for 20 s as lost.
+# Must be below the 20 s after which the other agents treat a silent agent as lost.
 _START_S = 15.0
 
 
 class Store:
-    """The agent's end of it."""
+    """The agent's side of the store."""
 
     def __init__(self, pid: int, port: int) -> None:
         self.pid = pid
@@ -27,7 +27,7 @@ class Store:
 
     @classmethod
     def start(cls) -> Self:
-        """Fork the process and wait, some milliseconds, until it listens; MachineError where it does not."""
+        """Fork the process and wait some milliseconds until it listens; MachineError if it does not."""
         read, write = os.pipe()
         pid = fork_helper(lambda: _serve(write))
         os.close(write)
@@ -43,7 +43,7 @@ class Store:
         return store
 
     def stop(self) -> None:
-        """End the process and reap it."""
+        """Kill the process and reap it."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)

@@ -1,20 +1,20 @@
-"""Work of the ranks on their steps -> the one that keeps the others waiting. Pure.
+"""Work of the ranks on their steps -> the straggler that keeps the others waiting. Pure.
 
-Compared are windows of some steps, rank with rank: where all are slow nobody is slower. One slow window may
-be an evaluation, a full disk or a neighbour; the second in a row names the rank.
+Compares the ranks with each other over windows of a few steps: if all are slow, none is a straggler. One slow
+window may be an evaluation, a full disk or another process; two in a row name the rank.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# A window has so many steps of every rank, and lasts so long; after two of them, within 20 steps, a name.
+# A window has at least this many steps of every rank and this length; two windows fit into 20 steps.
 WINDOW_STEPS = 6
 MIN_WINDOW_S = 0.5
-# Its work takes so many times the others' before it is named, and must fall below that to be well again.
+# A straggler's work per step exceeds the others' by this factor, until it falls below the second one.
 SLOW_RATIO = 1.5
 RECOVERED_RATIO = 1.25
-# What a step loses by it; less is the noise of a busy machine.
+# Minimum loss per step; less is noise of a busy machine.
 MIN_LOSS_S = 0.005
 
 
@@ -27,7 +27,7 @@ class Straggler:
 
 
 def slowest(work_s: Mapping[int, float]) -> Straggler | None:
-    """The rank with the most work a step, against the median of the others; None where it makes no odds."""
+    """The rank with the most work per step, compared with the median; None if the difference is too small."""
     if len(work_s) < 2:
         return None
     rank = max(work_s, key=lambda r: (work_s[r], -r))
@@ -39,7 +39,7 @@ def slowest(work_s: Mapping[int, float]) -> Straggler | None:
 
 @dataclass(kw_only=True)
 class StragglerDetector:
-    """The present generation's ranks; busy times are those of a Heartbeat, `now` any clock's seconds."""
+    """Watches the ranks of a generation by `Heartbeat.busy_time`; `now` is seconds of a monotonic clock."""
 
     named: Straggler | None = None
     _ranks: frozenset[int] = frozenset()
@@ -49,13 +49,13 @@ class StragglerDetector:
     _slow_in_last_window: int | None = None
 
     def start_generation(self, ranks: Iterable[int], now: float) -> None:
-        """A generation begins: what was known of the pace is forgotten, also who was slow."""
+        """A generation starts: forget all measurements and the named straggler."""
         self.named = self._slow_in_last_window = None
         self._ranks, self._since = frozenset(ranks), now
         self._base, self._newest = {}, {}
 
     def observe(self, rank: int, busy_time: tuple[int, float], now: float) -> None:
-        """How much a rank has worked so far."""
+        """A rank reported its busy time so far."""
         if rank not in self._ranks:
             return
         self._base.setdefault(rank, busy_time)

@@ -1,6 +1,6 @@
-"""The ranks of this node: forked, read, signalled, reaped and, where asked, forked again.
+"""Forks, reads, signals and reaps the ranks of this pod, and forks them again if asked to.
 
-It knows processes and pipes; which rank is to run when is `orders.py`'s business.
+It knows processes and pipes; `orders.py` decides which rank runs when.
 """
 
 import os
@@ -15,15 +15,15 @@ from dtj.agent.oom import OomKills
 from dtj.agent.outcome import Ending
 from dtj.agent.rank_process import RankProcess
 
-# A script may want to tidy up when it is restarted; one that ignores SIGTERM must not hold up the others.
+# A script may clean up when it is restarted; one that ignores SIGTERM must not delay the others.
 _TERM_GRACE_S = 5.0
-# One that is to save before may take longer, and once it is at it that long: the disk decides.
+# A rank that saves before it stops gets 60 s, and up to 600 s once it has started to save.
 _SAVE_S = 60.0
 _LONGEST_SAVE_S = 600.0
 
 
 class Listener(Protocol):
-    """Who is told what happens to the ranks, see rank_events.py."""
+    """Receives what happens to the ranks; see rank_events.py."""
 
     def started(self, process: RankProcess) -> None: ...
     def reported(self, process: RankProcess, fields: dict[str, Any]) -> None: ...
@@ -31,10 +31,10 @@ class Listener(Protocol):
 
 
 class Supervisor:
-    """At most one process a rank; the newest is what counts.
+    """At most one live process per rank.
 
-    write   bytes of the ranks' output -> the agent's own stdout (1) or stderr (2)
-    events  is told of each rank
+    write   writes the ranks' output to the agent's own stdout (1) or stderr (2)
+    events  called for everything that happens to a rank
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Supervisor:
         self._write = write
         self._events = events
         self.newest: dict[int, RankProcess] = {}
-        # rank -> what to start once the old one is gone: environment and generation
+        # rank -> environment and generation to start once the old process is gone
         self._waiting: dict[int, tuple[dict[str, str], int]] = {}
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
@@ -65,11 +65,11 @@ class Supervisor:
         self._is_over = False
 
     def alive(self) -> list[RankProcess]:
-        """Those whose process has not been reaped."""
+        """Processes that have not been reaped."""
         return [process for process in self.newest.values() if process.ending is None]
 
     def endings(self) -> list[Ending]:
-        """How the newest process of each rank ended, where it did."""
+        """How the newest process of each rank ended, if it did."""
         return [process.ending for process in self.newest.values() if process.ending]
 
     @property
@@ -78,9 +78,9 @@ class Supervisor:
         return self._kill_at
 
     def start(self, rank: int, env: dict[str, str], *, generation: int, gracefully: bool = False) -> None:
-        """Fork the rank, once a process of its that still lives has been ended.
+        """Fork the rank, after stopping its current process if there is one.
 
-        gracefully  it may save before, in agreement with all others
+        gracefully  that process may save first, in agreement with all other ranks
         """
         old = self.newest.get(rank)
         if old and old.ending is None:
@@ -104,24 +104,24 @@ class Supervisor:
         self._watch_death(process)
 
     def show_stacks(self, process: RankProcess, stacks: str) -> None:
-        """Put them into the log, line by line under the rank's name."""
+        """Log the stacks with the rank's number in front of each line."""
         self._show(process, *process.prefixed(stacks))
 
     def stop(self, number: signal.Signals) -> None:
-        """The node was asked to end: so is every rank, and nothing waits to be started any more."""
+        """The pod was asked to terminate: signal every rank and start no more."""
         self._waiting.clear()
         for process in self.alive():
             process.signal(number)
 
     def kill(self) -> None:
-        """Every rank and all that they started; nothing waits to be started any more."""
+        """Kill every rank and all that they started, and start no more."""
         self._waiting.clear()
         self._kill_at = None
         for process in self.alive():
             process.kill()
 
     def shut_down(self) -> None:
-        """The job is over: those that wait for others end now, the rest may still say something."""
+        """The job failed: kill ranks that use dtj, which only wait; others may still print their error."""
         self._waiting.clear()
         for process in self.alive():
             if process.uses_dtj:
@@ -144,13 +144,13 @@ class Supervisor:
             process.kill()
 
     def reaped(self, pid: int, code: int) -> None:
-        """A child of the agent ended; nothing happens where it was no rank."""
+        """A child of the agent exited; ignored if it was not a rank."""
         for process in self.alive():
             if process.pid == pid:
                 self._finish(process, code)
 
     def _watch_death(self, process: RankProcess) -> None:
-        """Deaths come in their order, also where several are heard of at once; signals do not tell it."""
+        """Watch a pidfd, since SIGCHLD does not preserve the order of deaths."""
         if not hasattr(os, "pidfd_open"):
             return
         fd = os.pidfd_open(process.pid)
@@ -159,11 +159,11 @@ class Supervisor:
 
     def _on_death(self, process: RankProcess) -> None:
         pid, status = os.waitpid(process.pid, os.WNOHANG)
-        if pid:  # else a debugger hears of it first
+        if pid:  # else a debugger is notified first
             self._finish(process, os.waitstatus_to_exitcode(status))
 
     def _end(self, process: RankProcess, *, gracefully: bool) -> None:
-        """Make place. Programs of dtj have nothing to lose (a checkpoint is whole or not there)."""
+        """Stop the old process. Killing a dtj program is safe: its checkpoints are atomic."""
         if process.uses_dtj and not gracefully:
             process.kill()
         else:
@@ -183,7 +183,7 @@ class Supervisor:
         self._on_reports(process)
         if process.reports is not None:
             self._forget(process, process.reports)
-        # One for each death: where it was a worker of the rank, the rank dies of that in its own way.
+        # One per death. If a data worker was killed, the rank itself fails with an error instead.
         if self._oom_kills.take() and code == -signal.SIGKILL and not process.killed:
             process.mark_oom_killed()
         process.finish(code)
@@ -191,7 +191,7 @@ class Supervisor:
         if process.rank in self._waiting:
             env, generation = self._waiting.pop(process.rank)
             if not self._waiting:
-                self._kill_at = None  # the next stop has a time of its own
+                self._kill_at = None  # the next stop has its own deadline
             self.start(process.rank, env, generation=generation)
 
     def _on_output(self, process: RankProcess, fd: int) -> None:
@@ -209,7 +209,7 @@ class Supervisor:
             self._forget(process, process.reports)
 
     def _forget(self, process: RankProcess, fd: int) -> None:
-        """A pipe of the rank is over. The number may be another rank's from here on."""
+        """A pipe of the rank has ended; its fd number may be reused by another rank from now on."""
         process.streams.pop(fd, None)
         if fd == process.reports:
             process.reports = None
@@ -225,6 +225,6 @@ class Supervisor:
 
 
 def soonest(times: Iterable[float | None]) -> float | None:
-    """Seconds from now until the first of these times of time.monotonic(), None where there is none."""
+    """Seconds until the earliest of these time.monotonic() times; None if there is none."""
     known = [at for at in times if at is not None]
     return max(0.0, min(known) - time.monotonic()) if known else None

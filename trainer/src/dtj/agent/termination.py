@@ -1,4 +1,4 @@
-"""The last words of a pod: its ranks' endings -> the file that Kubernetes shows."""
+"""Writes the pod's termination message, from the endings of its ranks."""
 
 import sys
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from dtj.agent.status import Status
 
 
 def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int | None) -> None:
-    """Write the termination message; where it cannot be written the exit code still says what happened."""
+    """Write the termination message; if that fails, the exit code still says what happened."""
     fields = outcome.termination_fields(
         endings,
         checkpoint=status.checkpoint,
