@@ -1,4 +1,4 @@
-"""Ranks without a step, as real processes: who does something is told of, who waits is not."""
+"""Activity of ranks without a step, as real processes: active ranks are reported, waiting ones are not."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from dtj.agent.rank_process import RankProcess
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.unit.dtj.conftest import wait_for
 
-# Acts once for each SIGUSR1, which costs neither input nor output.
+# Acts once for each SIGUSR1, which needs neither input nor output.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 
@@ -43,7 +43,7 @@ while True:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> ActivityReader:
-    """Looks whenever it is asked to."""
+    """Polls on every tick."""
     monkeypatch.setattr(activity, "_POLL_S", 0.0)
     return ActivityReader()
 
@@ -61,7 +61,7 @@ def begin() -> Iterator[Callable[[str], RankProcess]]:
             stack.callback(end, popen.pid)
             assert popen.stdout
             popen.stdout.readline()
-            wait_for(lambda: state(popen.pid) == "S", "it to wait")
+            wait_for(lambda: state(popen.pid) == "S", "the rank to wait")
             read, write = os.pipe()
             os.set_blocking(read, False)
             for fd in (read, write):
@@ -93,7 +93,7 @@ def end(root: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_rank_is_told_of_once_and_then_when_it_has_done_something(
+def test_rank_is_reported_once_and_then_whenever_it_was_active(
     reader: ActivityReader, begin: Callable[[str], RankProcess]
 ) -> None:
     for act in ("compute", "read", "start"):
@@ -102,18 +102,18 @@ def test_rank_is_told_of_once_and_then_when_it_has_done_something(
         for _ in range(2):
             assert [reader.tick([rank]) for _ in range(3)] == [{}] * 3, act
             os.kill(rank.pid, signal.SIGUSR1)
-            wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, f"it to {act}")  # noqa: B023
-            # What it has started, too: that reads its libraries first.
-            wait_for(lambda: is_asleep(rank) and not reader.tick([rank]), "its rest")  # noqa: B023
+            wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, f"the rank to {act}")  # noqa: B023
+            # Its child process too, which first reads its libraries.
+            wait_for(lambda: is_asleep(rank) and not reader.tick([rank]), "the rank to rest")  # noqa: B023
 
 
-def test_rank_that_was_only_woken_is_not_told_of_but_was_not_asleep(
+def test_rank_that_only_woke_up_is_not_active_but_not_asleep_either(
     reader: ActivityReader, begin: Callable[[str], RankProcess]
 ) -> None:
     rank = begin("nothing")
-    assert reader.asleep_s(rank) == 0.0, "nobody knows"
+    assert reader.asleep_s(rank) == 0.0, "unknown"
     reader.tick([rank])
-    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "its sleep")
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "the rank to sleep")
     woken_at = time.monotonic()
     os.kill(rank.pid, signal.SIGUSR1)
 
@@ -121,10 +121,10 @@ def test_rank_that_was_only_woken_is_not_told_of_but_was_not_asleep(
         assert reader.tick([rank]) == {}
         return time.monotonic() - reader.asleep_s(rank) > woken_at
 
-    wait_for(was_seen_awake, "it to be seen awake")
+    wait_for(was_seen_awake, "the rank to be seen awake")
 
 
-def test_rank_that_was_stopped_and_goes_on_is_told_of_both_times(
+def test_rank_that_is_stopped_and_continued_is_reported_both_times(
     reader: ActivityReader, begin: Callable[[str], RankProcess]
 ) -> None:
     rank = begin("nothing")
@@ -135,14 +135,14 @@ def test_rank_that_was_stopped_and_goes_on_is_told_of_both_times(
         assert reader.tick([rank]) == {}
 
 
-def test_writing_its_stacks_is_nothing_that_a_rank_does_by_itself(
+def test_writing_its_stacks_is_not_activity_of_a_rank(
     reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads where another one would write, and is woken."""
+    """This program reads instead of writing, and wakes up for it."""
     monkeypatch.setattr("dtj.agent.rank_main.STACKS_SIGNAL", signal.SIGUSR1)
     rank = begin("read")
     reader.tick([rank])
-    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "its sleep")
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "the rank to sleep")
     before = usage_of(rank.pid, processes())
     assert before
     monkeypatch.setattr(activity, "_STACKS_S", 1e6)
@@ -150,22 +150,22 @@ def test_writing_its_stacks_is_nothing_that_a_rank_does_by_itself(
     wait_for(
         lambda: (now := usage_of(rank.pid, processes())) and now.io_bytes > before.io_bytes, "it to read"
     )
-    assert reader.tick([rank]) == {}, "it may still be at it"
+    assert reader.tick([rank]) == {}, "it may still be writing"
     monkeypatch.setattr(activity, "_STACKS_S", 0.0)
-    wait_for(lambda: state(rank.pid) == "S", "its rest")
+    wait_for(lambda: state(rank.pid) == "S", "the rank to rest")
     assert reader.tick([rank]) == {}
     assert reader.asleep_s(rank) > 0.2
     os.kill(rank.pid, signal.SIGUSR1)
-    wait_for(lambda: reader.tick([rank]), "what it does by itself")
+    wait_for(lambda: reader.tick([rank]), "its own activity")
 
 
-def test_rank_that_brings_steps_or_of_which_nothing_is_told_is_left_out(
+def test_ranks_with_steps_or_with_unknown_usage_are_left_out(
     reader: ActivityReader, begin: Callable[[str], RankProcess]
 ) -> None:
     rank = begin("nothing")
     reader.tick([rank])
     reader.forget(rank)
-    assert reader.tick([rank]) == {3: Activity(2, False)}, "a new generation knows nothing of it"
+    assert reader.tick([rank]) == {3: Activity(2, False)}, "a new generation has not heard of it yet"
     rank.heartbeat.stepped(1)
     assert reader.tick([rank]) == {}
     other = begin("nothing")
@@ -174,30 +174,30 @@ def test_rank_that_brings_steps_or_of_which_nothing_is_told_is_left_out(
         assert (reader.tick([other]), reader.asleep_s(other)) == ({}, 0.0)
 
 
-def test_process_may_call_itself_anything(begin: Callable[[str], RankProcess]) -> None:
-    """The name stands among the numbers that are read, and need not be text."""
+def test_process_may_have_any_name(begin: Callable[[str], RankProcess]) -> None:
+    """The name is in the same line as the numbers, and may contain any bytes."""
     rank = begin("rename")
     os.kill(rank.pid, signal.SIGUSR1)
     comm = Path(f"/proc/{rank.pid}/comm")
     wait_for(lambda: comm.read_bytes() == b"\xff) S 1\n", "its new name")
-    wait_for(lambda: state(rank.pid) == "S", "its rest")
+    wait_for(lambda: state(rank.pid) == "S", "the rank to rest")
     assert tree(rank.pid) == [rank.pid]
     assert processes().known[rank.pid].parent == os.getpid()
 
 
-def test_all_that_a_rank_has_started_belongs_to_it(begin: Callable[[str], RankProcess]) -> None:
+def test_processes_started_by_a_rank_belong_to_it(begin: Callable[[str], RankProcess]) -> None:
     rank = begin("start")
     os.kill(rank.pid, signal.SIGUSR1)
     wait_for(lambda: len(tree(rank.pid)) == 2, "the child in a session of its own")
     (child,) = set(tree(rank.pid)) - {rank.pid}
     os.kill(child, signal.SIGKILL)
-    wait_for(lambda: tree(rank.pid) == [rank.pid], "its end, though nobody reaps it")
+    wait_for(lambda: tree(rank.pid) == [rank.pid], "its exit, although it is not reaped")
 
 
-def test_rank_whose_processes_end_while_they_are_looked_at_is_at_work(
+def test_rank_whose_processes_exit_while_they_are_read_is_active(
     begin: Callable[[str], RankProcess],
 ) -> None:
-    """A build may start them faster than they can be looked at; its rank is not silent for that."""
+    """A build may start processes faster than they can be read; its rank is active all the same."""
     rank = begin("nothing")
     table = processes()
     before = usage_of(rank.pid, table)
@@ -211,7 +211,7 @@ def test_rank_whose_processes_end_while_they_are_looked_at_is_at_work(
     assert now
     assert did_something(before, now, elapsed_s=600)
     assert now.wakeups >= before.wakeups
-    assert usage_of(ended.pid, table) is None, "a rank that has ended itself tells nothing"
+    assert usage_of(ended.pid, table) is None, "a rank that has exited has no usage"
 
 
 IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, other_wakeups=10)
@@ -222,15 +222,15 @@ IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeu
     [
         pytest.param(IDLE, False, id="nothing"),
         pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
-        pytest.param(IDLE._replace(cpu_s=5.5), False, id="a look at the clock twice a second"),
+        pytest.param(IDLE._replace(cpu_s=5.5), False, id="polling twice a second"),
         pytest.param(IDLE._replace(cpu_s=5.7), True, id="work"),
         pytest.param(IDLE._replace(io_bytes=8), True, id="a byte"),
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
         pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
         pytest.param(
-            IDLE._replace(other_wakeups=10 + 240), False, id="two that look for work every five seconds"
+            IDLE._replace(other_wakeups=10 + 240), False, id="two workers that poll every five seconds"
         ),
-        pytest.param(IDLE._replace(other_wakeups=10 + 700), True, id="one at work"),
+        pytest.param(IDLE._replace(other_wakeups=10 + 700), True, id="one busy worker"),
     ],
 )
 def test_did_something_in_ten_minutes(now: Usage, expected: bool) -> None:

@@ -1,4 +1,4 @@
-"""Helpers that the agent forks: they end with it, and by its signals only."""
+"""Helpers that the agent forks: they die with it, and only its signals stop them."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.unit.dtj.conftest import is_dead, wait_for
 
 @pytest.fixture
 def helper() -> Iterator[int]:
-    """One that waits; its pid."""
+    """The pid of a helper that waits."""
 
     def wait() -> None:
         os.write(ready, b".")
@@ -32,7 +32,7 @@ def helper() -> Iterator[int]:
     os.waitpid(pid, 0)
 
 
-def test_helper_has_a_group_of_its_own_and_lives_through_an_interrupt(helper: int) -> None:
+def test_helper_has_its_own_process_group_and_survives_an_interrupt(helper: int) -> None:
     assert os.getpgid(helper) == helper
     os.kill(helper, signal.SIGINT)
     os.kill(helper, signal.SIGTERM)
@@ -50,12 +50,12 @@ def test_helper_does_not_outlive_an_agent_that_was_killed() -> None:
         assert agent.stdout
         pid = int(agent.stdout.readline())
         agent.kill()
-    wait_for(lambda: is_dead(pid), "the helper's end")
+    wait_for(lambda: is_dead(pid), "the helper to die")
 
 
-def test_process_whose_parent_is_gone_already_ends() -> None:
+def test_process_whose_parent_is_gone_already_exits() -> None:
     pid = os.fork()
     if pid == 0:
-        die_with(os.getpid())  # nobody's parent: it stands for one that is gone
+        die_with(os.getpid())  # not its parent, as if the parent were gone
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

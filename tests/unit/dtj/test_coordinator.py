@@ -1,4 +1,4 @@
-"""What the coordinator makes of messages that cross: over a real connection, with a real store."""
+"""How the coordinator handles messages that cross each other: over a real connection, with a real store."""
 
 import selectors
 import time
@@ -18,7 +18,7 @@ from dtj.agent.protocol import PROTOCOL, Job, RestartBudget
 
 @dataclass(frozen=True, kw_only=True)
 class Pod:
-    """A job of one replica and three ranks; `tell` is its agent, `said` is what people were told."""
+    """A job of one replica and three ranks; `send` acts as its agent, `logged` is the coordinator's log."""
 
     watchdog: Watchdog
     coordinator: Coordinator
@@ -27,7 +27,7 @@ class Pod:
     logged: list[str]
 
     def send(self, *messages: Message) -> None:
-        """All at once, as when several ranks die together; heard one after the other."""
+        """Send all at once, as if several ranks died together; they are handled one after the other."""
         for message in messages:
             self.agent.send(message)
         for key, _ in self.selector.select(0):
@@ -35,14 +35,14 @@ class Pod:
 
 
 def hello(incarnation: str, **fields: object) -> Message:
-    """Of replica 0's agent, or of who takes itself for it."""
+    """From the agent of replica 0, or from one that claims to be it."""
     known = {"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": 0, "healable": [], "state": {}}
     return {"hello": known | {"incarnation": incarnation} | fields}
 
 
 @pytest.fixture
 def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
-    """Its parameter says whether hung ranks are ended. Nothing is due however long its store takes."""
+    """The parameter: whether hung ranks are restarted. Nothing is due, however long the store takes."""
     monkeypatch.setattr("dtj.agent.coordinator.KEEPALIVE_S", 3600.0)
     restarts_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
@@ -68,7 +68,7 @@ def heartbeats(generation: int, step: int, *ranks: int) -> Message:
     return {"heartbeats": {str(rank): [generation, step, False] for rank in ranks}}
 
 
-def test_second_death_that_is_told_after_the_new_generation_takes_nobody_from_it(pod: Pod) -> None:
+def test_death_that_is_reported_after_the_new_generation_does_not_affect_it(pod: Pod) -> None:
     pod.send(heartbeats(1, 5, 0, 1, 2))
     pod.send(killed(2, 1), heartbeats(1, 6, 0, 1), killed(1, 1))
     assert pod.coordinator.membership.state.generation == 2
@@ -77,13 +77,13 @@ def test_second_death_that_is_told_after_the_new_generation_takes_nobody_from_it
     assert pod.coordinator.steps == {0: 7, 1: 7, 2: 7}
 
 
-def test_step_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod) -> None:
+def test_step_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
     pod.send(killed(1, 1), heartbeats(1, 6, 1))
     assert 1 not in pod.coordinator.steps
 
 
-def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
-    """All in one packet: the connection is dropped by the first message, the others are of nobody."""
+def test_further_messages_of_a_refused_agent_are_ignored(pod: Pod) -> None:
+    """All in one packet: the first message drops the connection, the others have no sender."""
     stranger = Link(pod.coordinator.link(), now=0.0)
     pod.send()
     for message in (hello("b", uid="another job's"), heartbeats(1, 5, 0), killed(0, 1)):
@@ -94,8 +94,8 @@ def test_refused_agent_may_go_on_talking(pod: Pod) -> None:
     stranger.close()
 
 
-def test_agent_that_is_back_before_its_old_connection_is_seen_to_end_is_not_lost_with_it(pod: Pod) -> None:
-    """It finds replica 0 silent a moment before replica 0 finds the same of it."""
+def test_agent_that_reconnects_early_is_not_lost_with_its_old_connection(pod: Pod) -> None:
+    """It notices the silence of replica 0 a moment before replica 0 notices its silence."""
     again = Link(pod.coordinator.link(), now=0.0)
     pod.send()
     again.send(hello("a"))
@@ -118,7 +118,7 @@ def test_agent_that_is_back_before_its_old_connection_is_seen_to_end_is_not_lost
         *(b'{"hello": {"protocol": 1e999}}\n', b"[" * 50_000 + b"\n"),
     ],
 )
-def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
+def test_connection_that_is_not_from_an_agent_is_closed(pod: Pod, line: bytes) -> None:
     with pod.coordinator.link() as stranger:
         stranger.sendall(line)
         pod.send(heartbeats(1, 7, 0, 1, 2))
@@ -129,22 +129,22 @@ def test_whoever_is_no_agent_is_hung_up_on(pod: Pod, line: bytes) -> None:
 @pytest.mark.parametrize(
     ("theirs", "place", "for_good"),
     [
-        pytest.param(PROTOCOL - 1, {}, True, id="an older one"),
-        pytest.param(PROTOCOL + 1, {}, True, id="a newer one"),
+        pytest.param(PROTOCOL - 1, {}, True, id="an older version"),
+        pytest.param(PROTOCOL + 1, {}, True, id="a newer version"),
         pytest.param(
-            PROTOCOL + 1, {"attempt": 1}, False, id="of the next attempt, which has begun elsewhere"
+            PROTOCOL + 1, {"attempt": 1}, False, id="of the next attempt, which has started elsewhere"
         ),
         pytest.param(PROTOCOL + 1, {"uid": "b"}, False, id="of another job"),
     ],
 )
-def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(
+def test_agent_of_another_version_is_told_why_and_how_to_fix_it(
     pod: Pod, theirs: int, place: Message, *, for_good: bool
 ) -> None:
-    """It knows its place in the job, and may know nothing else of what we do."""
+    """It sends its replica index; no other field of the protocol is certain."""
     stranger = Link(pod.coordinator.link(), now=0.0)
     pod.send()
-    told = {"protocol": theirs, "uid": "", "attempt": 0, "replica": 0} | place
-    for message in ({"hello": told}, heartbeats(1, 5, 0)):
+    fields = {"protocol": theirs, "uid": "", "attempt": 0, "replica": 0} | place
+    for message in ({"hello": fields}, heartbeats(1, 5, 0)):
         stranger.send(message)
     pod.send(heartbeats(1, 7, 0, 1, 2))
     (refused,) = stranger.receive(0.0)
@@ -156,7 +156,7 @@ def test_agent_of_another_version_is_told_so_and_by_what_it_is_mended(
     stranger.close()
 
 
-def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_together(pod: Pod) -> None:
+def test_silent_ranks_are_probed_when_due_and_only_while_the_generation_is_formed(pod: Pod) -> None:
     pod.watchdog.timeout_s = 0.01
     for step in (5, 6, 7, 8):
         pod.send(heartbeats(1, step, 0, 1, 2))
@@ -167,21 +167,21 @@ def test_ranks_are_looked_at_when_their_silence_is_due_and_only_while_they_are_t
     assert pod.coordinator.deadline > due[1]
 
 
-def test_activity_of_a_rank_that_is_no_more_is_not_taken_for_its_successors(pod: Pod) -> None:
+def test_activity_of_a_dead_rank_is_not_credited_to_its_successor(pod: Pod) -> None:
     pod.send({"activity": {"0": [1, False], "1": [1, False], "2": [0, False]}})
     assert pod.watchdog.due is None
     pod.send({"activity": {"2": [1, False]}})
     assert pod.watchdog.due
 
 
-def test_rank_that_is_done_is_not_waited_for_however_late_its_last_step_is_told(pod: Pod) -> None:
+def test_rank_that_is_done_is_not_waited_for_even_if_its_last_step_is_reported_late(pod: Pod) -> None:
     done = Ending(rank=1, code=0, at=datetime(2026, 1, 1, tzinfo=UTC))
     pod.send({"ended": done.to_json(), "generation": 1}, heartbeats(1, 6, 0, 1))
     assert sorted(pod.watchdog.ranks) == [0, 2]
 
 
 def hang(pod: Pod) -> None:
-    """All ranks wait for all, for longer than they may, and the stacks of all are there."""
+    """All ranks wait for each other beyond the limit, and all stacks have arrived."""
     pod.watchdog.timeout_s = 0.01
     for step in (5, 6, 7, 8):
         pod.send(heartbeats(1, step, 0, 1, 2))
@@ -204,7 +204,7 @@ def test_hang_ends_with_its_generation(pod: Pod) -> None:
     assert pod.coordinator.facts().hang is None
 
 
-def test_ranks_that_are_ended_for_a_hang_are_not_counted_on_though_only_one_has_died_yet(pod: Pod) -> None:
+def test_ranks_killed_for_a_hang_are_not_kept_even_if_only_one_has_died_yet(pod: Pod) -> None:
     hang(pod)
     pod.send(killed(1, 1))
     orders = pod.agent.receive(0.0)

@@ -18,10 +18,10 @@ def selector() -> Iterator[selectors.BaseSelector]:
         yield found
 
 
-def test_last_words_of_a_coordinator_that_is_gone_are_heard_before_it_is_given_up(
+def test_last_message_of_a_dead_coordinator_is_read_before_the_connection_is_dropped(
     selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that was held up, by whoever reads its output say, would look for it for ever."""
+    """Otherwise an agent that was delayed, by a slow reader of its output say, would reconnect for ever."""
     monkeypatch.setattr(coordinator_client, "KEEPALIVE_S", 0.0)
     heard: list[Message] = []
     logged: list[str] = []
@@ -32,12 +32,14 @@ def test_last_words_of_a_coordinator_that_is_gone_are_heard_before_it_is_given_u
         client.attach(socket.create_connection(server.getsockname()))
         coordinator, _ = server.accept()
     with coordinator:
-        coordinator.sendall(encode({"end": None}))  # and what the agent said is not read: a reset
+        coordinator.sendall(
+            encode({"end": None})
+        )  # what the agent sent is not read, so closing resets the connection
 
-    def is_given_up() -> list[str]:  # it may take a word or two until the reset is noticed
+    def is_dropped() -> list[str]:  # it may take a message or two until the reset is noticed
         client.tick()
         return logged
 
-    wait_for(is_given_up, "the connection to be given up")
+    wait_for(is_dropped, "the connection to be dropped")
     assert heard == [{"end": None}]
     client.disconnect()

@@ -1,4 +1,4 @@
-"""The size of a job changes while it trains: no new attempt, no step lost, every sample once an epoch."""
+"""The size of a job changes while it trains: no new attempt, no lost step, every sample once per epoch."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ import pytest
 from tests.unit.dtj.conftest import PROGRAMS, Command, Start, wait_for
 from tests.unit.dtj.test_pod_loss import Pods, lose
 
-EPOCH = 8  # steps: 96 samples, 12 a step
+EPOCH = 8  # steps: 96 samples, 12 per step
 
 
 def elastic(start: Start, out: Path, **env: object) -> Pods:
@@ -19,7 +19,7 @@ def elastic(start: Start, out: Path, **env: object) -> Pods:
 
 
 def trained(out: Path) -> dict[int, Counter[int]]:
-    """Step -> how often each sample was trained in it, over all ranks and lives."""
+    """Step -> how many times each sample was used in it, over all ranks and their restarts."""
     found: dict[int, Counter[int]] = {}
     for file in out.glob("seen-*.txt"):
         for line in file.read_text().splitlines():
@@ -52,7 +52,7 @@ def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> 
     hold(3)
     third = job.run(2, *flags)
     wait_for(lambda: has_formed(first, "3 replicas"), "three replicas")
-    wait_for(lambda: job.status().get("state") == "Recovering", "rank 0 to be asked to make place")
+    wait_for(lambda: job.status().get("state") == "Recovering", "rank 0 to be restarted")
     (out / "go-3").touch()
     hold(13)
     for pod in (third, second):
@@ -71,7 +71,7 @@ def test_job_grows_and_shrinks_while_it_trains(start: Start, tmp_path: Path) -> 
 
 
 def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -> None:
-    """The others have saved and keep their pods; the newcomer finds them at the same size."""
+    """The others have saved and keep their pods; the replacement joins them at the same size."""
     out = tmp_path / "out"
     job = elastic(start, out, STEPS=16, STEP_S=0.05, HOLD_AT="5", NNODES=3)
     flags = ("--checkpoint", tmp_path / "saved")
@@ -85,7 +85,7 @@ def test_evicted_pod_in_the_middle_is_waited_for(start: Start, tmp_path: Path) -
     assert_every_sample_once_an_epoch(out, 16)
 
 
-def test_lost_pod_that_comes_back_finds_the_memory_of_the_others(start: Start, tmp_path: Path) -> None:
+def test_replacement_of_a_lost_pod_gets_the_state_of_the_others(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     job = elastic(start, out, STEPS=16, HOLD_AT="5")
     pods = [job.run(index) for index in range(2)]
@@ -98,15 +98,16 @@ def test_lost_pod_that_comes_back_finds_the_memory_of_the_others(start: Start, t
     assert "restarted rank 1; other ranks kept their state" in ended[0].err
 
 
-def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
-    start: Start, tmp_path: Path
-) -> None:
-    """It would never be made again."""
+def test_waiting_pod_that_is_asked_to_terminate_does_not_count_as_done(start: Start, tmp_path: Path) -> None:
+    """Otherwise it would never be recreated."""
     job = elastic(start, tmp_path, STEPS=100_000)
     first, waits = job.run(0), job.run(2)
-    wait_for(lambda: first.err.count("waiting for replica 1") == 2, "both, before there is a job to wait for")
+    wait_for(
+        lambda: first.err.count("waiting for replica 1") == 2,
+        "both replicas to have joined before the job forms",
+    )
     job.run(1)
-    wait_for(lambda: "a job without a checkpoint folder cannot grow" in first.err, "a word")
+    wait_for(lambda: "a job without a checkpoint folder cannot grow" in first.err, "the message")
     waits.signal(signal.SIGTERM)
     assert waits.wait().code == 128 + signal.SIGTERM
     said = json.loads((tmp_path / "log-2").read_text())
@@ -114,8 +115,8 @@ def test_pod_that_only_waited_does_not_pass_for_done_when_it_is_asked_to_end(
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["with a checkpoint", "without"])
-def test_plain_script_is_begun_anew_in_the_new_size(start: Start, tmp_path: Path, *, saves: bool) -> None:
-    """It saves by itself; whether it does is taken from the folder that the job has."""
+def test_plain_script_is_restarted_with_the_new_size(start: Start, tmp_path: Path, *, saves: bool) -> None:
+    """It saves by itself; the agent assumes so if the job has a checkpoint folder."""
     folder = {"DTJ_CHECKPOINT_DIR": tmp_path} if saves else {}
     job = elastic(start, tmp_path, FAIL="9@99:raise", WAIT_AT=7, **folder)
     pods = [job.run(index, program=PROGRAMS / "plain.py") for index in range(2)]
@@ -124,7 +125,7 @@ def test_plain_script_is_begun_anew_in_the_new_size(start: Start, tmp_path: Path
     if saves:
         wait_for(lambda: has_formed(pods[0], "3 replicas"), "three replicas")
     else:
-        wait_for(lambda: "a job without a checkpoint folder cannot grow" in pods[0].err, "a word")
+        wait_for(lambda: "a job without a checkpoint folder cannot grow" in pods[0].err, "the message")
     (tmp_path / "go").touch()
     ended = [pod.wait() for pod in pods]
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]

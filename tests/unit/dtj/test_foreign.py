@@ -1,4 +1,4 @@
-"""Scripts that know nothing of dtj end as under torchrun: in one pod, in two, and after a crash."""
+"""Scripts that do not use dtj give the same result as under torchrun: in one pod, in two, after a crash."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SCRIPTS = [
 
 
 def torchrun(*argv: object) -> str:
-    """What two ranks of it print."""
+    """The output of two ranks."""
     env = {n: v for n, v in os.environ.items() if not FROM_OUTSIDE.match(n)} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -33,7 +33,7 @@ def torchrun(*argv: object) -> str:
 
 
 def two_pods(start: Start, *argv: object, **env: object) -> list[Finished]:
-    """The same as two pods with a rank each, as the operator would wire them."""
+    """The same in two pods with a rank each, with the operator's variables."""
     place = {"NNODES": 2, "NPROC_PER_NODE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     job = {"DTJ_JOB": "foreign", "DTJ_JOB_UID": "0b5c", "DTJ_MAX_RESTARTS": 1}
     pods = [
@@ -45,7 +45,7 @@ def two_pods(start: Start, *argv: object, **env: object) -> list[Finished]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """One for each way to run the script."""
+    """One folder for each way to run the script."""
     found = [tmp_path / name for name in ("torchrun", "one-pod", "two-pods")]
     for folder in found:
         folder.mkdir()
@@ -53,7 +53,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def weights(folder: Path) -> list[dict[str, torch.Tensor]]:
-    """What each of the two ranks ended with."""
+    """The final parameters of each of the two ranks."""
     return [torch.load(folder / f"weights-{rank}.pt") for rank in range(2)]
 
 
@@ -88,10 +88,10 @@ def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
     ended = start("run", "--nproc", 2, script).wait()
     ours = set(ended.out.removeprefix("[rank 0] ").split())
     left_out = {
-        "ROLE_NAME",  # nothing here has roles
+        "ROLE_NAME",  # there are no roles here
         "TORCHELASTIC_ERROR_FILE",  # the traceback goes through the agent's pipe
-        "TORCHELASTIC_MAX_RESTARTS",  # a budget is the job's, not a rank's
-        "TORCHELASTIC_SIGNALS_TO_HANDLE",  # the launcher's own business
+        "TORCHELASTIC_MAX_RESTARTS",  # the budget belongs to the job, not to a rank
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",  # only used by torchrun itself
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # left at torch's own default
     }
     assert under_torchrun - ours == left_out

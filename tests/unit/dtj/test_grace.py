@@ -1,4 +1,4 @@
-"""A pod that is killed before it can save: said before it happens, with the time that it would need."""
+"""The warning, in advance, that a pod would be killed before it can save."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,9 @@ from tests.unit.dtj.conftest import PROGRAMS, Finished
     [
         pytest.param(30, 10, 1, None, id="enough"),
         pytest.param(30, 41, 0, "at least 87", id="the save is too long"),
-        pytest.param(30, 10, 20, "at least 65", id="the step is"),
+        pytest.param(30, 10, 20, "at least 65", id="the step is too long"),
         pytest.param(None, 1000, 1, None, id="no pod, no limit"),
-        pytest.param(0, 0.1, 0.1, "at least 5", id="none at all"),
+        pytest.param(0, 0.1, 0.1, "at least 5", id="no grace period"),
     ],
 )
 def test_warning(grace_s: float | None, save_s: float, step_s: float, advised: str | None) -> None:
@@ -25,7 +25,7 @@ def test_warning(grace_s: float | None, save_s: float, step_s: float, advised: s
 
 
 @pytest.mark.parametrize(("grace_s", "times"), [(1, 1), (600, 0)])
-def test_pod_whose_grace_period_is_too_short_says_so_once(
+def test_pod_warns_once_that_its_grace_period_is_too_short(
     finish: Callable[..., Finished], tmp_path: Path, grace_s: int, times: int
 ) -> None:
     flags = (

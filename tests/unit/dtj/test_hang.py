@@ -1,4 +1,4 @@
-"""Ranks that go silent without dying: found by default, named rightly, and never where nothing is wrong."""
+"""Ranks that hang: found by default, the right rank named, and no false alarms."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, f
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
 
-# Rank 1 looks for a file now and then, gets a byte now and then, or waits for a script; then the ranks meet.
+# Rank 1 polls for a file, gets a byte now and then, or waits for a script; then the ranks meet.
 WAITS_FOR_THE_WORLD = """
 import os, pathlib, socket, subprocess, threading, time
 import torch.distributed as dist
@@ -50,7 +50,7 @@ dist.barrier()
 print("done", way, flush=True)
 dist.destroy_process_group()
 """
-# The limits here are so short that a busy machine may be silent for as long; it heals from that, too.
+# The limits here are so short that a busy machine may exceed them; the job heals from that, too.
 RESTARTS = 5
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
@@ -66,7 +66,7 @@ FIRST_SAMPLE = int(order.shuffled(np.zeros(1, np.int64), n=SIZES["SAMPLES"], see
         pytest.param("0@7:end:sleep", r"is in .*small\.py:\d+ in fail", id="rank 0"),
     ],
 )
-def test_silent_rank_is_named_ended_and_replaced(
+def test_hung_rank_is_named_killed_and_restarted(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
 ) -> None:
     flags = ("run", "--nproc", 3, "--max-restarts", RESTARTS, SMALL)
@@ -74,7 +74,7 @@ def test_silent_rank_is_named_ended_and_replaced(
     assert ended.code == 0, ended.err
     rank = fault[0]
     assert re.search(rf"dtj: rank {rank} failed: no step for \d+ s: rank {rank} {where}", ended.err)
-    for other in {"0", "1", "2"} - {rank}:  # the stacks of all are in the log
+    for other in {"0", "1", "2"} - {rank}:  # the stacks of all ranks are in the log
         assert re.search(rf"\[rank {other}\]   File .* in ", ended.err)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
@@ -95,11 +95,11 @@ def test_silent_rank_is_named_ended_and_replaced(
         pytest.param(
             {"STUCK_AT": FIRST_SAMPLE, "DTJ_HANG_SECONDS": 0.5},
             r"rank \d is in .*dataloader\.py:\d+ in",
-            id="the first samples do not come",
+            id="the first samples do not arrive",
         ),
     ],
 )
-def test_rank_that_does_nothing_before_the_first_step_is_named_ended_and_replaced(
+def test_rank_without_activity_before_the_first_step_is_named_killed_and_restarted(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], env: dict[str, object], where: str
 ) -> None:
     flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
@@ -109,10 +109,10 @@ def test_rank_that_does_nothing_before_the_first_step_is_named_ended_and_replace
     assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
 
 
-def test_rank_that_waits_for_the_world_before_its_first_step_does_not_hang(
+def test_rank_that_waits_for_something_outside_before_its_first_step_is_not_hung(
     start: Start, tmp_path: Path
 ) -> None:
-    """Longer than what a start may take in which nothing happens, while the other one waits for it."""
+    """For longer than a start without activity may take, while the other rank waits for it."""
     script = tmp_path / "script.py"
     script.write_text(WAITS_FOR_THE_WORLD)
     found = {
@@ -125,7 +125,7 @@ def test_rank_that_waits_for_the_world_before_its_first_step_does_not_hang(
         assert "follow" not in ended.err
 
 
-def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) -> None:
+def test_hang_that_is_only_reported_restarts_no_rank(start: Start, tmp_path: Path) -> None:
     port = free_port()
     env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 5}
     command = start("run", "--nproc", 2, "--port", port, SMALL, DTJ_HANG_ACTION="Report", **env)
@@ -145,7 +145,9 @@ def test_hang_that_is_only_reported_ends_nobody(start: Start, tmp_path: Path) ->
     assert err.count("not restarting any rank") == 1
 
 
-def test_hang_without_a_restart_left_is_the_reason_in_the_last_words(finish: Finish, tmp_path: Path) -> None:
+def test_hang_without_a_restart_left_is_the_reason_in_the_termination_message(
+    finish: Finish, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     flags = ("run", "--nproc", 2, "--termination-log", log, SMALL)
     ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:end:sleep", PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
@@ -163,13 +165,13 @@ def test_hang_without_a_restart_left_is_the_reason_in_the_last_words(finish: Fin
         ("DTJ_MAX_RESTARTS", "many", "expected a whole number of at least 0"),
     ],
 )
-def test_variable_that_makes_no_sense_is_refused(finish: Finish, name: str, value: str, message: str) -> None:
+def test_invalid_variable_is_refused(finish: Finish, name: str, value: str, message: str) -> None:
     ended = finish("run", SMALL, **{name: value})
     assert ended.code == 78
     assert f"{name} is '{value}', {message}" in ended.err
 
 
-def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_path: Path) -> None:
+def test_hung_plain_script_is_restarted(finish: Finish, tmp_path: Path) -> None:
     flags = ("run", "--nproc", 2, "--max-restarts", 1)
     ended = finish(*flags, PROGRAMS / "optimizes.py", OUT=tmp_path, DTJ_HANG_SECONDS=2)
     assert ended.code == 0, ended.err
@@ -177,8 +179,8 @@ def test_hung_script_that_knows_nothing_of_dtj_is_restarted(finish: Finish, tmp_
     assert ended.out.count("done in life 1") == 2
 
 
-def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_path: Path) -> None:
-    """Each lasts longer than what a step may."""
+def test_long_evaluation_and_declared_pause_are_not_hangs(finish: Finish, tmp_path: Path) -> None:
+    """Each lasts longer than a step may take."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
     env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
@@ -186,16 +188,16 @@ def test_long_evaluation_and_a_declared_pause_are_no_hang(finish: Finish, tmp_pa
     assert "the stacks of all ranks follow" not in ended.err
 
 
-def test_work_after_the_last_step_is_no_hang(finish: Finish, tmp_path: Path) -> None:
-    """Writing a sample or exporting the model takes longer than what a step may."""
+def test_work_after_the_last_step_is_not_a_hang(finish: Finish, tmp_path: Path) -> None:
+    """Writing a sample or exporting the model takes longer than a step may take."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err
 
 
-def test_rank_that_alone_leaves_the_loop_is_the_one_that_hangs(finish: Finish, tmp_path: Path) -> None:
-    """The others wait for it: that it went by a `break` does not excuse it."""
+def test_rank_that_alone_leaves_the_loop_is_the_culprit(finish: Finish, tmp_path: Path) -> None:
+    """The others wait for it: leaving by a `break` is no excuse."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
     sizes = SIZES | {"STEPS": 100_000}
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, BREAK_AT=9, AFTERWARDS_S=1000, **sizes)
@@ -215,8 +217,8 @@ for step in range(400):
 """
 
 
-def test_reader_that_pauses_for_longer_than_a_step_may_take_is_no_hang(tmp_path: Path) -> None:
-    """The ranks wait in print and the agent with them; all go on when somebody reads again."""
+def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
+    """The ranks wait in print, and the agent with them; all continue once the output is read again."""
     script, steps = tmp_path / "chatty.py", tmp_path / "steps"
     script.write_text(CHATTY)
     steps.mkdir()

@@ -1,4 +1,4 @@
-"""The launcher: any script, whole logs, the right rank to blame, nothing left behind."""
+"""The launcher: any script, complete logs, the right culprit, no processes left behind."""
 
 import json
 import os
@@ -20,19 +20,21 @@ SMALL = PROGRAMS / "small.py"
 DIGITS = "dtj.recipes.digits:recipe"
 
 
-def test_rank_that_closed_its_output_takes_nobody_elses_along(finish: Finish, tmp_path: Path) -> None:
-    """The numbers of its pipes are free while it lives on, and belong to the next rank that is forked."""
+def test_rank_that_closed_its_output_does_not_affect_another_ranks_output(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """Its pipes' fd numbers are free while it still runs, and are reused for the next forked rank."""
     ended = finish("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "closes_output.py", OUT=tmp_path)
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == [f"[rank {r}] rank {r} is heard" for r in range(2)]
 
 
-def test_script_that_closes_the_file_that_it_prints_to_ends_as_under_python(finish: Finish) -> None:
+def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> None:
     ended = finish("run", PROGRAMS / "own_output.py")
     assert (ended.code, ended.err) == (0, "[rank 0] done\n")
 
 
-def test_script_that_knows_nothing_of_dtj_finds_its_peers(finish: Finish) -> None:
+def test_plain_script_finds_its_peers(finish: Finish) -> None:
     ended = finish("run", "--nproc", 3, PROGRAMS / "env.py", "--its-own", "flag")
     assert ended.code == 0, ended.err
     assert sorted(ended.out.splitlines()) == [
@@ -41,8 +43,8 @@ def test_script_that_knows_nothing_of_dtj_finds_its_peers(finish: Finish) -> Non
     ]
 
 
-def test_two_nodes_make_one_world(start: Start) -> None:
-    """The variables that the operator sets, with two processes a pod."""
+def test_two_pods_form_one_world(start: Start) -> None:
+    """With the variables that the operator sets, and two processes per pod."""
     place = {"NNODES": 2, "NPROC_PER_NODE": 2, "WORLD_SIZE": 4, "MASTER_PORT": free_port()}
     nodes = [
         start("run", PROGRAMS / "env.py", NODE_RANK=n, MASTER_ADDR="127.0.0.1", **place) for n in range(2)
@@ -69,14 +71,16 @@ def test_module_is_run_like_python_m(finish: Finish) -> None:
     [
         pytest.param("raise", 1, "Exception", "ValueError: label 11 is out of range", id="an exception"),
         pytest.param("exit", 3, "ExitCode", "rank 2 exited with code 3 after step 7", id="an exit code"),
-        pytest.param("SIGKILL", 137, "Signal", "rank 2 was killed by SIGKILL after step", id="the kernel"),
+        pytest.param(
+            "SIGKILL", 137, "Signal", "rank 2 was killed by SIGKILL after step", id="killed by the kernel"
+        ),
         pytest.param(
             "SIGSEGV", 139, "Signal", "rank 2 was killed by SIGSEGV after step", id="a crash in native code"
         ),
         pytest.param("bad recipe", 78, "BadRecipe", "width is 7, expected an even number", id="a bad recipe"),
     ],
 )
-def test_first_failed_rank_is_named_not_those_that_lost_it(
+def test_first_failed_rank_is_named_rather_than_those_that_lost_it(
     finish: Finish, tmp_path: Path, how: str, code: int, reason: str, message: str
 ) -> None:
     log = tmp_path / "termination-log"
@@ -99,7 +103,7 @@ def test_first_failed_rank_is_named_not_those_that_lost_it(
     assert message.split(" after", maxsplit=1)[0] in ended.err.splitlines()[-1 if how != "bad recipe" else -2]
 
 
-def test_last_words_of_a_script_are_the_job_s(finish: Finish, tmp_path: Path) -> None:
+def test_exit_message_of_a_script_is_in_the_termination_message(finish: Finish, tmp_path: Path) -> None:
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text("import sys; sys.exit('there is nothing in /data')")
     assert finish("run", "--termination-log", log, script).code == 1
@@ -107,7 +111,7 @@ def test_last_words_of_a_script_are_the_job_s(finish: Finish, tmp_path: Path) ->
     assert (fields["reason"], fields["message"]) == ("ExitCode", "there is nothing in /data")
 
 
-def test_traceback_begins_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:
+def test_traceback_starts_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:
     log = tmp_path / "log"
     finish("run", "--termination-log", log, SMALL, OUT=tmp_path, PLAIN=1, FAIL_AT=1)
     lines = json.loads(log.read_text())["message"].splitlines()
@@ -115,7 +119,7 @@ def test_traceback_begins_in_the_user_s_file(finish: Finish, tmp_path: Path) -> 
     assert lines[1].startswith(f'  File "{SMALL}"')
 
 
-def test_node_that_only_lost_a_peer_exits_76(start: Start, tmp_path: Path) -> None:
+def test_pod_that_only_lost_a_peer_exits_76(start: Start, tmp_path: Path) -> None:
     port = free_port()
     nodes = [
         start(
@@ -160,30 +164,30 @@ def test_every_line_of_a_dying_rank_is_in_the_log_and_its_children_are_gone(
             f"[rank {rank}] the last wor"
         ]
         child = int((tmp_path / f"child-{rank}").read_text())
-        wait_for(partial(is_dead, child), "the rank's child to end")
+        wait_for(partial(is_dead, child), "the rank's child to exit")
 
 
-def test_only_the_ranks_asked_for_are_shown(finish: Finish) -> None:
+def test_only_the_selected_ranks_are_shown(finish: Finish) -> None:
     ended = finish("run", "--nproc", 3, "--ranks", "0,2", PROGRAMS / "env.py")
     assert sorted(line[:8] for line in ended.out.splitlines()) == ["[rank 0]", "[rank 2]"]
 
 
-def test_json_log_is_an_object_a_line_with_its_rank(finish: Finish, tmp_path: Path) -> None:
+def test_json_log_has_one_object_per_line_with_its_rank(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--log", "json", SMALL, OUT=tmp_path, PLAIN=1, STEPS=3)
     lines = [json.loads(line) for line in ended.out.splitlines()]
     assert {line["rank"] for line in lines} == {0}
     steps = [line["step"] for line in lines]
-    assert steps in ([1, 3], [1, 2, 3]), "the first and the last, and one more where a second has gone by"
+    assert steps in ([1, 3], [1, 2, 3]), "the first and the last, and one more if a second has passed"
     assert {json.loads(line)["message"][:4] for line in ended.err.splitlines()} == {"dtj:"}
 
 
-def test_killed_agent_takes_its_ranks_along(start: Start, tmp_path: Path) -> None:
+def test_ranks_die_with_a_killed_agent(start: Start, tmp_path: Path) -> None:
     command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, PLAIN=1, STEPS=100_000, READY_AT=2)
     wait_for((tmp_path / "ready").exists, "step 2")
     children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
     assert len(children) == 3  # two ranks and the store
     os.kill(command.pid, signal.SIGKILL)
-    wait_for(lambda: all(is_dead(int(c)) for c in children), "the ranks to end")
+    wait_for(lambda: all(is_dead(int(c)) for c in children), "the ranks to exit")
 
 
 def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path
     assert command.wait().code == 128 + signal.SIGTERM
 
 
-def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_at_once_and_is_not_a_success(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.py"
     script.write_text(
         "import os, signal, time\n"
@@ -228,8 +232,10 @@ def test_second_ctrl_c_ends_at_once_and_is_no_success(start: Start, tmp_path: Pa
         ),
         pytest.param(["run"], {}, "Missing argument 'SCRIPT'", id="no script at all"),
         pytest.param(["plot", "/nowhere.jsonl"], {}, "'/nowhere.jsonl' does not exist", id="nothing to plot"),
-        pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="no process"),
-        pytest.param(["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected numbers", id="no rank"),
+        pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="zero processes"),
+        pytest.param(
+            ["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected numbers", id="an invalid rank"
+        ),
         pytest.param(
             ["run", "--nproc", "2", SMALL], {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4", id="flag against pod"
         ),

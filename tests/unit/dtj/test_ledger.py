@@ -1,4 +1,4 @@
-"""Seconds of a job by what they were good for; test_goodput.py compares with the ranks' own books."""
+"""A job's seconds by their use; test_goodput.py compares them with the ranks' own records."""
 
 from dtj.agent.ledger import Ledger
 
@@ -7,28 +7,28 @@ def test_every_second_is_in_one_kind() -> None:
     ledger = Ledger(since=0.0)
     ledger.stepped(1, 4.0)  # start-up
     ledger.stepped(2, 5.0)  # productive
-    ledger.fault(5.5)  # half a step for nothing
-    ledger.fault(6.0)  # the same incident goes on
+    ledger.fault(5.5)  # half a step is lost
+    ledger.fault(6.0)  # the same incident
     ledger.formed(7.0)
-    ledger.stepped(1, 8.0)  # back, but behind
-    ledger.stepped(2, 9.0)  # done again
+    ledger.stepped(1, 8.0)  # recovered, behind the best step
+    ledger.stepped(2, 9.0)  # repeated
     ledger.stepped(3, 10.5)  # productive again
     assert ledger.at(11.0) == {"startup": 4.0, "productive": 3.0, "lost": 1.5, "recovering": 2.5}
     assert sum(ledger.at(11.0).values()) == 11.0
 
 
-def test_step_that_is_told_of_after_a_later_fault_was_good() -> None:
+def test_step_that_is_reported_after_a_later_fault_is_productive() -> None:
     ledger = Ledger(since=0.0)
     ledger.stepped(1, 4.0)
     ledger.fault(6.0)
     ledger.stepped(2, 5.0)
     ledger.formed(6.5)
-    ledger.stepped(3, 6.25)  # by those that did not notice yet
+    ledger.stepped(3, 6.25)  # by ranks that had not noticed the fault yet
     ledger.stepped(4, 8.0)
     assert ledger.at(8.0) == {"startup": 4.0, "productive": 2.25, "lost": 0.0, "recovering": 1.75}
 
 
-def test_fault_in_the_start_up_belongs_to_it() -> None:
+def test_fault_during_startup_counts_as_startup() -> None:
     ledger = Ledger(since=0.0)
     ledger.fault(2.0)
     ledger.formed(3.0)
@@ -36,7 +36,7 @@ def test_fault_in_the_start_up_belongs_to_it() -> None:
     assert ledger.at(6.0) == {"startup": 5.0, "productive": 1.0, "lost": 0.0, "recovering": 0.0}
 
 
-def test_what_is_told_of_too_late_takes_no_time_back() -> None:
+def test_late_report_does_not_take_time_back() -> None:
     ledger = Ledger(since=0.0)
     ledger.stepped(1, 4.0)
     ledger.stepped(2, 3.0)
@@ -44,7 +44,7 @@ def test_what_is_told_of_too_late_takes_no_time_back() -> None:
     assert ledger.at(5.0) == {"startup": 4.0, "productive": 0.0, "lost": 0.0, "recovering": 1.0}
 
 
-def test_books_can_be_read_while_the_job_recovers() -> None:
+def test_ledger_can_be_read_while_the_job_recovers() -> None:
     ledger = Ledger(since=0.0)
     ledger.stepped(1, 4.0)
     ledger.fault(4.5)

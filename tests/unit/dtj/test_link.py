@@ -1,4 +1,4 @@
-"""Messages over a real connection whose other side is slow to read, or does not read at all."""
+"""Messages over a real connection whose other side reads slowly or not at all."""
 
 import contextlib
 import select
@@ -13,14 +13,14 @@ import pytest
 from dtj.agent.link import Link, Message, encode
 from tests.unit.dtj.conftest import wait_for
 
-LONG = {"text": "x" * 100_000}  # longer than what the kernel keeps of a connection below
+LONG = {"text": "x" * 100_000}  # more than the kernel buffers for the connections below
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Of a connection with small buffers."""
+    """Both ends of a connection with small buffers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # those that it accepts inherit it
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # inherited by accepted connections
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         one.connect(server.getsockname())
@@ -59,17 +59,17 @@ def test_slow_reader_gets_everything_in_order(
     )
 
 
-def test_reader_that_never_reads_has_lost_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_reader_that_never_reads_loses_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
     ours = Link(ends[0], now=0.0)
     sent = 0
     while ours.is_open:
         ours.send(LONG)
         sent += 1
         assert sent < 1000
-    assert sent > 10, "a burst is nothing"
+    assert sent > 10, "a burst does not close it"
 
 
-def test_last_words_are_written_before_the_connection_is_given_up(
+def test_last_message_is_written_before_the_connection_is_closed(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = Link(ends[0], now=0.0), ends[1]
@@ -92,7 +92,7 @@ def test_last_words_are_written_before_the_connection_is_given_up(
     assert found.count(b"\n") == 5
 
 
-def test_connection_that_is_closed_is_not_watched_any_more(
+def test_closed_connection_is_no_longer_watched(
     ends: tuple[socket.socket, socket.socket], selector: selectors.BaseSelector
 ) -> None:
     ours = Link(ends[0], now=0.0)
@@ -116,24 +116,24 @@ def test_line_without_an_end_does_not_fill_the_memory(ends: tuple[socket.socket,
     assert sent > 1_000_000
 
 
-def test_silence_is_the_loss_of_another_node_never_of_ones_own(
+def test_silence_counts_as_loss_of_another_pod_but_not_within_one_process(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """A process that was stopped for a minute has not lost itself: there would be no way back to it."""
+    """A process that was stopped for a minute must not lose its own coordinator: it could not reconnect."""
     own, itself = socket.socketpair()
     with own, itself:
         assert [Link(end, now=0.0).is_silent(60.0) for end in (ends[0], own, itself)] == [True, False, False]
 
 
-def test_address_of_who_is_gone_is_known_as_long_as_there_is_something_to_read() -> None:
-    """Replica 0 dies right after an order: whoever obeys it asks where it came from."""
+def test_address_of_a_dead_peer_is_known_while_there_are_messages_to_read() -> None:
+    """Replica 0 dies right after an order: its address is needed to carry out the order."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = Link(socket.create_connection(server.getsockname()), now=0.0)
         other, _ = server.accept()
     link.send({"keepalive": True})
-    wait_for(lambda: select.select([other], [], [], 1.0)[0], "something that is not read")
+    wait_for(lambda: select.select([other], [], [], 1.0)[0], "something to read")
     other.sendall(encode({"form": {}}))
-    other.close()  # what was not read makes it a reset
+    other.close()  # unread data turns the close into a reset
     with contextlib.closing(link):
         wait_for(lambda: is_reset(link), "the reset")
         assert link.receive(0.0) == [{"form": {}}]

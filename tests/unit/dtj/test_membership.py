@@ -1,4 +1,4 @@
-"""What the coordinator decides: rows are its specification, a machine looks for what no row thought of."""
+"""Decisions of the coordinator: rows are its specification; a state machine searches for missing cases."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ def membership(*, replicas: int = 3, restarts: int = 5) -> Membership:
 
 
 def formed(*, replicas: int = 3, restarts: int = 5, holding: bool = True) -> Membership:
-    """A job in its first generation; `holding` says that the ranks train already."""
+    """A job in its first generation; with `holding` the ranks train already."""
     found = membership(replicas=replicas, restarts=restarts)
     for replica in range(replicas):
         found.join(hello(replica), NOW)
@@ -60,7 +60,7 @@ def formed(*, replicas: int = 3, restarts: int = 5, holding: bool = True) -> Mem
     return found
 
 
-def test_job_forms_when_the_last_replica_joins_and_goes_when_the_last_rank_is_ready() -> None:
+def test_job_forms_when_the_last_replica_joins_and_starts_when_the_last_rank_is_ready() -> None:
     found = membership()
     assert [found.join(hello(r), NOW) for r in (2, 0)] == [[], []]
     assert found.missing == [1]
@@ -75,23 +75,27 @@ def test_job_forms_when_the_last_replica_joins_and_goes_when_the_last_rank_is_re
         pytest.param(
             hello(1, uid="other"), ("this coordinator belongs to another job", False), id="another job"
         ),
-        pytest.param(hello(1, attempt=1), ("attempt 2 has started", True), id="a stale attempt"),
+        pytest.param(hello(1, attempt=1), ("attempt 2 has started", True), id="agent of an older attempt"),
         pytest.param(
-            hello(1, attempt=3), ("this coordinator belongs to an older attempt", False), id="we are stale"
+            hello(1, attempt=3),
+            ("this coordinator belongs to an older attempt", False),
+            id="we are of an older attempt",
         ),
         pytest.param(
-            hello(3), ("the pods disagree on the job's size: replica 3 of 3", True), id="one too many"
+            hello(3),
+            ("the pods disagree on the job's size: replica 3 of 3", True),
+            id="replica beyond the size",
         ),
     ],
 )
-def test_agent_that_does_not_belong_here_is_refused(newcomer: Hello, refusal: tuple[str, bool]) -> None:
+def test_agent_that_does_not_belong_to_the_job_is_refused(newcomer: Hello, refusal: tuple[str, bool]) -> None:
     found = formed()
     assert found.join(newcomer, NOW) == [Refuse(newcomer.incarnation, *refusal)]
     assert found.agents == {r: f"pod-{r}" for r in range(3)}
     assert found.is_formed
 
 
-def test_newer_pod_takes_the_place_of_the_older_for_good() -> None:
+def test_newer_pod_replaces_the_older_one_permanently() -> None:
     found = formed()
     actions = found.join(hello(1, "newer"), NOW)
     assert actions == [
@@ -109,18 +113,18 @@ def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     assert found.state.in_place == 0
 
 
-def test_whoever_took_part_and_is_gone_is_waited_for_until_it_is_back() -> None:
+def test_lost_replica_is_reported_missing_until_it_is_back() -> None:
     found = membership()
     found.join(hello(0), NOW)
     found.join(hello(1), NOW)
     found.leave("pod-1", NOW + 5)
-    assert found.waited_for(NOW + 8) == {1: 3}, "replica 2 has never been here"
+    assert found.waited_for(NOW + 8) == {1: 3}, "replica 2 never joined"
     found.join(hello(1, "again"), NOW + 9)
     found.join(hello(2), NOW + 9)
     assert found.waited_for(NOW + 9) == {}
 
 
-def test_nobody_is_waited_for_once_all_are_done() -> None:
+def test_no_replica_is_missing_once_all_ranks_are_done() -> None:
     found = formed(replicas=2)
     found.ended(end(0, 0), 1, NOW)
     found.ended(end(1, 0), 1, NOW)
@@ -128,7 +132,7 @@ def test_nobody_is_waited_for_once_all_are_done() -> None:
     assert found.waited_for(NOW) == {}
 
 
-def test_next_coordinator_waits_for_whoever_took_part_before_its_time() -> None:
+def test_new_coordinator_waits_for_replicas_of_the_previous_generation() -> None:
     found = membership()
     found.join(hello(0), NOW)
     found.join(hello(1, state=CoordinatorState(generation=7)), NOW + 1)
@@ -137,7 +141,7 @@ def test_next_coordinator_waits_for_whoever_took_part_before_its_time() -> None:
     assert found.waited_for(NOW + 5) == {}
 
 
-def test_next_coordinator_goes_on_with_what_the_agents_remember() -> None:
+def test_new_coordinator_takes_over_the_state_that_agents_remember() -> None:
     found = membership()
     remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)
     found.join(hello(1, healable=frozenset({1}), state=remembered), NOW)
@@ -151,10 +155,10 @@ def test_next_coordinator_goes_on_with_what_the_agents_remember() -> None:
     [
         pytest.param([end(1, 1)], 1, id="an exception"),
         pytest.param([end(1, 137)], 1, id="a signal"),
-        pytest.param([end(0, 76), end(1, 139, after_s=2)], 1, id="an echo that came first is not the cause"),
+        pytest.param([end(0, 76), end(1, 139, after_s=2)], 1, id="an earlier lost peer is not the cause"),
     ],
 )
-def test_failed_rank_is_started_anew_and_counted(endings: list[Ending], culprit: int) -> None:
+def test_failed_rank_is_restarted_and_counted(endings: list[Ending], culprit: int) -> None:
     found = formed()
     actions = [action for ending in endings for action in found.ended(ending, 1, NOW)]
     assert actions == [Form(2, frozenset({0, 1, 2} - {e.rank for e in endings}), 3)]
@@ -163,7 +167,7 @@ def test_failed_rank_is_started_anew_and_counted(endings: list[Ending], culprit:
     assert found.failure.rank == culprit
 
 
-def test_lost_peer_without_a_cause_is_decided_after_a_grace() -> None:
+def test_lost_peer_without_a_cause_is_decided_after_a_delay() -> None:
     found = formed()
     assert found.lost(end(0, 76), 1, NOW) == []
     assert found.tick(NOW + CAUSE_WAIT_S - 0.1) == []
@@ -171,7 +175,7 @@ def test_lost_peer_without_a_cause_is_decided_after_a_grace() -> None:
 
 
 def not_reached(found: Membership, now: float) -> list[Action]:
-    """All ranks are there, and two of them do not reach each other."""
+    """All ranks are ready, and two of them cannot reach each other."""
     generation = found.state.generation
     for rank in range(3):
         found.ready(rank, generation)
@@ -179,7 +183,7 @@ def not_reached(found: Membership, now: float) -> list[Action]:
     return found.tick(now + CAUSE_WAIT_S)
 
 
-def test_ranks_that_do_not_reach_each_other_get_more_time_and_only_the_first_time_is_free() -> None:
+def test_ranks_that_cannot_connect_get_more_time_and_only_the_first_failure_is_free() -> None:
     found = formed()
     kept = frozenset({0, 1, 2})
     assert not_reached(found, NOW) == [Form(2, kept, 3, connect_s=2 * CONNECT_S)]
@@ -191,7 +195,7 @@ def test_ranks_that_do_not_reach_each_other_get_more_time_and_only_the_first_tim
     assert found.state.in_place == 1
 
 
-def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
+def test_ranks_that_can_never_connect_use_up_the_budget() -> None:
     found = formed(restarts=100)
     found.stepped(10)
     said = [not_reached(found, NOW) for _ in range(5)]
@@ -200,7 +204,7 @@ def test_ranks_that_never_reach_each_other_use_up_the_budget() -> None:
     assert found.tick(NOW + CAUSE_WAIT_S + VERDICT_S) == [End(end(1, 76))]
 
 
-def test_word_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
+def test_late_report_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
     found = formed()
     found.ended(end(1, 1), 1, NOW)
     for rank in range(3):
@@ -211,14 +215,16 @@ def test_word_of_an_older_generation_does_not_make_a_lost_peer_free() -> None:
     assert (found.state.in_place, found.state.unformed) == (2, 0)
 
 
-def test_time_to_connect_has_an_end() -> None:
+def test_time_to_connect_is_bounded() -> None:
     found = formed(restarts=100)
     forms = [not_reached(found, NOW)[0] for _ in range(20)]
     assert max(form.connect_s for form in forms if isinstance(form, Form)) == LONGEST_CONNECT_S
-    assert LONGEST_CONNECT_S + CAUSE_WAIT_S < STARTUP_TIMES * MIN_LIMIT_S, "it would be taken for a hang"
+    assert LONGEST_CONNECT_S + CAUSE_WAIT_S < STARTUP_TIMES * MIN_LIMIT_S, (
+        "else it would be treated as a hang"
+    )
 
 
-def test_death_while_the_ranks_connect_is_a_death() -> None:
+def test_death_while_the_ranks_connect_is_counted() -> None:
     found = formed()
     found.unformed(end(0, 76), 1, NOW)
     assert found.ended(end(1, 137), 1, NOW) == [Form(2, frozenset({0, 2}), 3)]
@@ -227,7 +233,7 @@ def test_death_while_the_ranks_connect_is_a_death() -> None:
     assert found.tick(NOW + CAUSE_WAIT_S) == []
 
 
-def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:
+def test_cause_that_is_reported_late_is_still_the_culprit_and_counts_once() -> None:
     found = formed()
     found.ended(end(2, 139, after_s=3), 1, NOW)
     assert found.ended(end(1, 1, after_s=1), 1, NOW) == []
@@ -236,44 +242,44 @@ def test_cause_that_is_told_late_still_gets_the_blame_and_counts_once() -> None:
     assert found.state.in_place == 1
 
 
-def test_survivor_that_dies_before_it_is_back_is_not_counted_again() -> None:
+def test_survivor_that_dies_before_it_is_ready_is_not_counted_again() -> None:
     found = formed(restarts=1)
     found.ended(end(2, 137), 1, NOW)
     assert found.ended(end(1, 137), 2, NOW) == [Form(3, frozenset({0}), 3)]
     assert found.state.in_place == 1
 
 
-def test_nobody_who_holds_the_run_means_that_all_start_anew() -> None:
+def test_all_ranks_restart_if_none_holds_the_run() -> None:
     found = formed(holding=False)
     assert found.ended(end(1, 1), 1, NOW) == [Form(2, frozenset(), 3)]
 
 
-def test_rank_that_was_done_before_another_failed_makes_all_start_anew() -> None:
+def test_all_ranks_restart_if_one_was_done_before_another_failed() -> None:
     found = formed()
     assert found.ended(end(0, 0), 1, NOW) == []
     assert found.ended(end(1, 1), 1, NOW) == [Form(2, frozenset(), 3)]
 
 
-def test_survivor_that_finishes_instead_of_joining_makes_all_start_anew() -> None:
+def test_all_ranks_restart_if_a_survivor_finishes_instead_of_joining() -> None:
     found = formed()
     found.ended(end(1, 1), 1, NOW)
     assert found.ended(end(0, 0), 2, NOW) == [Form(3, frozenset(), 3)]
 
 
-def test_all_done_is_the_end() -> None:
+def test_job_is_over_when_all_ranks_are_done() -> None:
     found = formed()
     assert [found.ended(end(rank, 0), 1, NOW) for rank in (2, 0)] == [[], []]
     assert found.ended(end(1, 0), 1, NOW) == [End(None)]
 
 
-def test_bad_recipe_is_the_end_at_once() -> None:
+def test_bad_recipe_ends_the_job_at_once() -> None:
     found = formed()
     ending = end(1, 78)
     assert found.ended(ending, 1, NOW) == []
     assert found.tick(NOW + VERDICT_S) == [End(ending)]
 
 
-def test_spent_budget_is_the_end() -> None:
+def test_spent_budget_ends_the_job() -> None:
     found = formed(restarts=1)
     found.ended(end(1, 1), 1, NOW)
     for rank in range(3):
@@ -284,8 +290,8 @@ def test_spent_budget_is_the_end() -> None:
 
 
 @pytest.mark.parametrize("theirs", [0, 2])
-def test_heals_are_counted_on_whoever_remembers_them(theirs: int) -> None:
-    """The operator, where the pods that saw them are gone; or a survivor, which may know of one more."""
+def test_restart_count_is_the_highest_that_is_remembered(theirs: int) -> None:
+    """By the operator, if the pods that saw them are gone; or by a survivor, which may have seen one more."""
     budget = RestartBudget(restarts=3, spent=1)
     job = Job(uid="u", attempt=2, replicas=2, processes=1)
     found = Membership(job=job, budget=budget, state=CoordinatorState(in_place=budget.spent))
@@ -301,29 +307,29 @@ def test_heals_are_counted_on_whoever_remembers_them(theirs: int) -> None:
     assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
 
 
-def test_earlier_failure_that_is_told_later_is_the_cause() -> None:
+def test_earlier_failure_that_is_reported_later_is_the_cause() -> None:
     found = formed(restarts=0)
     assert found.ended(end(2, 139, after_s=0.2), 1, NOW) == []
     assert found.ended(end(0, 5), 1, NOW + 0.1) == []
     assert found.tick(NOW + VERDICT_S) == [End(end(0, 5))]
 
 
-def test_rank_that_failed_first_is_the_cause_though_it_dies_last() -> None:
-    """It raised, and still runs its exit functions."""
+def test_rank_that_failed_first_is_the_cause_even_if_it_exits_last() -> None:
+    """It raised an exception and still runs its exit functions."""
     found = formed(restarts=0)
     assert found.failing(end(1, 1), 1) == []
     found.ended(end(2, 137, after_s=0.2), 1, NOW)
     assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
 
 
-def test_failure_of_all_ranks_needs_no_time_to_hear_of_more() -> None:
+def test_failure_of_all_ranks_is_decided_without_delay() -> None:
     found = formed(restarts=0)
     for rank in (1, 2):
         found.ended(end(rank, 1, after_s=rank), 1, NOW)
     assert found.ended(end(0, 1), 1, NOW) == [End(end(0, 1))]
 
 
-def test_restarts_without_a_new_step_are_bounded_and_a_step_clears_the_row() -> None:
+def test_restarts_without_a_new_step_are_bounded_and_a_step_resets_their_count() -> None:
     found = formed(restarts=100)
     found.stepped(10)
     forms = 0
@@ -340,7 +346,7 @@ def test_restarts_without_a_new_step_are_bounded_and_a_step_clears_the_row() -> 
     assert isinstance(actions[0], End)
 
 
-def test_pod_that_was_asked_to_end_is_not_healed() -> None:
+def test_pod_that_was_asked_to_terminate_is_not_healed() -> None:
     found = formed()
     found.stop("pod-1", NOW)
     assert found.ended(end(1, 143), 1, NOW) == []
@@ -348,7 +354,7 @@ def test_pod_that_was_asked_to_end_is_not_healed() -> None:
     assert found.state.in_place == 0
 
 
-def test_replacement_of_a_pod_that_was_asked_to_end_is_healed() -> None:
+def test_replacement_of_a_pod_that_was_asked_to_terminate_is_healed() -> None:
     found = formed()
     found.stop("pod-1", NOW)
     found.leave("pod-1", NOW)
@@ -357,7 +363,7 @@ def test_replacement_of_a_pod_that_was_asked_to_end_is_healed() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Pods come and go, ranks do anything, messages of old generations arrive late."""
+    """Pods join and leave, ranks do anything, messages of old generations arrive late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,11 +378,11 @@ class Machine(RuleBasedStateMachine):
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
-            assert not self.is_over or isinstance(action, Refuse), "only strangers hear more after the end"
+            assert not self.is_over or isinstance(action, Refuse), "after the end only strangers get messages"
             if isinstance(action, Form):
                 assert action.generation == self.generation + 1
                 assert not self.found.missing
-                assert not action.kept & self.gone, "the dead are not kept"
+                assert not action.kept & self.gone, "dead ranks are not kept"
                 self.generation, self.kept, self.gone = action.generation, action.kept, set()
             if isinstance(action, Go):
                 assert action.generation == self.generation

@@ -1,4 +1,4 @@
-"""What the coordinator says and does about ranks that live, and when: the clock is the test's."""
+"""What the coordinator logs and does about live ranks, and when; the test controls the clock."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ END = 10.0 + MIN_LIMIT_S - REPORT_DELAY_S  # of the silence of ranks that were l
 
 @dataclass(kw_only=True)
 class Watched:
-    """A generation of two ranks that have stepped once a second, until 10."""
+    """A generation of two ranks that have completed a step every second, until 10."""
 
     restarts: bool = True
     logged: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Watched:
             self.monitor.observe(rank, Heartbeat(1, step, paused), now)
 
     def run_until(self, end: float) -> float:
-        """Let time pass from one deadline to the next, as the agent's loop does; when the last was."""
+        """Let time pass from deadline to deadline, as the agent's loop does; return the last one."""
         now = 10.0
         for _ in range(100):
             deadline = self.monitor.deadline
@@ -49,8 +49,8 @@ class Watched:
         raise AssertionError(f"busy at {now}")
 
 
-def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
-    """The stacks, which take a second, are there by then."""
+def test_hang_is_named_exactly_when_its_limit_is_over() -> None:
+    """The stacks, which take a second, have arrived by then."""
     watched = Watched()
     assert watched.run_until(END - 0.01) == END - PROBE_S
     assert (watched.sent, watched.logged) == ([{"probe": True}], [])
@@ -62,7 +62,7 @@ def test_hang_is_named_when_its_limit_is_over_and_not_a_moment_later() -> None:
     assert watched.ended == [1]
 
 
-def test_silence_that_ends_after_the_stacks_were_asked_for_is_not_spoken_of() -> None:
+def test_silence_that_ends_after_the_stacks_were_requested_is_not_logged() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
     watched.monitor.probed({"0": WAITING, "1": STOPPED})
@@ -73,7 +73,7 @@ def test_silence_that_ends_after_the_stacks_were_asked_for_is_not_spoken_of() ->
     assert watched.sent == [{"probe": True}]
 
 
-def test_answers_to_a_question_of_long_ago_are_not_those_of_the_next() -> None:
+def test_answers_to_an_earlier_probe_do_not_count_for_the_next() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
     watched.monitor.probed({"0": STOPPED, "1": WAITING})
@@ -86,7 +86,7 @@ def test_answers_to_a_question_of_long_ago_are_not_those_of_the_next() -> None:
     assert list(watched.sent[2]["hang"]) == [1]
 
 
-def test_agent_that_does_not_answer_is_waited_for_some_seconds() -> None:
+def test_verdict_waits_some_seconds_for_an_agent_that_does_not_respond() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
     watched.monitor.probed({"0": WAITING})
@@ -94,7 +94,7 @@ def test_agent_that_does_not_answer_is_waited_for_some_seconds() -> None:
     assert watched.sent[1]["hang"] == {1: "no step for 32 s: rank 1 does not respond"}
 
 
-def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
+def test_pause_that_is_declared_while_stacks_are_collected_is_not_a_hang() -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
     watched.step(10, END - 0.01, paused=True)
@@ -102,12 +102,12 @@ def test_pause_that_is_declared_while_stacks_are_collected_is_no_hang() -> None:
     assert (watched.monitor.deadline, watched.logged) == (None, [])
 
 
-def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
+def test_hang_that_is_only_reported_is_logged_once_and_lasts_until_it_ends() -> None:
     watched = Watched(restarts=False)
     watched.run_until(END - 0.01)
     watched.monitor.probed({"0": WAITING, "1": STOPPED})
     watched.run_until(END + 10)
-    assert watched.sent[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, nobody is ended"
+    assert watched.sent[1:] == [{"hang": {}, "generation": 1}], "stacks are shown, no rank is killed"
     assert (watched.monitor.hang or {})["ranks"] == [1]
     assert watched.ended == []
     watched.step(11, 2000.0)
@@ -118,7 +118,7 @@ def test_hang_that_is_only_reported_is_named_once_and_until_it_ends() -> None:
 
 
 @pytest.mark.parametrize("step", [None, 10])
-def test_generation_that_broke_is_not_looked_into(step: int | None) -> None:
+def test_probe_is_cancelled_when_the_generation_breaks(step: int | None) -> None:
     watched = Watched()
     watched.run_until(END - 0.01)
     watched.monitor.cancel_probe()
@@ -131,7 +131,7 @@ def test_generation_that_broke_is_not_looked_into(step: int | None) -> None:
 
 @dataclass(kw_only=True)
 class Starting(Watched):
-    """A generation of two ranks that have not stepped, and last did something at 10."""
+    """A generation of two ranks without a step, last active at 10."""
 
     def __post_init__(self) -> None:
         self.monitor = Monitor(
@@ -141,7 +141,7 @@ class Starting(Watched):
         self.act(10.0)
 
     def act(self, now: float, *, is_stopped: bool = False) -> None:
-        """Rank 0 does something; so does rank 1, which is perhaps stopped."""
+        """Rank 0 is active, and rank 1 too or stopped."""
         self.monitor.observe_activity(0, Activity(1, False), now)
         self.monitor.observe_activity(1, Activity(1, is_stopped), now)
 
@@ -160,7 +160,7 @@ def test_rank_that_sleeps_before_the_first_step_is_named_after_a_long_time() -> 
     assert watched.ended == [1]
 
 
-def test_rank_that_is_stopped_before_the_first_step_is_named_as_soon_as_any() -> None:
+def test_rank_that_is_stopped_before_the_first_step_is_named_at_the_usual_limit() -> None:
     watched = Starting()
     watched.act(10.0, is_stopped=True)
     watched.run_until(10.0 + MIN_LIMIT_S - 0.01)
@@ -169,7 +169,7 @@ def test_rank_that_is_stopped_before_the_first_step_is_named_as_soon_as_any() ->
     assert watched.ended == [1]
 
 
-def test_silence_before_the_first_step_that_is_no_hang_is_looked_into_again_as_long_after() -> None:
+def test_silence_before_the_first_step_that_is_not_a_hang_is_probed_again_later() -> None:
     watched, end = Starting(), 10.0 + FIRST_STEP_S
     for again in range(3):
         watched.run_until(end - 0.01)
@@ -180,7 +180,7 @@ def test_silence_before_the_first_step_that_is_no_hang_is_looked_into_again_as_l
     assert (watched.logged, watched.ended) == ([], [])
 
 
-def test_reported_hang_before_the_first_step_ends_when_the_rank_does_something() -> None:
+def test_reported_hang_before_the_first_step_ends_when_the_rank_is_active() -> None:
     watched, end = Starting(restarts=False), 10.0 + FIRST_STEP_S
     watched.run_until(end - 0.01)
     watched.monitor.probed({"0": WAITING, "1": asleep(FIRST_STEP_S - PROBE_S)})

@@ -1,4 +1,4 @@
-"""The kernel's count of processes that it ended for want of memory; the kernel itself is in tests/e2e."""
+"""The kernel's count of OOM kills; real OOM kills are in tests/e2e."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def test_each_kill_is_taken_once(tmp_path: Path, text: str) -> None:
     events = tmp_path / "memory.events"
     events.write_text(text.format(1))
     kills = OomKills(events)
-    assert not kills.take(), "that was before"
+    assert not kills.take(), "it was counted before"
 
     events.write_text(text.format(3))
 
     assert [kills.take() for _ in range(3)] == [True, True, False]
 
 
-def test_a_machine_that_does_not_count_has_none(tmp_path: Path) -> None:
+def test_machine_without_the_counter_has_no_kills(tmp_path: Path) -> None:
     assert not OomKills(tmp_path / "memory.events").take()

@@ -1,4 +1,4 @@
-"""What a node does when the coordinator says so; that it does it with real ranks is in test_heal.py."""
+"""How an agent carries out the coordinator's orders; test_heal.py does so with real ranks."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FORM: dict[str, Any] = {"port": 4242, "replicas": 1, "gracefully": False, "conne
 
 @dataclass(kw_only=True)
 class Node:
-    """A node of one rank, which sleeps: it stands for the supervisor and for the way to the coordinator."""
+    """A pod of one sleeping rank; stands in for the supervisor and the connection to the coordinator."""
 
     process: RankProcess
     sent: list[Message] = field(default_factory=list)
@@ -75,13 +75,13 @@ def node() -> Iterator[Node]:
         sleeper.kill()
 
 
-def test_coordinator_understands_who_we_are(node: Node) -> None:
+def test_coordinator_can_parse_our_hello(node: Node) -> None:
     hello = Hello.parse(json.loads(json.dumps(node.orders.hello())))
     assert (hello.replica, hello.healable) == (0, frozenset({0}))
 
 
-def test_survivor_is_told_of_the_generation_and_its_state_is_told_anew(node: Node) -> None:
-    """It may be in a long evaluation, which nobody would know of in the new generation."""
+def test_survivor_gets_the_new_generation_and_its_state_is_reported_again(node: Node) -> None:
+    """It may be in a long evaluation, which the new generation would not know about."""
     with node.process.heartbeat.paused():
         assert node.heartbeats.read(node.process)
         assert node.heartbeats.read(node.process) is None
@@ -93,12 +93,12 @@ def test_survivor_is_told_of_the_generation_and_its_state_is_told_anew(node: Nod
     assert node.started == []
 
 
-def test_rank_that_is_not_kept_begins_anew(node: Node) -> None:
+def test_rank_that_is_not_kept_is_restarted(node: Node) -> None:
     node.orders.obey({"form": FORM | {"generation": 2, "kept": []}})
     assert node.started == [0]
 
 
-def test_pod_that_was_asked_to_end_joins_no_generation(node: Node) -> None:
+def test_pod_that_was_asked_to_terminate_joins_no_generation(node: Node) -> None:
     node.orders.is_stopping = True
     node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
     assert (node.sent, node.process.generation) == ([{"stopping": True}], 1)
@@ -116,6 +116,8 @@ def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("generation", "ends"), [(1, True), (2, False)])
-def test_only_a_process_of_the_generation_that_hung_is_ended(node: Node, generation: int, ends: bool) -> None:
+def test_only_a_process_of_the_generation_that_hung_is_killed(
+    node: Node, generation: int, ends: bool
+) -> None:
     node.orders.obey({"hang": {"0": "no step for 30 s"}, "generation": generation})
     assert bool(node.process._failure) == ends

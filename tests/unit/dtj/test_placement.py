@@ -1,4 +1,4 @@
-"""Environment -> which rank, which node; contradictions are explained, not guessed away."""
+"""Environment -> ranks and replica; contradictions are errors, never guesses."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ MASTER = {"MASTER_ADDR": "digits-0.digits.ns.svc", "MASTER_PORT": "29500"}
 @pytest.mark.parametrize(
     ("env", "world"),
     [
-        pytest.param({}, World(), id="nothing: a laptop"),
+        pytest.param({}, World(), id="nothing set, as on a laptop"),
         pytest.param(
             {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **MASTER},
             World(rank=3, size=4, local_rank=1),
@@ -43,19 +43,19 @@ def test_world(env: Mapping[str, str], world: World) -> None:
         pytest.param(
             {"RANK": "x", "WORLD_SIZE": "4", **MASTER},
             "RANK is 'x', expected a whole number",
-            id="rank no number",
+            id="rank not a number",
         ),
         pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT not set", id="no meeting place"
+            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT not set", id="no master address"
         ),
         pytest.param(
             {"WORLD_SIZE": "4", "NPROC_PER_NODE": "2", **MASTER},
             "dtj run script.py",
-            id="nobody started the ranks",
+            id="no launcher",
         ),
     ],
 )
-def test_world_that_cannot_be(env: Mapping[str, str], message: str) -> None:
+def test_invalid_world(env: Mapping[str, str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         World.from_env(env)
     assert message in str(raised.value)
@@ -117,28 +117,28 @@ def test_pod_follows_the_operator() -> None:
             {"NNODES": "2", "NODE_RANK": "2", **MASTER},
             None,
             "NODE_RANK is 2, but NNODES is 2",
-            id="node out of range",
+            id="node rank out of range",
         ),
         pytest.param(
-            {"NNODES": "0"}, None, "NNODES is '0', expected a whole number of at least 1", id="no node"
+            {"NNODES": "0"}, None, "NNODES is '0', expected a whole number of at least 1", id="zero nodes"
         ),
         pytest.param(
             {"WORLD_SIZE": "4", "NNODES": "2", **MASTER}, 4, "leave out --nproc", id="flag against the pod"
         ),
     ],
 )
-def test_placement_that_cannot_be(env: Mapping[str, str], nproc: int | None, message: str) -> None:
+def test_invalid_placement(env: Mapping[str, str], nproc: int | None, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         place(env, nproc)
     assert message in str(raised.value)
 
 
-def test_threads_are_what_the_user_says_else_a_share_of_the_cpus() -> None:
+def test_threads_are_set_by_the_user_or_a_share_of_the_cpus() -> None:
     assert threads({"OMP_NUM_THREADS": "3"}, nproc=2) == 3
     assert threads({}, nproc=10_000) == 1
 
 
-def test_flag_of_the_job_wins_over_the_code() -> None:
+def test_flag_of_the_job_takes_precedence_over_the_code() -> None:
     assert Settings.read({"DTJ_MICRO_BATCH": "4"}, micro_batch=8).micro_batch == 4
     assert Settings.read({}, micro_batch=8).micro_batch == 8
 
@@ -155,7 +155,7 @@ def test_flag_of_the_job_wins_over_the_code() -> None:
         ({"DTJ_CHECKPOINT_DIR": "x", "DTJ_KEEP": "1"}, "--keep (DTJ_KEEP) is '1'"),
     ],
 )
-def test_setting_that_cannot_be_is_refused_under_both_of_its_names(env: dict[str, str], message: str) -> None:
+def test_invalid_setting_is_refused_under_both_of_its_names(env: dict[str, str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         Settings.read(env)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""Several agents as several pods: one is lost and comes back, and the job goes on where the others are."""
+"""Several agents as several pods: a lost pod comes back, and the job continues from the others' state."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.unit.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_status_server import status
 
-REPLICAS = 4  # at most, of any job here
+REPLICAS = 4  # maximum of the jobs here
 
 
 class Pods:
@@ -43,7 +43,7 @@ class Pods:
         }
 
     def run(self, index: int, *flags: object, program: Path = SMALL, **env: object) -> Command:
-        """Start the pod of an index, the first or a new one."""
+        """Start the pod of an index, or its replacement."""
         where = {"NODE_RANK": index, "DTJ_REPLICA_INDEX": index, "DTJ_AGENT_PORT": self.ports[index]}
         log = ("--termination-log", self._out / f"log-{index}")
         return self._start("run", *log, *flags, program, **self.env | where | env)
@@ -52,20 +52,22 @@ class Pods:
         return status(self.ports[index])
 
     def evict(self, pod: Command, index: int) -> None:
-        """Ask it to end; its ranks have been asked when this returns, however slow its agent is."""
+        """Ask the pod to terminate; when this returns, its ranks have been asked too."""
         pod.signal(signal.SIGTERM)
-        wait_for(lambda: self.status(index).get("state") == "Stopping", "the pod to ask its ranks")
+        wait_for(lambda: self.status(index).get("state") == "Stopping", "the pod to signal its ranks")
 
 
 def lose(pod: Command) -> None:
-    """The pod is gone at once, with all its processes, as when its node loses power."""
+    """Kill the pod with all its processes at once, as if its node lost power."""
     children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
     pod.signal(signal.SIGKILL)
-    wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to end")
+    wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to exit")
 
 
-@pytest.mark.parametrize("lost", [pytest.param(1, id="replica 1"), pytest.param(0, id="the coordinator's")])
-def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
+@pytest.mark.parametrize(
+    "lost", [pytest.param(1, id="replica 1"), pytest.param(0, id="replica 0, the coordinator")]
+)
+def test_replacement_of_a_lost_pod_joins_the_step_of_the_others(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int
 ) -> None:
     job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
@@ -78,22 +80,23 @@ def test_lost_pod_comes_back_and_takes_up_the_step_of_the_others(
     assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
     steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
-    assert steps == list(range(16))  # a survivor has done no step twice
+    assert steps == list(range(16))  # a survivor repeats no step
 
 
-def test_lost_pod_is_told_of_until_its_replacement_has_joined(start: Start, tmp_path: Path) -> None:
+def test_lost_pod_is_reported_until_its_replacement_has_joined(start: Start, tmp_path: Path) -> None:
     job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
     pods = [job.run(index) for index in range(2)]
     wait_for((tmp_path / "at-5").exists, "step 5")
     assert job.status()["missing"] == []
     lose(pods[1])
     wait_for(
-        lambda: [each["replica"] for each in job.status().get("missing", ())] == [1], "the loss to be told"
+        lambda: [each["replica"] for each in job.status().get("missing", ())] == [1],
+        "the loss to be reported",
     )
     first = job.status()["missing"][0]["seconds"]
     wait_for(lambda: job.status()["missing"][0]["seconds"] > first, "time to pass")
     pods[1] = job.run(1)
-    wait_for(lambda: job.status().get("missing") == [], "its replacement")
+    wait_for(lambda: job.status().get("missing") == [], "its replacement to join")
     (tmp_path / "go-5").touch()
     assert [pod.wait().code for pod in pods] == [0, 0]
 
@@ -101,7 +104,7 @@ def test_lost_pod_is_told_of_until_its_replacement_has_joined(start: Start, tmp_
 def test_all_pods_lost_one_after_the_other(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The state wanders from pod to pod; no process of the beginning sees the end."""
+    """The state moves from pod to pod; none of the first processes sees the end."""
     out = tmp_path / "out"
     job = Pods(start, out, replicas=3, HOLD_AT="5 8 11")
     pods = [job.run(index) for index in range(3)]
@@ -121,7 +124,7 @@ def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_p
     wait_for(lambda: job.status().get("step") == 9, "step 9")
     found = job.status()
     assert tuple(found) == contract.STATUS_FIELDS
-    assert found["restarts"] == {"inPlace": 4}, "three were before these pods"
+    assert found["restarts"] == {"inPlace": 4}, "three happened before these pods"
     assert found["rejoin"] is True
     assert (found["generation"], found["state"]) == (2, "Running")
     failure = found["failure"]
@@ -133,14 +136,14 @@ def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_p
     assert [pod.wait().code for pod in pods] == [0, 0, 0]
 
 
-def test_spent_budget_ends_all_pods_and_blames_the_right_one(start: Start, tmp_path: Path) -> None:
+def test_spent_budget_ends_all_pods_and_names_the_right_culprit(start: Start, tmp_path: Path) -> None:
     job = Pods(start, tmp_path, replicas=3, DTJ_MAX_RESTARTS=1, FAULTS="2@3:end:raise 1@6:end:exit")
     pods = [job.run(index) for index in range(3)]
     assert [pod.wait().code for pod in pods] == [76, 3, 76]
     logs = [json.loads((tmp_path / f"log-{index}").read_text()) for index in range(3)]
     assert [log["reason"] for log in logs] == ["PeerLost", "ExitCode", "PeerLost"]
     assert "rank 1 exited with code 3" in logs[2]["message"]
-    assert [log["inPlace"] for log in logs] == [1, 1, 1], "whoever is seen first tells of the heal"
+    assert [log["inPlace"] for log in logs] == [1, 1, 1], "every pod reports the in-place restart"
 
 
 def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ cli.main(sys.argv[1:])
 """
 
 
-def test_pod_with_another_version_of_dtj_ends_with_the_mend_and_the_job_goes_on_with_a_right_one(
+def test_pod_with_another_version_of_dtj_exits_with_the_fix_and_a_right_one_joins(
     start: Start, tmp_path: Path
 ) -> None:
     job = Pods(start, tmp_path, replicas=2)
@@ -181,8 +184,8 @@ def test_pod_with_another_version_of_dtj_ends_with_the_mend_and_the_job_goes_on_
     assert "refused replica 1: this agent has protocol version" in first.err
 
 
-def test_newer_pod_of_a_replica_takes_the_place_of_the_older(start: Start, tmp_path: Path) -> None:
-    """The older one may still run on a node that nobody reaches: it must not come back into the job."""
+def test_newer_pod_of_a_replica_replaces_the_older_one(start: Start, tmp_path: Path) -> None:
+    """The older pod may still run on an unreachable node: it must not rejoin the job."""
     job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
     pods = [job.run(index) for index in range(2)]
     wait_for((tmp_path / "at-5").exists, "step 5")
@@ -205,7 +208,7 @@ def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Pat
     assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
 
 
-def test_evicted_pod_without_a_checkpoint_leaves_the_others_their_memory(
+def test_others_keep_their_memory_if_a_pod_is_evicted_without_a_checkpoint_folder(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
@@ -222,7 +225,7 @@ def test_evicted_pod_without_a_checkpoint_leaves_the_others_their_memory(
     assert steps == list(range(16))
 
 
-def test_pod_that_waits_for_the_others_ends_when_asked(start: Start, tmp_path: Path) -> None:
+def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:
     waiting = Pods(start, tmp_path, replicas=2).run(1)
     wait_for(partial(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text), "the pod to wait")
     waiting.signal(signal.SIGTERM)

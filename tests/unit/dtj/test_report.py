@@ -1,4 +1,4 @@
-"""Ends of ranks -> the cause, the exit code, the termination message."""
+"""Endings of ranks -> the cause, the exit code, the termination message."""
 
 import json
 import signal
@@ -35,15 +35,20 @@ def end(
     [
         pytest.param([end(0), end(1)], None, 0, id="all done"),
         pytest.param([end(0, 75), end(1, 75)], None, 75, id="all stopped"),
-        pytest.param([end(0, 75, killed=True)], None, 75, id="stopped because its agent wanted it"),
+        pytest.param([end(0, 75, killed=True)], None, 75, id="stopped by the agent"),
         pytest.param([end(0), end(1, 75)], None, 75, id="one was done when the others stopped"),
         pytest.param([end(0), end(1, 1)], 1, 1, id="one failed"),
         pytest.param([end(0, 1, after_s=2), end(1, 2, after_s=1)], 1, 2, id="the earlier failure"),
         pytest.param(
-            [end(0, 76, after_s=1), end(1, 1, after_s=3)], 1, 1, id="a later cause beats a lost peer"
+            [end(0, 76, after_s=1), end(1, 1, after_s=3)],
+            1,
+            1,
+            id="a later cause takes precedence over a lost peer",
         ),
         pytest.param([end(0, 76, after_s=2), end(1, 76, after_s=1)], 1, 76, id="only lost peers: the first"),
-        pytest.param([end(0, 1), end(1, 137, killed=True)], 0, 1, id="what the agent killed is not a cause"),
+        pytest.param(
+            [end(0, 1), end(1, 137, killed=True)], 0, 1, id="a rank that the agent killed is not the cause"
+        ),
         pytest.param([end(0, 75), end(1, 139)], 1, 139, id="a crash while the others stopped"),
         pytest.param([end(0, 1), end(1, 1)], 0, 1, id="at the same time: the lower rank"),
     ],
@@ -57,12 +62,12 @@ def test_cause_and_exit_code(endings: list[Ending], rank: int | None, code: int)
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
-        pytest.param(end(0, 1, reason="Exception"), "Exception", id="an exception, by its own word"),
+        pytest.param(end(0, 1, reason="Exception"), "Exception", id="an exception, as reported"),
         pytest.param(end(0, 1), "ExitCode", id="a bare exit code"),
         pytest.param(end(0, 128 + signal.SIGKILL), "Signal", id="a signal"),
-        pytest.param(end(0, 137, reason="OOMKilled"), "OOMKilled", id="the kernel's, for want of memory"),
+        pytest.param(end(0, 137, reason="OOMKilled"), "OOMKilled", id="an OOM kill"),
         pytest.param(end(0, 76), "PeerLost", id="76"),
-        pytest.param(end(0, 78), "BadRecipe", id="78, whoever exits with it"),
+        pytest.param(end(0, 78), "BadRecipe", id="78"),
         pytest.param(end(0, 75), "Stopped", id="75"),
         pytest.param(end(0, 0), "Done", id="0"),
     ],
@@ -72,19 +77,19 @@ def test_reason_is_one_of_the_contract(ending: Ending, cause: str) -> None:
     assert cause in contract.REASONS
 
 
-def test_kernel_s_memory_killer_is_suspected() -> None:
+def test_oom_killer_is_suspected() -> None:
     assert "out of memory" in outcome.describe(end(3, 137), 5)
     assert "out of memory" in outcome.describe(end(3, 137, reason="OOMKilled"), 5)
     assert outcome.describe(end(3, 139), None) == "rank 3 was killed by SIGSEGV before its first step"
 
 
-def test_signal_without_a_name_is_told_by_its_number() -> None:
+def test_signal_without_a_name_is_shown_by_its_number() -> None:
     assert outcome.describe(end(3, 128 + 39), 5) == "rank 3 was killed by signal 39 after step 5"
     assert outcome.failure_fields(end(3, 128 + 39), generation=1, processes=1)["signal"] == "signal 39"
 
 
 @given(message=st.text(min_size=0, max_size=9000))
-def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
+def test_message_is_cut_to_fit_and_keeps_its_end(message: str) -> None:
     ending = Ending(rank=0, code=1, at=START, message=message)
     fields = outcome.fit(
         outcome.termination_fields([ending], checkpoint=None, generation=1, now=START),
@@ -95,10 +100,10 @@ def test_message_fits_whatever_is_in_it_and_keeps_its_end(message: str) -> None:
         assert message.endswith(fields["message"])
 
 
-def test_only_who_counts_the_heals_tells_of_them() -> None:
-    told = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, in_place=2, now=START)
-    silent = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, now=START)
-    assert (told["inPlace"], silent["inPlace"]) == (2, None)
+def test_restarts_are_reported_only_if_they_are_known() -> None:
+    known = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, in_place=2, now=START)
+    unknown = outcome.termination_fields([end(0, 3)], checkpoint=None, generation=3, now=START)
+    assert (known["inPlace"], unknown["inPlace"]) == (2, None)
 
 
 def test_short_message_is_left_whole() -> None:
@@ -121,5 +126,5 @@ def test_short_message_is_left_whole() -> None:
         pytest.param(ValueError("Connection closed by peer, says gloo"), False, id="another kind of error"),
     ],
 )
-def test_lost_peer_is_told_from_a_fault_of_one_s_own(error: Exception, expected: bool) -> None:
+def test_lost_peer_is_distinguished_from_the_rank_s_own_fault(error: Exception, expected: bool) -> None:
     assert is_peer_loss(error) is expected

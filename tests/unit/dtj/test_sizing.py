@@ -1,4 +1,4 @@
-"""How large the next generation of an elastic job is, and when; test_elastic.py does it with real pods."""
+"""The size of an elastic job's next generation, and when it changes; test_elastic.py uses real pods."""
 
 import pytest
 from hypothesis import settings
@@ -12,7 +12,7 @@ from tests.unit.dtj.test_membership import NOW, end, hello
 
 
 def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: bool = True) -> Membership:
-    """An elastic job for so many replicas, of which the first `here` have joined."""
+    """An elastic job with this many replicas, of which the first `here` have joined."""
     job = Job(uid="u", attempt=2, replicas=replicas, limits=Limits(least, most), saves=saves)
     found = Membership(job=job, budget=RestartBudget())
     for replica in range(here):
@@ -23,23 +23,23 @@ def elastic(*, replicas: int, here: int, least: int = 1, most: int = 4, saves: b
 
 
 @pytest.mark.parametrize(
-    ("now", "here", "left", "waits_for_lost", "expected"),
+    ("current", "here", "left", "waits_for_lost", "expected"),
     [
-        pytest.param(2, {0, 1}, set(), True, 2, id="all there"),
+        pytest.param(2, {0, 1}, set(), True, 2, id="all joined"),
         pytest.param(2, {0, 1, 2, 3}, set(), True, 4, id="two more"),
-        pytest.param(2, {0, 1, 3}, set(), True, 2, id="one behind a gap waits"),
-        pytest.param(3, {0, 1}, {2}, True, 2, id="the last one was asked to leave"),
-        pytest.param(4, {0}, {1, 2, 3}, True, 1, id="all but the first"),
-        pytest.param(4, {0, 2, 3}, {1}, True, 4, id="one in the middle will be replaced"),
-        pytest.param(4, {0, 2, 3}, {1}, False, 1, id="or will not"),
-        pytest.param(3, {0, 1}, set(), True, 3, id="a lost one is waited for"),
-        pytest.param(3, {0, 1}, set(), False, 2, id="but not for ever"),
-        pytest.param(3, set(), {0, 1, 2}, False, 3, id="never fewer than the least"),
-        pytest.param(3, {1, 2}, {0}, True, 3, id="the coordinator's own pod"),
+        pytest.param(2, {0, 1, 3}, set(), True, 2, id="a replica after a gap waits"),
+        pytest.param(3, {0, 1}, {2}, True, 2, id="the last replica was asked to terminate"),
+        pytest.param(4, {0}, {1, 2, 3}, True, 1, id="all but the first were asked to terminate"),
+        pytest.param(4, {0, 2, 3}, {1}, True, 4, id="one in the middle may be replaced"),
+        pytest.param(4, {0, 2, 3}, {1}, False, 1, id="one in the middle was not replaced"),
+        pytest.param(3, {0, 1}, set(), True, 3, id="a lost replica is waited for"),
+        pytest.param(3, {0, 1}, set(), False, 2, id="a lost replica did not come back"),
+        pytest.param(3, set(), {0, 1, 2}, False, 3, id="never below the minimum"),
+        pytest.param(3, {1, 2}, {0}, True, 3, id="replica 0 was asked to terminate"),
     ],
 )
-def test_size(now: int, here: set[int], left: set[int], waits_for_lost: bool, expected: int) -> None:
-    assert size(now, here=here, left=left, limits=Limits(1, 4), waits_for_lost=waits_for_lost) == expected
+def test_size(current: int, here: set[int], left: set[int], waits_for_lost: bool, expected: int) -> None:
+    assert size(current, here=here, left=left, limits=Limits(1, 4), waits_for_lost=waits_for_lost) == expected
 
 
 def test_elastic_job_grows_when_the_next_replicas_join() -> None:
@@ -50,7 +50,7 @@ def test_elastic_job_grows_when_the_next_replicas_join() -> None:
     assert found.state.replicas == 4
 
 
-def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_leave() -> None:
+def test_elastic_job_shrinks_when_the_last_replicas_are_asked_to_terminate() -> None:
     found = elastic(replicas=3, here=3)
     for replica in (1, 2):
         found.stop(f"pod-{replica}", NOW)
@@ -68,7 +68,7 @@ def test_elastic_job_waits_for_an_evicted_pod_in_its_middle() -> None:
     assert found.join(hello(1, "again"), NOW + 5) == [Form(2, frozenset(), 3)]
 
 
-def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -> None:
+def test_elastic_job_shrinks_if_a_lost_replica_does_not_come_back() -> None:
     found = elastic(replicas=3, here=3)
     found.leave("pod-2", NOW)
     assert found.tick(NOW + SHRINK_DELAY_S - 1) == []
@@ -78,7 +78,7 @@ def test_elastic_job_goes_on_smaller_where_a_lost_replica_does_not_come_back() -
     assert found.tick(NOW + 100 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
 
 
-def test_elastic_job_begins_smaller_where_not_all_come() -> None:
+def test_elastic_job_starts_smaller_if_not_all_replicas_join() -> None:
     found = elastic(replicas=4, here=2, least=2)
     assert found.tick(NOW + SHRINK_DELAY_S) == [Form(1, frozenset(), 2)]
 
@@ -90,8 +90,8 @@ def test_elastic_job_without_a_checkpoint_folder_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize(("wished", "remembered"), [(4, 2), (2, 4)])
-def test_coordinator_that_comes_anew_learns_the_size_from_the_others(wished: int, remembered: int) -> None:
-    """Unless the job has been made smaller since."""
+def test_new_coordinator_learns_the_size_from_the_others(wished: int, remembered: int) -> None:
+    """Unless the job has been scaled down since."""
     found = elastic(replicas=wished, here=0)
     for replica in (1, 0):
         actions = found.join(hello(replica, state=CoordinatorState(generation=5, replicas=remembered)), NOW)
@@ -99,7 +99,7 @@ def test_coordinator_that_comes_anew_learns_the_size_from_the_others(wished: int
 
 
 def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> None:
-    """It costs the run: perhaps the pod that was asked to leave is replaced."""
+    """Shrinking costs the run, and the pod that was asked to terminate may be replaced."""
     found = elastic(replicas=3, here=3, saves=False)
     found.stop("pod-2", NOW)
     assert found.tick(NOW + RESIZE_DELAY_S) == []
@@ -108,13 +108,13 @@ def test_elastic_job_without_a_checkpoint_folder_waits_before_it_shrinks() -> No
     assert found.tick(NOW + 10 + SHRINK_DELAY_S) == [Form(2, frozenset(), 2)]
 
 
-def test_pod_in_the_middle_that_takes_long_to_leave_is_no_reason_to_shrink() -> None:
+def test_job_does_not_shrink_for_a_pod_in_the_middle_that_terminates_slowly() -> None:
     found = elastic(replicas=3, here=3)
     found.stop("pod-1", NOW)
     assert found.tick(NOW + 2 * SHRINK_DELAY_S) == []
 
 
-def test_job_ends_though_a_pod_that_only_waited_is_asked_to_leave() -> None:
+def test_job_ends_even_if_a_waiting_pod_is_asked_to_terminate() -> None:
     found = elastic(replicas=2, here=2)
     found.join(hello(3), NOW)
     found.stop("pod-3", NOW)
@@ -138,7 +138,7 @@ def test_replica_beyond_the_largest_size_is_refused() -> None:
 
 
 class ElasticMachine(RuleBasedStateMachine):
-    """Pods of an elastic job come, go and are lost, in any order."""
+    """Pods of an elastic job join, leave and are lost, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class ElasticMachine(RuleBasedStateMachine):
 
     @invariant()
     def waits_only_for_who_may_come(self) -> None:
-        """With the first replica there and time gone by, somebody trains, or the job is over."""
+        """If replica 0 has joined and time has passed, ranks train or the job is over."""
         if 0 in self.found.agents and not self.found.agents.keys() & self.found.stopping:
             for _ in range(2):
                 self.act(self.found.tick(self.now + SHRINK_DELAY_S + CAUSE_WAIT_S))

@@ -1,4 +1,4 @@
-"""Stacks of ranks: stacks for once, read a moment later, for all who stacks; test_hang.py has real ones."""
+"""Stacks of ranks: one request at a time, read a moment later; test_hang.py uses real ranks."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 @pytest.fixture
 def process() -> RankProcess:
-    """A rank that is gone; what it writes is written by the test, to `orders`."""
+    """A rank that is gone; the test writes its stacks, to `orders`."""
     gone = subprocess.Popen(["true"])
     gone.wait()
     read, write = os.pipe()
@@ -25,7 +25,7 @@ def process() -> RankProcess:
     )  # fmt: skip
 
 
-def test_stacks_that_came_too_late_for_one_request_are_not_the_answer_to_the_next(
+def test_stacks_that_arrive_late_do_not_answer_the_next_request(
     process: RankProcess,
 ) -> None:
     os.write(process.orders, b"old")
@@ -36,7 +36,7 @@ def test_stacks_that_came_too_late_for_one_request_are_not_the_answer_to_the_nex
 
 
 class Counted:
-    """Stands for a rank: how often was it stacks?"""
+    """A rank that counts the requests for its stacks."""
 
     def __init__(self, process: RankProcess) -> None:
         self._process = process
@@ -50,7 +50,7 @@ class Counted:
         return getattr(self._process, name)
 
 
-def test_all_who_ask_meanwhile_get_the_same_answer_and_get_it_once(
+def test_concurrent_requests_get_the_same_answer_once(
     process: RankProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
@@ -67,5 +67,5 @@ def test_all_who_ask_meanwhile_get_the_same_answer_and_get_it_once(
     assert requests.deadline is None
 
 
-def test_pod_without_ranks_says_so() -> None:
+def test_pod_without_ranks_reports_that_none_is_running() -> None:
     assert as_text([]) == "no rank is running\n"

@@ -28,15 +28,15 @@ def get(port: int, path: str) -> str:
 
 
 def status(port: int) -> dict[str, Any]:
-    """The document, empty while nobody answers yet."""
+    """The document, empty while the server does not respond yet."""
     try:
         found: dict[str, Any] = json.loads(get(port, "/status"))
-    except OSError:  # not even a refusal, where the page ends while it is asked
+    except OSError:  # or a reset, if the server stops during the request
         return {}
     return found
 
 
-def test_running_job_tells_step_loss_and_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_running_job_reports_step_loss_and_checkpoint(start: Start, tmp_path: Path) -> None:
     """With the variables of a pod."""
     port = free_port()
     command = start(
@@ -65,7 +65,7 @@ def test_running_job_tells_step_loss_and_checkpoint(start: Start, tmp_path: Path
     assert status(port) == {}
 
 
-def test_script_without_dtj_is_running_and_nothing_more_is_known(start: Start, tmp_path: Path) -> None:
+def test_script_without_dtj_is_reported_as_running_and_nothing_more(start: Start, tmp_path: Path) -> None:
     port, script = free_port(), tmp_path / "sleeper.py"
     script.write_text("import time\ntime.sleep(600)\n")
     start("run", "--port", port, script)
@@ -101,10 +101,10 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     assert f'File "{script}", line 3 in nap' in first
     assert second == f"pid {pids[1]}, step None\nno stack: the process does not respond\n"
     os.kill(pids[1], signal.SIGCONT)
-    wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to answer")
+    wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "rank 1 to respond")
 
 
-def test_all_who_ask_for_stacks_at_once_are_answered(start: Start, tmp_path: Path) -> None:
+def test_concurrent_requests_for_stacks_are_all_answered(start: Start, tmp_path: Path) -> None:
     port, script = free_port(), tmp_path / "sleeper.py"
     script.write_text("import time\ntime.sleep(600)\n")
     start("run", "--port", port, script)
@@ -115,7 +115,7 @@ def test_all_who_ask_for_stacks_at_once_are_answered(start: Start, tmp_path: Pat
 
 
 def test_page_of_a_pod_answers_over_ipv4_and_ipv6() -> None:
-    """Where the cluster's network is IPv6, the operator knows the pod by such an address."""
+    """In an IPv6 cluster the operator connects to the pod's IPv6 address."""
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
     port = free_port()
@@ -129,7 +129,7 @@ def test_page_of_a_pod_answers_over_ipv4_and_ipv6() -> None:
         server.stop()
 
 
-def test_taken_port_costs_the_page_not_the_training(
+def test_job_trains_without_a_status_page_if_the_port_is_taken(
     finish: Callable[..., Finished], start: Start, tmp_path: Path
 ) -> None:
     port, script = free_port(), tmp_path / "sleeper.py"

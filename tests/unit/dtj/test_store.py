@@ -1,4 +1,4 @@
-"""The store of a generation: it listens, or it is said why not, in bounded time."""
+"""The store of a generation: it listens, or fails with an error in bounded time."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ def test_store_listens_until_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("ends", [pytest.param(False, id="it hangs"), pytest.param(True, id="it dies")])
-def test_store_that_does_not_start_is_ended_and_told_of(
+def test_store_that_does_not_start_is_killed_and_reported(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ends: bool
 ) -> None:
     def serve(_: int) -> None:
@@ -36,7 +36,7 @@ def test_store_that_does_not_start_is_ended_and_told_of(
             seen.append(pid)
 
     seen: list[int] = []
-    if not ends:  # one that dies is heard of at once, however long it takes to say why
+    if not ends:  # a store that dies is noticed at once, even if its traceback is slow
         monkeypatch.setattr(store, "_START_S", 0.2)
     monkeypatch.setattr(store, "_serve", serve)
     with pytest.raises(MachineError, match="the rendezvous store of the ranks did not start"):
@@ -46,7 +46,7 @@ def test_store_that_does_not_start_is_ended_and_told_of(
     assert ("no port is free" in capfd.readouterr().err) == ends
 
 
-def test_port_that_is_taken_is_named(finish: Callable[..., Finished]) -> None:
+def test_taken_port_is_named(finish: Callable[..., Finished]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

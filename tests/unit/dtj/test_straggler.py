@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: judged by each rank's own work, and nobody where all are slow."""
+"""Which rank keeps the others waiting: judged by each rank's own work; none if all are slow."""
 
 import os
 import re
@@ -24,11 +24,11 @@ PACE = PROGRAMS / "pace.py"
     [
         pytest.param({0: 0.1, 1: 0.2, 2: 0.1}, (1, 2.0), id="one of three"),
         pytest.param({0: 0.1, 1: 0.2}, (1, 2.0), id="one of two"),
-        pytest.param({0: 0.3, 1: 0.3, 2: 0.1, 3: 0.1, 4: 0.1}, (0, 3.0), id="of two the first"),
+        pytest.param({0: 0.3, 1: 0.3, 2: 0.1, 3: 0.1, 4: 0.1}, (0, 3.0), id="the first of two"),
         pytest.param({0: 0.2, 1: 0.2, 2: 0.2}, None, id="all alike"),
         pytest.param({0: 0.001, 1: 0.004}, None, id="a few milliseconds are noise"),
-        pytest.param({0: 9.0}, None, id="nobody to compare with"),
-        pytest.param({}, None, id="nobody"),
+        pytest.param({0: 9.0}, None, id="a single rank"),
+        pytest.param({}, None, id="no rank"),
     ],
 )
 def test_slowest(work_s: dict[int, float], expected: tuple[int, float] | None) -> None:
@@ -37,13 +37,13 @@ def test_slowest(work_s: dict[int, float], expected: tuple[int, float] | None) -
 
 
 def files(out: Path) -> dict[str, Path]:
-    """Where the program keeps its books; it need not wait at its end."""
+    """Where the program writes its records; it need not wait at its end."""
     (out / "go").touch()
     return {"OUT": out}
 
 
 def windows(*rows: dict[int, float], ranks: int = 3) -> list[Straggler | None]:
-    """Who is named after each window, in which every rank worked so long on each step."""
+    """The rank named after each window; a row gives the work of every rank per step."""
     detector, done, now, found = StragglerDetector(), dict.fromkeys(range(ranks), 0.0), 0.0, []
     detector.start_generation(range(ranks), now)
     for rank in done:
@@ -60,10 +60,10 @@ def windows(*rows: dict[int, float], ranks: int = 3) -> list[Straggler | None]:
 @pytest.mark.parametrize(
     ("rows", "named"),
     [
-        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.2}], [None, 1, 1], id="named by the second slow window"),
-        pytest.param([{1: 0.9}, {}, {1: 0.9}, {}], [None] * 4, id="now and then is no straggler"),
-        pytest.param([{1: 0.2}, {2: 0.2}, {1: 0.2}], [None] * 3, id="nor are two by turns"),
-        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.13}, {1: 0.12}], [None, 1, 1, None], id="until it is well"),
+        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.2}], [None, 1, 1], id="named after the second slow window"),
+        pytest.param([{1: 0.9}, {}, {1: 0.9}, {}], [None] * 4, id="every other window is not a straggler"),
+        pytest.param([{1: 0.2}, {2: 0.2}, {1: 0.2}], [None] * 3, id="two ranks in turn are not stragglers"),
+        pytest.param([{1: 0.2}, {1: 0.2}, {1: 0.13}, {1: 0.12}], [None, 1, 1, None], id="until it recovers"),
         pytest.param([{1: 0.2}, {1: 0.2}, {2: 0.4}, {2: 0.4}], [None, 1, None, 2], id="another one"),
         pytest.param([{0: 0.9, 1: 0.9, 2: 0.9}] * 3, [None] * 3, id="all slow down"),
         pytest.param([{1: 0.14}] * 3, [None] * 3, id="a little slower"),
@@ -74,7 +74,7 @@ def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
 
 
 def test_window_is_no_shorter_than_half_a_second() -> None:
-    """However many steps there are in it: what a busy machine does in between is no rank's fault."""
+    """However many steps it contains: delays of a busy machine are no rank's fault."""
     detector = StragglerDetector()
     detector.start_generation(range(2), 0.0)
     for number in range(10):
@@ -87,7 +87,7 @@ def test_window_is_no_shorter_than_half_a_second() -> None:
     assert detector.named is None
 
 
-def test_processes_of_a_new_generation_begin_to_count_at_zero() -> None:
+def test_processes_of_a_new_generation_count_from_zero() -> None:
     detector, now = StragglerDetector(), 0.0
     for base in (100, 0):
         detector.start_generation(range(2), now)
@@ -100,11 +100,11 @@ def test_processes_of_a_new_generation_begin_to_count_at_zero() -> None:
         assert detector.named.rank == 1
 
 
-def test_new_generation_is_judged_anew() -> None:
+def test_new_generation_is_judged_from_the_start() -> None:
     detector = StragglerDetector(named=Straggler(rank=1, ratio=2.0))
     detector.start_generation(range(2), 0.0)
     assert detector.named is None
-    detector.observe(7, (100, 9.0), 1.0)  # of a rank that is no more
+    detector.observe(7, (100, 9.0), 1.0)  # from a rank that no longer exists
     detector.observe(0, (0, 0.0), 2.0)
     assert detector.named is None
 
@@ -130,14 +130,14 @@ def test_slow_rank_is_named_within_20_steps(finish: Finish, tmp_path: Path, bare
     assert [who for who, _ in found] == ["rank 1 on replica 0"]
 
 
-def test_nobody_is_named_where_all_are_slow(finish: Finish, tmp_path: Path) -> None:
+def test_no_rank_is_named_if_all_are_slow(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 3, PACE, STEPS=40, STEP_S=0.05, FACTORS="2 2 2", **files(tmp_path))
     assert ended.code == 0, ended.err
     assert "straggler" not in ended.err
 
 
-def test_rank_that_gets_half_of_its_time_is_named_until_it_gets_all(start: Start, tmp_path: Path) -> None:
-    """Stopped and continued from outside, as a CPU limit does it."""
+def test_rank_with_half_a_cpu_is_named_until_it_has_a_whole_one(start: Start, tmp_path: Path) -> None:
+    """It is stopped and continued from outside, as by a CPU limit."""
     port = free_port()
     command = start(
         "run",
@@ -156,7 +156,7 @@ def test_rank_that_gets_half_of_its_time_is_named_until_it_gets_all(start: Start
     pid = status(port)["ranks"][2]["pid"]
 
     def throttled() -> bool:
-        """Once it is named it stays stopped: left alone it would soon be well, perhaps before we look."""
+        """Once named it stays stopped: otherwise it might recover before the test reads the status."""
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.1)
         if status(port).get("slowestRank") == 2:
@@ -171,6 +171,6 @@ def test_rank_that_gets_half_of_its_time_is_named_until_it_gets_all(start: Start
     assert found["ratio"] >= 1.25
     assert re.search(r'\ndtj_straggler_ratio\{rank="2",replica="0"\} \d', get(port, "/metrics"))
     os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: (found := status(port)) and found["slowest"] is None, "the rank to be well again")
+    wait_for(lambda: (found := status(port)) and found["slowest"] is None, "the rank to recover")
     assert "dtj_straggler_ratio" not in get(port, "/metrics")
     command.kill()

@@ -1,4 +1,4 @@
-"""Ranks of a node as real processes, without a coordinator."""
+"""Ranks of a pod as real processes, without a coordinator."""
 
 import os
 import selectors
@@ -37,7 +37,7 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 @pytest.fixture
 def sent() -> list[Message]:
-    """What the coordinator hears."""
+    """Messages to the coordinator."""
     return []
 
 
@@ -71,7 +71,7 @@ def look(selector: selectors.BaseSelector) -> None:
             key.data()
 
 
-def test_time_that_a_rank_has_to_save_is_not_cut_by_an_earlier_stop(
+def test_time_to_save_is_not_cut_by_an_earlier_stop(
     supervisor: Supervisor, selector: selectors.BaseSelector
 ) -> None:
     """An elastic job may change its size twice within the minute that a save may take."""
@@ -84,10 +84,10 @@ def test_time_that_a_rank_has_to_save_is_not_cut_by_an_earlier_stop(
     assert supervisor.deadline is None
 
 
-def test_rank_that_is_to_be_started_for_yet_another_generation_gets_no_more_time_to_stop(
+def test_rank_that_is_restarted_for_another_generation_gets_no_more_time_to_stop(
     supervisor: Supervisor, selector: selectors.BaseSelector
 ) -> None:
-    """Else one that ignores the signal would hold up a job that forms again and again."""
+    """Otherwise a rank that ignores the signal would delay a job that forms repeatedly."""
     supervisor.start(0, ENV, generation=1)
     supervisor.start(0, ENV, generation=2)
     deadline = supervisor.deadline
@@ -102,14 +102,14 @@ def test_rank_that_is_to_be_started_for_yet_another_generation_gets_no_more_time
     ("report", "patience_s"),
     [
         pytest.param(
-            {"step": 3, "totalSteps": 9, "epoch": 0}, 60, id="dtj, which saves, also where it is alone"
+            {"step": 3, "totalSteps": 9, "epoch": 0}, 60, id="a dtj program, which saves, even alone"
         ),
         pytest.param(
             {"failure": {"exitCode": 1, "at": "2026-01-01T00:00:00+00:00"}}, 5, id="any other script"
         ),
     ],
 )
-def test_time_that_a_rank_has_to_stop(
+def test_time_to_stop(
     supervisor: Supervisor, events: RankEvents, report: dict[str, object], patience_s: float
 ) -> None:
     supervisor.start(0, ENV, generation=1)
@@ -122,10 +122,10 @@ def test_time_that_a_rank_has_to_stop(
     assert before + patience_s <= supervisor.deadline <= time.monotonic() + patience_s
 
 
-def test_rank_that_was_to_be_started_is_not_once_the_node_is_asked_to_end(
+def test_no_rank_is_started_once_the_pod_is_asked_to_terminate(
     supervisor: Supervisor, selector: selectors.BaseSelector
 ) -> None:
-    """Nobody would ever tell it to end."""
+    """It would never be asked to stop."""
     supervisor.start(0, ENV, generation=1)
     supervisor.start(0, ENV, generation=2)
     supervisor.stop(signal.SIGTERM)
@@ -134,10 +134,10 @@ def test_rank_that_was_to_be_started_is_not_once_the_node_is_asked_to_end(
     assert (supervisor.newest[0].generation, supervisor.alive()) == (1, [])
 
 
-def test_steps_that_were_done_before_a_death_are_told_before_it(
+def test_steps_completed_before_a_death_are_reported_before_it(
     supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Message]
 ) -> None:
-    """Whether a restart brought no progress is judged by them, and what was lost."""
+    """They decide whether a restart made progress, and what was lost."""
     for rank in range(2):
         supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=1)
         supervisor.newest[rank].heartbeat.stepped(4 + rank)
@@ -151,13 +151,13 @@ def test_steps_that_were_done_before_a_death_are_told_before_it(
 
 @dataclass(kw_only=True)
 class Node:
-    """Ranks that run a program; what is shown and told of them is kept, in its order."""
+    """Ranks that run a program; records their output and messages in order."""
 
     selector: selectors.BaseSelector
     heard: list[Any] = field(default_factory=list)
 
     def run(self, program: Callable[[], None], *, shown: frozenset[int] | None = None) -> Supervisor:
-        """Rank 0 has begun."""
+        """Rank 0 has started."""
         self.supervisor = Supervisor(
             program,
             threads=1,
@@ -186,7 +186,7 @@ class Node:
         self.heard.append(process.ending)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """The agent's loop, until this holds."""
+        """Run the agent's loop until the condition holds."""
 
         def turn() -> object:
             for key, _ in self.selector.select(0.01):
@@ -224,7 +224,7 @@ def say_and_fail() -> None:
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_last_words_of_a_rank_come_before_its_end(
+def test_last_output_of_a_rank_comes_before_its_exit(
     node: Node, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
 ) -> None:
     if not has_pidfd:
@@ -234,7 +234,7 @@ def test_last_words_of_a_rank_come_before_its_end(
     if not has_pidfd:
         _, status = os.waitpid(process.pid, 0)
         supervisor.reaped(process.pid + 1, 0)
-        assert supervisor.alive() == [process], "that was somebody else"
+        assert supervisor.alive() == [process], "that was another process"
         supervisor.reaped(process.pid, os.waitstatus_to_exitcode(status))
     node.until_all_have_ended()
     assert node.heard[0] == "generation 1"
@@ -242,7 +242,7 @@ def test_last_words_of_a_rank_come_before_its_end(
     assert node.heard[-1] == process.ending
     assert {"word": 1} in node.heard
     assert [(ending.rank, ending.code) for ending in supervisor.endings()] == [(0, 3)]
-    assert not node.selector.get_map(), "nothing of it is left"
+    assert not node.selector.get_map(), "nothing is left"
     with pytest.raises(ChildProcessError):
         os.waitpid(process.pid, 0)
 
@@ -257,14 +257,14 @@ def close_output_and_wait() -> None:
     signal.pause()
 
 
-def test_rank_that_closes_its_pipes_lives_on_and_costs_nothing(node: Node) -> None:
+def test_rank_that_closes_its_pipes_keeps_running_and_they_are_no_longer_watched(node: Node) -> None:
     supervisor = node.run(close_output_and_wait)
     process = supervisor.newest[0]
     node.until(lambda: not process.streams and process.reports is None, "its pipes to be over")
     assert {(1, "[rank 0] out\n")} < {x for x in node.heard if isinstance(x, tuple)} | {None}
     assert {"word": 1} in node.heard
     assert (supervisor.alive(), supervisor.endings()) == ([process], [])
-    assert len(node.selector.get_map()) == 1, "its death is all that can still be heard of"
+    assert len(node.selector.get_map()) == 1, "only its death can still be noticed"
 
 
 def open_files() -> set[str]:
@@ -278,7 +278,7 @@ def report_again_when_told() -> None:
         signal.pause()
 
 
-def test_rank_that_has_reported_is_heard_again(node: Node) -> None:
+def test_later_reports_of_a_rank_are_read_too(node: Node) -> None:
     supervisor = node.run(report_again_when_told)
     node.until_heard({"word": 1})
     supervisor.newest[0].signal(signal.SIGUSR1)
@@ -295,7 +295,9 @@ def leave_processes_and_fail() -> None:
     os._exit(3)
 
 
-def test_end_of_a_rank_ends_its_group_and_waits_for_nobody_who_holds_its_pipes(node: Node) -> None:
+def test_exit_of_a_rank_kills_its_group_and_does_not_wait_for_processes_that_hold_its_pipes(
+    node: Node,
+) -> None:
     before = open_files()
     supervisor = node.run(leave_processes_and_fail)
     node.until_all_have_ended()
@@ -303,15 +305,15 @@ def test_end_of_a_rank_ends_its_group_and_waits_for_nobody_who_holds_its_pipes(n
     try:
         assert [ending.code for ending in supervisor.endings()] == [3]
         assert not node.selector.get_map()
-        assert open_files() <= before, "nothing of it is left"
-        wait_for(lambda: is_dead(left["child"]), "the end of its group")
-        assert not is_dead(left["stranger"]), "which has a session of its own"
+        assert open_files() <= before, "nothing is left"
+        wait_for(lambda: is_dead(left["child"]), "its group to be killed")
+        assert not is_dead(left["stranger"]), "it has a session of its own"
     finally:
         os.kill(left["stranger"], signal.SIGKILL)
 
 
-def test_rank_whose_death_a_debugger_hears_of_first_is_waited_for(node: Node) -> None:
-    """The kernel says that it died, and nobody can reap it yet."""
+def test_rank_whose_death_is_reported_to_a_debugger_first_is_reaped_later(node: Node) -> None:
+    """Its pidfd is readable, but it cannot be reaped yet."""
     supervisor = node.run(signal.pause)
     process = supervisor.newest[0]
     supervisor._on_death(process)
@@ -319,9 +321,7 @@ def test_rank_whose_death_a_debugger_hears_of_first_is_waited_for(node: Node) ->
 
 
 @pytest.mark.parametrize(("shown", "lines"), [(frozenset({1}), 0), (frozenset({0, 1}), 2)])
-def test_lines_of_ranks_that_are_not_asked_for_are_not_shown(
-    node: Node, shown: frozenset[int], lines: int
-) -> None:
+def test_only_lines_of_the_selected_ranks_are_shown(node: Node, shown: frozenset[int], lines: int) -> None:
     supervisor = node.run(say_and_fail, shown=shown)
     node.until_all_have_ended()
     assert len([x for x in node.heard if isinstance(x, tuple)]) == lines
@@ -337,7 +337,7 @@ def ignore_sigterm() -> None:
         signal.pause()
 
 
-def test_rank_that_ignores_the_signal_is_killed_after_a_time_with_all_that_it_started(
+def test_rank_that_ignores_the_signal_is_killed_later_with_all_that_it_started(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = node.run(ignore_sigterm)
@@ -347,13 +347,13 @@ def test_rank_that_ignores_the_signal_is_killed_after_a_time_with_all_that_it_st
     monkeypatch.setattr(module, "_TERM_GRACE_S", 0.3)
     supervisor.start(0, ENV, generation=2)
     assert supervisor.deadline
-    assert process.killed, "for its successor, which is not its fault"
+    assert process.killed, "to make way for its successor: not a failure"
     node.until_heard("generation 2")
     assert process.ending
     assert process.ending.by_agent
     assert not has_deadline(supervisor)
-    assert [p.generation for p in supervisor.alive()] == [2, 1], "the other one is not to make place"
-    wait_for(lambda: is_dead(node.heard[1]["child"]), "the child's end")
+    assert [p.generation for p in supervisor.alive()] == [2, 1], "the other rank is not replaced"
+    wait_for(lambda: is_dead(node.heard[1]["child"]), "the child to exit")
 
 
 def ignore_sigterm_as_rank_1() -> None:
@@ -364,7 +364,7 @@ def ignore_sigterm_as_rank_1() -> None:
         signal.pause()
 
 
-def test_rank_that_stops_in_time_does_not_spare_another_one_that_does_not(
+def test_rank_that_stops_in_time_does_not_spare_one_that_does_not(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_TERM_GRACE_S", 600.0)  # this machine may be busy
@@ -391,7 +391,7 @@ def save_when_asked() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "is_saved"), [(100, True), (700, False)])
-def test_rank_that_is_saving_has_more_time_though_not_for_ever(
+def test_rank_that_is_saving_has_more_time_but_not_unlimited(
     node: Node, monkeypatch: pytest.MonkeyPatch, after_s: float, is_saved: bool
 ) -> None:
     supervisor = node.run(save_when_asked)
@@ -406,7 +406,7 @@ def test_rank_that_is_saving_has_more_time_though_not_for_ever(
     assert ({"dtj": "saved"} in node.heard) == is_saved
 
 
-def test_rank_that_needs_no_time_is_replaced_at_once(node: Node) -> None:
+def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     node.until(lambda: len(node.heard) == 2, "its child")
     supervisor.newest[0].uses_dtj = True
@@ -416,16 +416,16 @@ def test_rank_that_needs_no_time_is_replaced_at_once(node: Node) -> None:
     assert not [x for x in node.heard if x == "generation 1"][1:]
 
 
-def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
+def test_end_of_the_job_kills_dtj_ranks_and_gives_scripts_some_time(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = node.run(signal.pause)
     supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
-    supervisor.newest[1].uses_dtj = True  # and is killed before it has done anything
+    supervisor.newest[1].uses_dtj = True  # killed before it has done anything
     stopped = supervisor.newest[0]
     stopped.signal(signal.SIGSTOP)
     wait_for(lambda: (found := process_of(stopped.pid)) and found.state == "T", "it to be stopped")
-    supervisor.start(0, ENV, generation=2)  # it will not come to that
+    supervisor.start(0, ENV, generation=2)  # never started: the job ends first
     monkeypatch.setattr(module, "_TERM_GRACE_S", 60.0)
     before = time.monotonic()
     supervisor.shut_down()
@@ -440,7 +440,7 @@ def test_end_of_the_job_kills_who_waits_for_others_and_gives_scripts_some_time(
     assert not has_deadline(supervisor)
 
 
-def test_kill_leaves_nothing_to_be_started(node: Node) -> None:
+def test_kill_cancels_pending_starts(node: Node) -> None:
     supervisor = node.run(ignore_sigterm)
     supervisor.start(0, ENV, generation=2)
     supervisor.kill()
@@ -449,14 +449,14 @@ def test_kill_leaves_nothing_to_be_started(node: Node) -> None:
     assert supervisor.newest[0].generation == 1
 
 
-def test_kill_by_somebody_else_is_no_want_of_memory(node: Node) -> None:
+def test_kill_by_another_process_is_not_an_oom_kill(node: Node) -> None:
     supervisor = node.run(signal.pause)
     supervisor.newest[0].signal(signal.SIGKILL)
     node.until_all_have_ended()
     assert supervisor.endings()[0].cause == "Signal"
 
 
-def test_signal_of_the_node_reaches_its_ranks_and_is_theirs_to_obey(node: Node) -> None:
+def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:
     supervisor = node.run(signal.pause)
     supervisor.stop(signal.SIGTERM)
     node.until_all_have_ended()
@@ -467,12 +467,12 @@ def test_signal_of_the_node_reaches_its_ranks_and_is_theirs_to_obey(node: Node) 
 @pytest.mark.parametrize(
     ("number", "killed", "reason"),
     [
-        pytest.param(signal.SIGKILL, False, "OOMKilled", id="the kernel's doing"),
-        pytest.param(signal.SIGTERM, False, None, id="of another signal"),
-        pytest.param(signal.SIGKILL, True, None, id="the agent's own doing"),
+        pytest.param(signal.SIGKILL, False, "OOMKilled", id="by the kernel"),
+        pytest.param(signal.SIGTERM, False, None, id="by another signal"),
+        pytest.param(signal.SIGKILL, True, None, id="by the agent"),
     ],
 )
-def test_death_for_want_of_memory(
+def test_oom_kill(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     number: signal.Signals, killed: bool, reason: str | None,
 ) -> None:  # fmt: skip
@@ -486,7 +486,7 @@ def test_death_for_want_of_memory(
     assert supervisor.endings()[0].reason == reason
 
 
-def test_soonest_time_is_the_one_that_is_waited_for() -> None:
+def test_soonest_is_the_earliest_time() -> None:
     now = time.monotonic()
     assert soonest([None, None]) is None
     assert soonest([None, now - 5]) == 0.0

@@ -1,4 +1,4 @@
-"""Which silence is a hang, and who is to blame for it: decided by times, steps and stacks alone."""
+"""Which silence is a hang, and which rank causes it: decided by times, steps and stacks alone."""
 
 import sys
 from dataclasses import replace
@@ -27,7 +27,7 @@ LOADING = Probe(frame="/lib/torch/utils/data/dataloader.py:1 in _try_get_data")
 def stepping(
     *, ranks: int = 2, step_s: float = 1.0, steps: int = 20, timeout_s: float | None = None
 ) -> Watchdog:
-    """Ranks that have done some steps, the last of them at the time returned by `end_of`."""
+    """Ranks that have completed some steps, the last one at `steps * step_s`."""
     found = Watchdog(timeout_s=timeout_s)
     found.start_generation(range(ranks), 0.0)
     for step in range(1, steps + 1):
@@ -39,12 +39,14 @@ def stepping(
 @pytest.mark.parametrize(
     ("watchdog", "now", "expected"),
     [
-        pytest.param(stepping(), 20 + MIN_LIMIT_S - 1, None, id="short steps: half a minute is no hang"),
-        pytest.param(stepping(), 20 + MIN_LIMIT_S + 1, MIN_LIMIT_S + 1, id="short steps: more is one"),
-        pytest.param(stepping(step_s=10), 200 + 49, None, id="long steps: five times the usual are none"),
-        pytest.param(stepping(step_s=10), 200 + 51, 51, id="long steps: more are one"),
+        pytest.param(stepping(), 20 + MIN_LIMIT_S - 1, None, id="short steps: half a minute is not a hang"),
+        pytest.param(stepping(), 20 + MIN_LIMIT_S + 1, MIN_LIMIT_S + 1, id="short steps: more is a hang"),
+        pytest.param(
+            stepping(step_s=10), 200 + 49, None, id="long steps: five times the usual is not a hang"
+        ),
+        pytest.param(stepping(step_s=10), 200 + 51, 51, id="long steps: more is a hang"),
         pytest.param(stepping(steps=3), 3 + 299, None, id="the first steps may take ten times as long"),
-        pytest.param(stepping(steps=3), 3 + 301, 301, id="but not for ever"),
+        pytest.param(stepping(steps=3), 3 + 301, 301, id="but no longer"),
         pytest.param(stepping(timeout_s=5), 20 + 6, 6, id="the user's limit"),
         pytest.param(stepping(steps=0), 1e6, None, id="before the first step silence alone means nothing"),
     ],
@@ -53,17 +55,17 @@ def test_silent_for(watchdog: Watchdog, now: float, expected: float | None) -> N
     assert watchdog.silent_for(now) == expected
 
 
-def test_pause_of_one_rank_excuses_all_and_its_end_starts_the_count_anew() -> None:
+def test_pause_of_one_rank_excuses_all_and_silence_counts_from_its_end() -> None:
     watchdog = stepping()
     watchdog.observe(1, 20, 25.0, paused=True)
     assert watchdog.silent_for(1e6) is None
     watchdog.observe(1, 20, 1000.0, paused=False)
-    assert watchdog.silent_for(1000.0 + MIN_LIMIT_S - 1) is None  # rank 0 has waited, and may go on
-    assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S  # the pause did not enter the usual length
+    assert watchdog.silent_for(1000.0 + MIN_LIMIT_S - 1) is None  # rank 0 has waited, and may continue
+    assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S  # the pause is not counted as a step
 
 
-def test_usual_length_is_that_of_steps_alone() -> None:
-    """Not of declared pauses, nor of a generation's first one, for which the ranks come together."""
+def test_usual_step_time_is_measured_from_steps_alone() -> None:
+    """Not from declared pauses, nor from a generation's first step, which includes the rendezvous."""
     watchdog = stepping()
     for step in range(21, 121):
         watchdog.observe(0, step, 100.0 * step, paused=True)
@@ -77,7 +79,7 @@ def test_usual_length_is_that_of_steps_alone() -> None:
     assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S
 
 
-def test_heartbeat_that_tells_of_many_steps_is_not_a_long_step() -> None:
+def test_heartbeat_after_many_steps_is_not_a_long_step() -> None:
     watchdog = Watchdog()
     watchdog.start_generation(range(1), 0.0)
     for step in range(0, 200, 20):
@@ -85,7 +87,7 @@ def test_heartbeat_that_tells_of_many_steps_is_not_a_long_step() -> None:
     assert watchdog.limit(0) == MIN_LIMIT_S - REPORT_DELAY_S
 
 
-def test_rank_in_its_start_up_may_be_what_the_others_wait_for() -> None:
+def test_others_may_wait_for_a_rank_that_is_starting() -> None:
     watchdog = Watchdog()
     watchdog.start_generation(range(2), 0.0)
     for step in range(20):
@@ -103,14 +105,14 @@ def test_pause_ends_with_its_generation() -> None:
 
 
 def test_pause_ends_with_its_rank() -> None:
-    """Others that it left in a collective would wait for it unseen."""
+    """Otherwise ranks that wait for it in a collective would go unnoticed."""
     watchdog = stepping()
     watchdog.observe(1, 20, 25.0, paused=True)
     watchdog.ended(1)
     assert watchdog.silent_for(20 + 2 * MIN_LIMIT_S) == 2 * MIN_LIMIT_S
 
 
-def test_ranks_are_looked_at_before_the_limit_is_over_however_short_it_is() -> None:
+def test_ranks_are_probed_before_the_limit_however_short_it_is() -> None:
     assert stepping(timeout_s=1).due == (20.5, 21)
     assert stepping(timeout_s=100).due == (20 + 98, 20 + 100)
 
@@ -122,7 +124,7 @@ def test_rank_that_is_done_is_not_expected_to_step() -> None:
 
 
 def starting(*, timeout_s: float | None = None, stopped: bool = False) -> Watchdog:
-    """Two ranks that last did something at 100, and rank 1 was perhaps stopped then."""
+    """Two ranks that were last active at 100; rank 1 may have been stopped then."""
     found = Watchdog(timeout_s=timeout_s)
     found.start_generation(range(2), 0.0)
     found.observe_activity(0, 100.0, is_stopped=False)
@@ -133,20 +135,20 @@ def starting(*, timeout_s: float | None = None, stopped: bool = False) -> Watchd
 @pytest.mark.parametrize(
     ("watchdog", "limit_s"),
     [
-        pytest.param(starting(), FIRST_STEP_S, id="nobody does anything"),
-        pytest.param(starting(timeout_s=5), 50, id="the user's limit, ten times as in all of the start"),
+        pytest.param(starting(), FIRST_STEP_S, id="no rank is active"),
+        pytest.param(starting(timeout_s=5), 50, id="ten times the user's limit, as for all first steps"),
         pytest.param(starting(stopped=True), MIN_LIMIT_S, id="a stopped process"),
         pytest.param(starting(stopped=True, timeout_s=5), 5, id="a stopped process, and the user's limit"),
     ],
 )
-def test_before_the_first_step_whoever_does_nothing_is_silent(watchdog: Watchdog, limit_s: float) -> None:
+def test_before_the_first_step_a_rank_without_activity_is_silent(watchdog: Watchdog, limit_s: float) -> None:
     assert watchdog.due == (100 + limit_s - 2, 100 + limit_s)
     watchdog.observe_activity(1, 200.0, is_stopped=False)
     limit_s = 50 if watchdog.timeout_s else FIRST_STEP_S
-    assert watchdog.due == (200 + limit_s - 2, 200 + limit_s), "it works, or goes on"
+    assert watchdog.due == (200 + limit_s - 2, 200 + limit_s), "it is active, or continued"
 
 
-def test_ranks_of_which_the_system_tells_nothing_are_not_judged_before_the_first_step() -> None:
+def test_ranks_with_unknown_activity_are_not_judged_before_the_first_step() -> None:
     watchdog = Watchdog()
     for _generation in range(2):
         watchdog.start_generation(range(2), 0.0)
@@ -157,7 +159,7 @@ def test_ranks_of_which_the_system_tells_nothing_are_not_judged_before_the_first
         assert known == [False, True]
 
 
-def test_once_there_are_steps_only_they_count() -> None:
+def test_after_the_first_step_only_steps_count() -> None:
     """A rank in an endless loop uses CPU time too."""
     watchdog = stepping()
     watchdog.observe_activity(1, 40.0, is_stopped=False)
@@ -175,16 +177,16 @@ ELSEWHERE = Probe(frame="/app/train.py:9 in <module>")
 @pytest.mark.parametrize(
     ("probes", "named"),
     [
-        pytest.param({0: WAITING, 1: STOPPED, 2: ELSEWHERE}, [1], id="who is stopped, and nobody else"),
-        pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="who sleeps while somebody waits for it"),
-        pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="who wakes up now and then is at work"),
-        pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one is enough"),
-        pytest.param({0: WAITING, 1: LOADING}, [1], id="who waits for its own processes"),
-        pytest.param({0: LOADING}, [0], id="also where it is alone"),
-        pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while nobody wants anything"),
-        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for all"),
-        pytest.param({0: WAITING, 1: asleep(Probe())}, [1], id="who does not answer"),
-        pytest.param({0: WAITING, 1: Probe()}, [], id="who does not answer, and nothing else is known of it"),
+        pytest.param({0: WAITING, 1: STOPPED, 2: ELSEWHERE}, [1], id="only the stopped rank"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="asleep while another rank waits for it"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="a rank that wakes up is not stuck"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one such rank is enough"),
+        pytest.param({0: WAITING, 1: LOADING}, [1], id="waits for its data workers"),
+        pytest.param({0: LOADING}, [0], id="also if it is alone"),
+        pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while there is nothing to do"),
+        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for each other"),
+        pytest.param({0: WAITING, 1: asleep(Probe())}, [1], id="does not respond"),
+        pytest.param({0: WAITING, 1: Probe()}, [], id="does not respond, and may be awake"),
     ],
 )  # fmt: skip
 def test_culprits_before_the_first_step(probes: dict[int, Probe], named: list[int]) -> None:
@@ -194,10 +196,10 @@ def test_culprits_before_the_first_step(probes: dict[int, Probe], named: list[in
 @pytest.mark.parametrize(
     ("probes", "named"),
     [
-        pytest.param({0: WAITING, 1: LOADING, 2: WAITING}, [1], id="who is elsewhere did not come"),
-        pytest.param({0: WAITING, 1: Probe()}, [1], id="who does not answer"),
-        pytest.param({0: Probe(frame=WAITING.frame, is_stopped=True), 1: WAITING}, [0], id="who is stopped"),
-        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for all"),
+        pytest.param({0: WAITING, 1: LOADING, 2: WAITING}, [1], id="elsewhere than the waiting ranks"),
+        pytest.param({0: WAITING, 1: Probe()}, [1], id="does not respond"),
+        pytest.param({0: Probe(frame=WAITING.frame, is_stopped=True), 1: WAITING}, [0], id="stopped"),
+        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for each other"),
         pytest.param({0: LOADING, 1: LOADING, 2: WAITING}, [0, 1], id="two at once"),
     ],
 )
@@ -206,20 +208,20 @@ def test_culprits(probes: dict[int, Probe], named: list[int]) -> None:
 
 
 @pytest.mark.parametrize("place", WAITING_FRAMES)
-def test_code_that_waits_for_peers_is_where_it_is_looked_for(place: str) -> None:
-    """A module that moves would make whoever waits in it the culprit."""
+def test_modules_that_wait_for_peers_exist(place: str) -> None:
+    """If a module moves, ranks that wait in it would be treated as culprits."""
     assert [folder for folder in sys.path if (Path(folder) / place).exists()]
 
 
-def test_code_of_ours_that_waits_for_a_collective_is_known_to_wait() -> None:
-    """The wait itself is none of Python's: the frame that is seen is ours."""
+def test_our_own_code_that_waits_for_a_collective_is_recognized() -> None:
+    """The wait itself has no Python frame, so the innermost frame is ours."""
     package = Path(dtj.__file__).parent
     waiting = [path for path in package.rglob("*.py") if "work.wait()" in path.read_text()]
     assert waiting
     assert {str(path.relative_to(package.parent)) for path in waiting} <= set(WAITING_FRAMES)
 
 
-def test_sentence_says_where_the_rank_is() -> None:
+def test_message_says_where_the_rank_is() -> None:
     assert describe_hang(1, LOADING, silence="no step for 31 s", deadlock=False) == (
         "no step for 31 s: rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
     )
