@@ -1,6 +1,6 @@
-"""Both halves of docs/contract.md against the page and against each other.
+"""Checks operator and trainer against docs/contract.md and against each other.
 
-The page is read as a user reads it: its tables are the expectation, the code of either side is tested.
+The tables of the page are the expectation; the code of both sides is tested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def flat(section: str) -> list[str]:
 
 
 def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
-    """Return the variables that the operator gives to a replica."""
+    """Return the variables that the operator sets for a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
     place = Place(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
@@ -57,7 +57,7 @@ def test_operator_sets_exactly_the_variables_on_the_page():
     assert environment_of(job).keys() == set(flat("Environment of the training container"))
 
 
-def test_rank_variables_are_absent_where_a_replica_has_several_processes():
+def test_rank_variables_are_absent_if_a_replica_has_several_processes():
     ranks = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     assert environment_of(JobBuilder()).keys() & ranks == ranks
     assert environment_of(JobBuilder().wants(processesPerReplica=2)).keys() & ranks == set()
@@ -73,7 +73,7 @@ def test_trainer_reads_only_variables_that_the_page_names():
     assert all(f"`{name}`" in PAGE for name in optional)
 
 
-def test_variables_that_the_agent_gives_to_its_ranks_are_those_on_the_page():
+def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():
     ours = [trainer.USE_AGENT_STORE, trainer.RUN_ID, trainer.RESTART_COUNT]
     ours += [trainer.GENERATION, trainer.HEALING, trainer.CONNECT_SECONDS]
     assert ours == flat("Between the agents of a job")
@@ -106,7 +106,7 @@ def test_reasons_and_states_are_those_on_the_page():
         assert ", ".join(f"`{word}`" for word in words) in PAGE
 
 
-def test_agent_that_tells_who_it_is_is_believed_where_it_is_replica_0():
+def test_operator_accepts_the_status_of_replica_0_only():
     job = JobBuilder().replicas(2)
     parsed = spec.parse(job.raw())
 

@@ -1,4 +1,4 @@
-"""The metrics that the pages list are those that operator and agent have."""
+"""The metrics listed in the docs are those that the operator and the agent expose."""
 
 from __future__ import annotations
 

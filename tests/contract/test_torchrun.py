@@ -1,4 +1,4 @@
-"""torchrun without flags does what the environment says."""
+"""torchrun without flags follows the environment that the operator sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.builders import UID, JobBuilder
 
 
 def launched(job: JobBuilder, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig:
-    """Return what torchrun makes of the environment of replica 1 in attempt 2."""
+    """Return torchrun's configuration from the environment of replica 1 in attempt 2."""
     parsed = job.job()
     place = Place(index=1, attempt=2, size=parsed.replicas, restarts_left=10)
     for variable in environment(parsed, parsed.template["spec"]["containers"][0], place):
@@ -27,7 +27,7 @@ def test_fixed_job_is_restarted_by_the_operator_alone(monkeypatch: pytest.Monkey
     assert launch.rdzv_endpoint == "digits-0.digits.team-a.svc:29500"
 
 
-def test_elastic_job_meets_in_numbers_within_its_limits(monkeypatch: pytest.MonkeyPatch):
+def test_elastic_job_uses_its_limits_as_numbers_of_nodes(monkeypatch: pytest.MonkeyPatch):
     launch = launched(JobBuilder().replicas(3).elastic(2, 5), monkeypatch)
 
     assert (launch.min_nodes, launch.max_nodes, launch.max_restarts) == (2, 5, 10)

@@ -229,8 +229,8 @@ def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
     ) as command:  # fmt: skip
 
         def is_stuck_for_long() -> bool:
-            told = [file.stat().st_mtime for file in steps.iterdir()]
-            return len(told) == 2 and time.time() - max(told) > 4.0
+            times = [file.stat().st_mtime for file in steps.iterdir()]
+            return len(times) == 2 and time.time() - max(times) > 4.0
 
         wait_for(is_stuck_for_long, "both ranks to wait for the reader")
         assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())

@@ -1,4 +1,4 @@
-"""Says much at once, then dies in the middle of a word; leaves a child process behind.
+"""Prints much at once, then dies in the middle of a line; leaves a child process behind.
 
 Rank 1, whose end is a failure, dies last: it would take the others along before they have said all.
 """

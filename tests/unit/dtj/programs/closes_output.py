@@ -1,4 +1,4 @@
-"""First rank 0 closes its output and waits, and rank 1 dies; in their second life both have a word to say."""
+"""First rank 0 closes its output and waits, and rank 1 dies; after the restart both print a line."""
 
 import contextlib
 import os
@@ -34,5 +34,5 @@ if LIFE == "0":
     wait_for(lambda: not agent_holds((OUT / "pipe").read_text()))
     os.kill(os.getpid(), signal.SIGKILL)
 (OUT / f"rank-{RANK}-lives-again").touch()
-wait_for((OUT / "rank-0-lives-again").exists)  # its first life has been reaped by then
+wait_for((OUT / "rank-0-lives-again").exists)  # its first process has been reaped by then
 print(f"rank {RANK} is heard", flush=True)

@@ -1,7 +1,7 @@
 """Trains with DDP under torch's profiler; rank 0 writes every message that was sent to $OUT/sent.json.
 
-Each is [operation, elements of its first tensor]; the first steps, in which DDP lays its buckets, are left
-out.
+Each is [operation, elements of its first tensor]; the first steps, in which DDP builds its buckets, are
+left out.
 """
 
 import json
@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import dtj
 
 FIRST, STEPS = 3, 43
-LAYERS, WIDTH = 4, 256  # a bucket of DDP would hold 25 times as many
+LAYERS, WIDTH = 4, 256  # a DDP bucket would hold 25 times as many
 
 
 def main() -> None:

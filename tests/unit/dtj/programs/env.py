@@ -1,4 +1,4 @@
-"""A script that knows nothing of dtj: all ranks meet through env:// and add up their numbers."""
+"""A script that does not use dtj: all ranks connect through env:// and add up their numbers."""
 
 import os
 import sys

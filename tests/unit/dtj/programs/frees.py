@@ -6,7 +6,7 @@ BLOCK = 31 << 20
 
 
 class Mallinfo2(ctypes.Structure):
-    """See malloc.h; `hblks`: blocks that are the kernel's own, `keepcost`: free at the end of the heap."""
+    """See malloc.h; `hblks`: blocks with their own mmap, `keepcost`: free bytes at the end of the heap."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
     _fields_ = [(name, ctypes.c_size_t) for name in (*_names, "keepcost")]

@@ -1,4 +1,4 @@
-"""Trains a tiny GPT on numbers that depend on the sample alone; the flags say how ranks share it.
+"""Trains a tiny GPT on numbers that depend on the sample alone; the flags set how ranks share it.
 
 $OUT/losses.txt    the loss of every step, by rank 0
 $OUT/step          the step under way, by rank 0
@@ -42,7 +42,7 @@ def loss_of(run: dtj.Run, model: torch.nn.Module, mb: dtj.Pair) -> torch.Tensor:
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     if "SGD" in os.environ:
         return torch.optim.SGD(model.parameters(), lr=0.1)
-    # eps: the gradient of a key's bias is zero but for rounding
+    # eps: the gradient of a key's bias is zero except for rounding
     return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
 
 
@@ -72,12 +72,14 @@ def train(run: dtj.Run) -> None:
         losses.append(loss)
         if run.rank == 0:
             (OUT / "step.tmp").write_text(str(run.step + 1))
-            (OUT / "step.tmp").replace(OUT / "step")  # a test that reads it now must not find it empty
+            (OUT / "step.tmp").replace(
+                OUT / "step"
+            )  # atomic: a test that reads it now must not find it empty
         run.log(loss=loss)
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
     score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=7)
-    means = torch.stack(losses or [torch.zeros(())]) / run.size  # none where a resumed run was complete
+    means = torch.stack(losses or [torch.zeros(())]) / run.size  # none if a resumed run was complete
     if run.size > 1:
         torch.distributed.all_reduce(means)
     if run.rank == 0:

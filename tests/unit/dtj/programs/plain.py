@@ -1,7 +1,7 @@
-"""A script that knows nothing of dtj and saves by itself, as many do: counts steps in a file of its own.
+"""A script that does not use dtj and saves by itself: counts steps in a file of its own.
 
-$FAIL is rank@step:how; it happens in the first life only.
-After step $WAIT_AT rank 0 makes the file at-<step> and waits for the file go.
+$FAIL is rank@step:how; it happens before the first restart only.
+After step $WAIT_AT rank 0 creates the file at-<step> and waits for the file go.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A script that knows nothing of dtj and saves every step; $LIVES says how many its first lives have."""
+"""A script that does not use dtj and saves every step; $LIVES: the steps before each of its crashes."""
 
 import os
 import signal

@@ -1,20 +1,20 @@
 """Trains a small model and leaves what happened in the folder $OUT.
 
-weights.pt       the final weights, by rank 0
-seen-<rank>.txt  a line a step: the step, then the samples of this rank
-ready            made once step $READY_AT is done
-at-<step>        made once a step of the list $HOLD_AT is done; rank 0 goes on when there is a file go-<step>
-worker-<pid>     made by each process that loads samples for a rank
-stuck-<pid>      made by the first process that is to load sample $STUCK_AT, which then does not return
+weights.pt       the final weights, written by rank 0
+seen-<rank>.txt  one line per step: the step, then the samples of this rank
+ready            created once step $READY_AT is done
+at-<step>        created once a step of the list $HOLD_AT is done; rank 0 continues when file go-<step> exists
+worker-<pid>     created by each process that loads samples for a rank
+stuck-<pid>      created by the first process that should load sample $STUCK_AT, and that then hangs
 
-$STREAM makes the data one that can only be read in order.
+$STREAM makes the data a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
-$FINISH_AT is the step in which the last rank says that it is to be one of the last ones.
-$BREAK_AT is the step in which rank 0 alone leaves the loop, which is a mistake.
-$AFTERWARDS_S is how long it does other things after the last step.
-$SCORES, with commas, are what run.keep_best gets, one a step.
+$FINISH_AT is the step in which the last rank calls run.finish.
+$BREAK_AT is the step in which rank 0 alone leaves the loop, by mistake.
+$AFTERWARDS_S is how long other work after the last step takes.
+$SCORES, separated by commas, are passed to run.keep_best, one per step.
 
-$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
+$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once per job, not once per process.
 place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
 how    raise, exit, a signal's name, ...: see `fail`
 """
@@ -78,7 +78,7 @@ class InOrder(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    """Defined in another order than used, so that DDP lays its buckets anew after the first step."""
+    """Defined in another order than used, so that DDP rebuilds its buckets after the first step."""
 
     def __init__(self, *, plain: bool) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Net(nn.Module):
 
 
 def fail_if_told(rank: int, step: int, place: str) -> None:
-    """Die at this point of the program where the test asked for it and it has not happened yet."""
+    """Die at this point of the program if the test asked for it and it has not happened yet."""
     for number, fault in enumerate(os.environ.get("FAULTS", "").split()):
         who, _, rest = fault.partition("@")
         when, where, how = rest.split(":")
@@ -151,7 +151,10 @@ def main() -> None:
             mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
             seen.clear()
             loss = run.backward(loss_of, batch)
-            assert not seen or set(mine) <= set(seen), (mine, seen)  # none: the others have done it
+            assert not seen or set(mine) <= set(seen), (
+                mine,
+                seen,
+            )  # empty if the other ranks have done this step already
             optimizer.step()
             optimizer.zero_grad()
             run.log(loss=loss)

@@ -1,4 +1,4 @@
-"""Plain DDP over `env://`: one process a node, so neither LOCAL_RANK nor a launcher is known to it."""
+"""Plain DDP over `env://`: one process per node, so it uses neither LOCAL_RANK nor a launcher."""
 
 import sys
 from pathlib import Path

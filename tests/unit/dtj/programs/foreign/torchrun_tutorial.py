@@ -14,7 +14,7 @@ from toy import data, die_if_told, net, note
 
 
 class Trainer:
-    """Trains `model` on this process's part of the data; continues from the snapshot where there is one."""
+    """Trains `model` on this process's part of the data; continues from the snapshot if there is one."""
 
     def __init__(
         self, model: nn.Module, loader: "DataLoader[tuple[Tensor, ...]]", optimizer: torch.optim.Optimizer,

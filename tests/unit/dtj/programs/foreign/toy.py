@@ -11,7 +11,7 @@ SAMPLES, EPOCHS = 64, 4
 
 
 def data() -> "torch.utils.data.TensorDataset":
-    """Inputs (64, 8) and what some fixed matrix makes of them, (64, 2)."""
+    """Inputs (64, 8) and their product with a fixed matrix, (64, 2)."""
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(SAMPLES, 8, generator=generator)
     return torch.utils.data.TensorDataset(x, torch.tanh(x @ torch.randn(8, 2, generator=generator)))
@@ -22,7 +22,7 @@ def net() -> nn.Module:
 
 
 def die_if_told(out: Path, rank: int, epoch: int) -> None:
-    """As if the machine did it: the rank and epoch that $CRASH names, once."""
+    """Kill the rank in the epoch that $CRASH names, once, as a machine fault would."""
     if os.environ.get("CRASH") == f"{rank}@{epoch}" and not (out / "crashed").exists():
         (out / "crashed").touch()
         os.kill(os.getpid(), signal.SIGKILL)

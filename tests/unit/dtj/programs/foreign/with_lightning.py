@@ -1,4 +1,4 @@
-"""A LightningModule and its Trainer, which finds out by itself who launched it."""
+"""A LightningModule and its Trainer, which detects its launcher by itself."""
 
 import os
 import sys
