@@ -14,7 +14,7 @@ $BREAK_AT is the step in which rank 0 alone leaves the loop, by mistake.
 $AFTERWARDS_S is how long other work after the last step takes.
 $SCORES, separated by commas, are passed to run.keep_best, one per step.
 
-$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once per job, not once per process.
+$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once per job, not per process.
 place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
 how    raise, exit, a signal's name, ...: see `fail`
 """
