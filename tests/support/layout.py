@@ -38,7 +38,8 @@ def code_lines(page: str) -> Iterator[tuple[int, str]]:
 
 
 if __name__ == "__main__":
-    pages = [page for root in sys.argv[1:] for page in sorted(Path(root).rglob("*.md")) or [Path(root)]]
+    files = [file for root in map(Path, sys.argv[1:]) for file in [root, *sorted(root.rglob("*"))]]
+    pages = [file for file in files if file.suffix == ".md"]
     found = [*stray_tests(Path("tests")), *unknown_targets(pages, Path("Makefile"))]
     print(*found, sep="\n", end="\n" if found else "")
     sys.exit(bool(found))

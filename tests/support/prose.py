@@ -1,8 +1,8 @@
 """Names the words of prose.yaml in documents, comments, strings and test names: file:line, what to write.
 
-Why no library does it: `told` and `room` are names of variables here too. codespell, and Vale with Python read
-as text, compare every word of a file; Vale with a tree-sitter view reads comments and strings, but not test
-names, and needs Go, a C compiler and minutes to build. Neither sees a phrase that breaks over two lines.
+Why no library does it: `told` and `room` are names of variables here too. codespell, and Vale with Python
+read as text, compare every word of a file; Vale with a tree-sitter view reads comments and strings, but not
+test names, and needs Go, a C compiler and minutes to build. Neither sees a phrase that breaks over two lines.
 """
 
 import io
@@ -15,20 +15,7 @@ from pathlib import Path
 import yaml
 
 RULES = Path(__file__).with_suffix(".yaml")
-READ = {
-    ".go",
-    ".json",
-    ".md",
-    ".py",
-    ".sh",
-    ".toml",
-    ".tpl",
-    ".txt",
-    ".yaml",
-    "Dockerfile",
-    "Makefile",
-    "run",
-}
+READ = set(".go .json .md .py .sh .toml .tpl .txt .yaml Dockerfile Makefile run".split())
 GAP = r"""[\s#"']+(?:f["'])?"""  # between two words: also a line break in a comment or a string
 PROSE = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
