@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 RULES = Path(__file__).with_suffix(".yaml")
-READ = set(".go .json .md .py .sh .toml .tpl .txt .yaml Dockerfile Makefile run".split())
+READ = re.compile(r".*\.(go|json|md|py|sh|toml|tpl|txt|yaml)|Dockerfile|Makefile|run")
 GAP = r"""[\s#"']+(?:f["'])?"""  # between two words: also a line break in a comment or a string
 PROSE = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
@@ -24,10 +24,9 @@ def findings(roots: list[Path]) -> Iterator[str]:
     rules = yaml.safe_load(RULES.read_text())
     phrases = "|".join(f"(?P<rule{n}>{words.replace(' ', GAP)})" for n, words in enumerate(rules))
     # Whole words only, and not names: `told`, "told", not_told, answer.told, --told.
-    name = r"""(?<=["'])\w+["']"""
-    wanted = re.compile(rf"(?<![\w`.-])(?!{name})(?:{phrases})(?![\w`]|-\w)", re.IGNORECASE)
+    wanted = re.compile(rf"""(?<![\w`.-])(?!(?<=["'])\w+["'])(?:{phrases})(?![\w`]|-\w)""", re.IGNORECASE)
     for file in (file for root in roots for file in [root, *sorted(root.rglob("*"))]):
-        if not file.is_file() or file.samefile(RULES) or not {file.suffix, file.name} & READ:
+        if not file.is_file() or file.samefile(RULES) or not READ.fullmatch(file.name):
             continue
         source = file.read_text()
         hits = list(wanted.finditer(only_sentences(source) if file.suffix == ".py" else source))
