@@ -138,9 +138,10 @@ def soak(names: Sequence[str], *, runs: int) -> int:
             with busy_processes(BUSY_PROCESSES if busy else 0):
                 outcome = run(name)
             verdict = "passed" if outcome.passed else "FAILED"
-            print(f"soak: {name}, run {number} of {runs}{', busy' if busy else ''}: {verdict}, {outcome.seconds:.0f} s")
+            beside = ", busy" if busy else ""
+            print(f"soak: {name}, run {number} of {runs}{beside}: {verdict}, {outcome.seconds:.0f} s")
             failures += [] if outcome.passed else [f"{name} {number}"]
-    print(f"soak: {len(failures)} of {len(names) * runs} runs failed{': ' if failures else ''}{', '.join(failures)}")
+    print(f"soak: {len(failures)} of {len(names) * runs} runs failed", *failures)
     return int(bool(failures))
 
 

@@ -1,7 +1,7 @@
 """Starts a Python module as a program without waiting for its imports: forked from a process that has them.
 
-Importing kopf takes three seconds of CPU time, a fork milliseconds. The child is otherwise what a shell would have
-started: its own pid, environment, standard streams, signals and exit code.
+Importing kopf takes three seconds of CPU time, a fork milliseconds. The child is otherwise what a shell would
+have started: its own pid, environment, standard streams, signals and exit code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Forked:
     async def wait(self) -> int:
         """Wait for its end and return its exit code."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        sentinel = os.dup(self._process.sentinel)  # a loop has one reader for each descriptor, and several may wait
+        sentinel = os.dup(
+            self._process.sentinel
+        )  # a loop has one reader for each descriptor, and several may wait
         loop.add_reader(sentinel, ended.set)
         try:
             if self.returncode is None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
@@ -19,6 +20,7 @@ from tests.support import forked
 from tests.support.forked import Forked, warmed
 from tests.support.ports import free_port
 
+Process = Forked | asyncio.subprocess.Process
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "dtj-system"
 LEASE = "dtj-operator"  # the name that the chart's Role allows
@@ -35,7 +37,7 @@ class Operator:
     log       everything that it printed
     """
 
-    process: Forked
+    process: Process
     identity: str
     log: Path
     health_port: int
@@ -121,9 +123,23 @@ async def start(
         f"--metrics-port={metrics}",
         *("--log-level=info", "--log-format=text"),
     ]
-    process = forked.start(
-        warm(), "dtj_operator", arguments, environment=variables, out=log, folder=plane.folder
-    )
+    process: Process
+    if environment:  # such as libfaketime's, which the dynamic linker reads before Python starts
+        with log.open("wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-W", "error", "-m", "dtj_operator"),
+                *arguments,
+                env=variables,
+                stdout=out,
+                stderr=out,
+                stdin=asyncio.subprocess.DEVNULL,
+                cwd=plane.folder,
+            )
+    else:
+        process = forked.start(
+            warm(), "dtj_operator", arguments, environment=variables, out=log, folder=plane.folder
+        )
     return Operator(process, identity, log, health, metrics)
 
 
