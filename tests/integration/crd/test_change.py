@@ -17,7 +17,7 @@ from tests.support.kubectl import Json, Kubectl
 
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 RUNNING, SUSPENDED = False, True
-FIXED = "the template cannot be changed while the job is not suspended"
+FIXED = "the template cannot be changed unless the job is suspended"
 ONLY_PLACEMENT = "only labels, annotations, nodeSelector, tolerations, affinity and schedulingGates"
 
 CONTAINER = {"name": "trainer", "image": "a", "command": ["a"]}
@@ -119,8 +119,8 @@ ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
     ("changes", "words"),
     [
         pytest.param({"replicas": 3}, ACCEPTED, id="within the limits"),
-        pytest.param({"replicas": 4}, "must be a number from elastic.minReplicas to", id="too many"),
-        pytest.param({"replicas": 1}, "must be a number from elastic.minReplicas to", id="too few"),
+        pytest.param({"replicas": 4}, "must be between elastic.minReplicas and", id="too many"),
+        pytest.param({"replicas": 1}, "must be between elastic.minReplicas and", id="too few"),
         pytest.param({"elastic.maxReplicas": 4}, "elastic cannot be changed", id="another limit"),
         pytest.param({"elastic": ABSENT}, "elastic cannot be changed", id="no limits any more"),
     ],
@@ -133,7 +133,7 @@ def test_change_of_an_elastic_job(kubectl: Kubectl, changes: Json, words: str):
     ("spec", "replicas", "words"),
     [
         pytest.param(ELASTIC, 3, ACCEPTED, id="within the limits"),
-        pytest.param(ELASTIC, 4, "must be a number from elastic.minReplicas to", id="too many"),
+        pytest.param(ELASTIC, 4, "must be between elastic.minReplicas and", id="too many"),
         pytest.param({}, 2, "replicas cannot be changed without spec.elastic", id="a fixed size"),
     ],
 )
