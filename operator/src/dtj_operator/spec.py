@@ -23,10 +23,11 @@ ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.in
 
 
 class SpecError(Exception):
-    """A field that makes no sense: which one, what it holds, what to write instead."""
+    """An invalid field: its name, its value, and what to write instead."""
 
-    def __init__(self, field: str, value: object, mend: str) -> None:
-        super().__init__(f"{field}: {value!r} cannot be used; {mend}")
+    def __init__(self, field: str, value: object, fix: str) -> None:
+        problem = "required value" if value is None else f"invalid value {value!r}"
+        super().__init__(f"{field}: {problem}: {fix}")
         self.field = field
 
 
@@ -140,7 +141,7 @@ def parse(raw: Json) -> Job:
     except SpecError as error:
         wrong = error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of a shape that nobody thought of
-        wrong = SpecError("spec", str(error), "compare it with `kubectl explain dtj.spec --recursive`")
+        wrong = SpecError("spec", str(error), "compare the spec with `kubectl explain dtj.spec --recursive`")
     nothing = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}
     return Job(**identity, template=nothing, error=wrong)
 
@@ -150,20 +151,20 @@ class _Fields:
 
     def __init__(self, path: str, raw: object) -> None:
         if not isinstance(raw, Mapping):
-            raise SpecError(path, raw, "write a mapping")
+            raise SpecError(path, raw, "must be an object")
         self.path, self.raw = path, raw
 
     def child(self, name: str) -> "_Fields | None":
         value = self.raw.get(name)
         return None if value is None else _Fields(f"{self.path}.{name}", value)
 
-    def fail(self, name: str, mend: str) -> SpecError:
-        return SpecError(f"{self.path}.{name}", self.raw.get(name), mend)
+    def fail(self, name: str, fix: str) -> SpecError:
+        return SpecError(f"{self.path}.{name}", self.raw.get(name), fix)
 
     def integer(self, name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
         value = self.raw.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise self.fail(name, f"write a whole number from {lowest} to {highest}")
+            raise self.fail(name, f"must be an integer between {lowest} and {highest}")
         return value
 
     def optional_integer(self, name: str, lowest: int) -> int | None:
@@ -172,25 +173,25 @@ class _Fields:
     def flag(self, name: str) -> bool:
         value = self.raw.get(name) or False
         if not isinstance(value, bool):
-            raise self.fail(name, "write true or false")
+            raise self.fail(name, "must be true or false")
         return value
 
     def integers(self, name: str) -> frozenset[int]:
         values = self.raw.get(name) or []
         if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
-            raise self.fail(name, "write a list of whole numbers")
+            raise self.fail(name, "must be a list of integers")
         return frozenset(values)
 
     def choice(self, name: str, *choices: str) -> str:
         value = self.raw.get(name, choices[0])
         if value not in choices:
-            raise self.fail(name, f"write one of {', '.join(choices)}")
+            raise self.fail(name, f"must be one of {', '.join(choices)}")
         return str(value)
 
     def items(self, name: str) -> "list[_Fields]":
         value = self.raw.get(name) or []
         if not isinstance(value, list):
-            raise self.fail(name, "write a list")
+            raise self.fail(name, "must be a list")
         return [_Fields(f"{self.path}.{name}[{i}]", item) for i, item in enumerate(value)]
 
 
@@ -201,10 +202,10 @@ def _wishes(name: str, spec: _Fields) -> Json:
     most = elastic.highest if elastic else replicas
     if len(names.pod_name(name, most - 1)) > names.HOST_NAME_LIMIT:
         longest = names.HOST_NAME_LIMIT - len(str(most - 1)) - 1
-        raise SpecError("metadata.name", name, f"with {most} replicas it may have {longest} characters")
+        raise SpecError("metadata.name", name, f"must have at most {longest} characters with {most} replicas")
     port = spec.integer("masterPort", 29500, 1, 65535)
     if port == names.AGENT_PORT:
-        raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's; write another port")
+        raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's port; choose another port")
     template = _template(spec)
     recovery, hang = spec.child("recovery"), spec.child("hang")
     network = spec.child("network")
@@ -238,22 +239,24 @@ def _template(spec: _Fields) -> Json:
     template = spec.child("template")
     pod = template.child("spec") if template else None
     if template is None or pod is None or not pod.items("containers"):
-        raise SpecError("spec.template.spec.containers", None, "write at least one container")
+        raise SpecError("spec.template.spec.containers", None, "must have at least one container")
     if pod.raw.get("restartPolicy") not in (None, "Never"):
-        raise pod.fail("restartPolicy", "leave it out: the operator restarts, not the kubelet")
+        raise pod.fail(
+            "restartPolicy", "must be Never or absent: the operator, not the kubelet, restarts the ranks"
+        )
     for owned in ("hostname", "subdomain"):
         if pod.raw.get(owned):
-            raise pod.fail(owned, "leave it out: ranks find each other by names that the operator sets")
+            raise pod.fail(owned, "must be absent: the operator sets it, so that the ranks find each other")
     for volume in pod.items("volumes"):
         if volume.raw.get("name") in (names.SHM_VOLUME, names.CHECKPOINT_VOLUME):
-            raise volume.fail("name", "choose another name: this one is the operator's")
+            raise volume.fail("name", "the operator adds a volume of this name; choose another name")
     for container in pod.items("containers"):
         if not container.raw.get("name"):
-            raise container.fail("name", "name the container")
+            raise container.fail("name", "every container needs a name")
         for variable in container.items("env"):
             name = str(variable.raw.get("name"))
             if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
-                raise variable.fail("name", "leave it out: the operator sets it")
+                raise variable.fail("name", "must be absent: the operator sets this variable")
     return dict(template.raw)
 
 
@@ -298,9 +301,9 @@ def _rule(fields: _Fields) -> Rule:
     codes = fields.child("onExitCodes")
     conditions = fields.items("onPodConditions")
     if "action" not in fields.raw:
-        raise fields.fail("action", "write FailJob, Restart or RestartUncounted")
+        raise fields.fail("action", "must be one of FailJob, Restart, RestartUncounted")
     if codes is None and not conditions:
-        raise fields.fail("onExitCodes", "say when the rule applies: onExitCodes or onPodConditions")
+        raise fields.fail("onExitCodes", "a rule needs onExitCodes or onPodConditions")
     return Rule(
         action=fields.choice("action", "FailJob", "Restart", "RestartUncounted"),
         exit_codes=codes.integers("values") if codes else None,
@@ -312,7 +315,7 @@ def _rule(fields: _Fields) -> Rule:
 def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
     mount_path = fields.raw.get("mountPath", "/checkpoints")
     if not isinstance(mount_path, str) or not mount_path.startswith("/"):
-        raise fields.fail("mountPath", "write an absolute path, such as /checkpoints")
+        raise fields.fail("mountPath", "must be an absolute path, such as /checkpoints")
     trainer = _trainer(template)  # others may mount the same volume there, to send checkpoints elsewhere, say
     taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
     if mount_path.rstrip("/") in taken:
@@ -321,11 +324,14 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
         )
     volume = fields.child("volume")
     if volume is None or not volume.raw:
-        raise fields.fail("volume", "name a volume source, such as persistentVolumeClaim: {claimName: runs}")
+        raise fields.fail(
+            "volume", "must be a volume source, such as persistentVolumeClaim: {claimName: runs}"
+        )
     resume = fields.raw.get("resumeFrom")
     if resume is not None and (not isinstance(resume, str) or not resume or ".." in resume.split("/")):
         raise fields.fail(
-            "resumeFrom", "write a job of this namespace, or a path below the mount without '..'"
+            "resumeFrom",
+            "must be the name of a job in this namespace, or a path below the mount without '..'",
         )
     return Checkpoint(
         mount_path=mount_path, volume={k: v for k, v in volume.raw.items() if k != "name"}, resume_from=resume

@@ -37,11 +37,15 @@ class Fault:
 
     @property
     def sentence(self) -> str:
-        who = f"replica {self.replica}" if self.rank is None else f"rank {self.rank} (replica {self.replica})"
-        where = f" on node {self.node}" if self.node else ""
-        how = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
+        replica, node = f"replica {self.replica}", f" on node {self.node}" if self.node else ""
         last = self.message.strip().rpartition("\n")[2][:300]
-        return f"{who}{where} ended{how}: {self.reason}" + (f": {last}" if last else "")
+        if self.reason == "PeerLost" and self.exit_code is None:  # its pod still runs
+            return f"{replica}{node} is unreachable" + (f": {last}" if last else "")
+        who = replica if self.rank is None else f"rank {self.rank} ({replica})"
+        how = "was lost" if self.disruption else "failed"
+        if self.exit_code is not None:
+            how = f"exited with code {self.exit_code}"
+        return f"{who}{node} {how}: {self.reason}" + (f": {last}" if last else "")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ MOST_HEALS = 1_000_000  # what says more is no agent
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
+DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
 DISRUPTIONS = ("Evicted", "NodeLost")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
@@ -72,14 +73,15 @@ def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
     if since is None or told is None:
         return None
     is_first = pod.index not in s.waited_for_since
-    whom = "any other agent" if is_first else "its agent"
-    what = f"replica 0 has not heard of {whom} for {told.observed_at - since:.0f} s, though"
+    sender = "any other agent" if is_first else "its agent"
+    still = "the other pods are still running on several nodes" if is_first else "the pod is still running"
+    silent_s = told.observed_at - since
     return Fault(
         reason="PeerLost",
         replica=pod.index,
         rank=pod.index if s.job.processes == 1 else None,
         node=pod.node,
-        message=f"{what} their pods run on several nodes" if is_first else f"{what} its pod runs",
+        message=f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}",
         at=since,
     )
 
@@ -137,7 +139,7 @@ def _vanished(s: Snapshot, index: int) -> Fault:
         replica=index,
         rank=index if s.job.processes == 1 else None,
         node=s.last_nodes.get(index, ""),
-        message="its pod was deleted by somebody else",
+        message=DELETED_BY_OTHERS,
         at=s.now,
         disruption=True,
     )
@@ -180,7 +182,7 @@ def _classify(
 def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], code: int | None) -> str:
     text = str(report.get("message") or (ended.message if ended else "") or "").strip()
     if not text and pod.deleting:
-        text = "its pod was deleted by somebody else"
+        text = DELETED_BY_OTHERS
     if not text:
         disruption = pod.condition("DisruptionTarget")
         text = (disruption.message if disruption else "") or pod.message or pod.reason
@@ -194,9 +196,9 @@ def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], 
 def _node_message(s: Snapshot, pod: PodView) -> str:
     expired_s = s.lease_expired_s(pod)
     if expired_s is not None:
-        return f"its agent is silent and its node's lease expired {expired_s:.0f} s ago"
+        return f"the agent is silent and the node's Lease expired {expired_s:.0f} s ago"
     known = s.nodes is not None and pod.node in s.nodes
-    return f"its node was {'not ready' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
+    return f"the node was {'NotReady' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
 
 
 def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:

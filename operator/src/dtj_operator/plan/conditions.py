@@ -27,12 +27,12 @@ _UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContai
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
 _MENDS = {
-    "Unschedulable": "free or add what is missing, or ask for less in the template",
-    "ImagePullFailed": "correct the image, or give imagePullSecrets that may read it",
+    "Unschedulable": "add or free the missing resources, or request less in the template",
+    "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
 }
 # Our default where the template is silent, and many images with torch run as root.
 _NOT_ROOT = "runAsNonRoot"
-_NOT_ROOT_MEND = "give spec.template.spec.securityContext a runAsUser, such as 1000, or runAsNonRoot: false"
+_NOT_ROOT_MEND = "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext"
 
 
 def obstacle(s: Snapshot) -> Refusal | None:
@@ -49,7 +49,7 @@ def shortage(s: Snapshot) -> str | None:
     if known is None or s.size >= s.job.replicas:
         return None
     again = times.rfc3339(known.retry_at)
-    return f"there was room for {s.size} of {s.job.replicas} pods, all are tried again at {again}"
+    return f"only {s.size} of {s.job.replicas} pods could be scheduled; retrying with all pods at {again}"
 
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
@@ -91,10 +91,11 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         late = held_up_by(s)
         if late is not None:
             return "Healthy", False, late[0], late[1][:MESSAGE_LIMIT]
-        fewer = len(s.taking_part.keys() | s.memory.done)
-        if fewer < s.job.replicas:
-            told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"
-            return "Healthy", True, "RunningWithFewer", told
+        present, wanted = len(s.taking_part.keys() | s.memory.done), s.job.replicas
+        if present < wanted:
+            absent = f"waiting for {wanted - present}"
+            message = f"{present} of {wanted} replicas are running or finished; {absent}"
+            return "Healthy", True, "RunningWithFewer", message
         return "Healthy", True, "Running", _well(s)
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
@@ -106,10 +107,10 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
 
 def _well(s: Snapshot) -> str:
     """What the agents healed last is told for as long as the attempt runs on."""
-    told = "every replica runs or is done"
+    told = "all replicas are running or finished"
     fault = blame.healed(s)
     if fault is not None:
-        return f"{told}; healed in place: {fault.sentence}"[:MESSAGE_LIMIT]
+        return f"{told}; last in-place restart: {fault.sentence}"[:MESSAGE_LIMIT]
     known = (s.memory.condition("Healthy") or {}).get("message", "")
     return known if known.startswith(f"{told}; ") and s.memory.phase == RUNNING else told
 
@@ -121,7 +122,7 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
         return "Suspended", False, "Resumed", "spec.suspend is false"
     known = s.memory.condition("Suspended")
     if known is not None and isinstance(verdict, Succeed | Fail):
-        return "Suspended", False, "Finished", "the job has ended"
+        return "Suspended", False, "Finished", "the job has finished"
     return (
         None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
     )
@@ -129,7 +130,11 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
 
 def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
     if isinstance(verdict, Succeed):
-        what = "every rank exited 0" if verdict.reason == "AllRanksSucceeded" else "replica 0 exited 0"
+        what = (
+            "all ranks exited with code 0"
+            if verdict.reason == "AllRanksSucceeded"
+            else "replica 0 exited with code 0"
+        )
         return [("Complete", True, verdict.reason, what)]
     if isinstance(verdict, Fail):
         return [("Failed", True, verdict.reason, verdict.message[:MESSAGE_LIMIT])]
@@ -153,7 +158,7 @@ def _obstacle(pod: PodView) -> Refusal | None:
         return None
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable":
-        return _blocked("Unschedulable", f"pod {pod.name} fits no node: {scheduled.message}")
+        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {scheduled.message}")
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"
         if container.waiting in _UNPULLABLE:
@@ -173,4 +178,4 @@ def _gates(s: Snapshot) -> str:
     gated = any(
         (c := pod.condition("PodScheduled")) and c.reason == "SchedulingGated" for pod in s.current.values()
     )
-    return "; they wait for their scheduling gates" if gated else ""
+    return "; waiting for their scheduling gates" if gated else ""

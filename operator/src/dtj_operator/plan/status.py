@@ -233,8 +233,8 @@ def _healed(s: Snapshot, new: Json) -> Event | None:
     if healed <= 0:
         return None
     fault = blame.healed(s)
-    what = f", the last: {fault.sentence}" if fault else ""
-    return Event("Warning", "Healed", f"{healed} healed in place{what}", str(number))
+    what = f"; last: {fault.sentence}" if fault else ""
+    return Event("Warning", "Healed", f"{_count(healed, 'in-place restart')}{what}", str(number))
 
 
 def _held_up(s: Snapshot, attempt: str, new: Json) -> Event | None:
@@ -250,21 +250,26 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
     told: Event | None = None
     match verdict:
         case Succeed(reason):
-            told = Event("Normal", "Completed", f"all done: {reason}", attempt)
+            told = Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
         case Fail(reason, message):
             told = Event("Warning", reason, message, attempt)
         case Restart(fault, counts, replaces, goes_on=False):
-            kind = "restart" if counts else "restart outside the budget"
-            what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
+            what = "all pods" if replaces is None else _count(len(replaces), "pod")
+            which = f"attempt {attempt}" if counts else f"attempt {attempt}, not counted"
             number = f"{attempt}/{new['restarts']['total']}"
-            told = Event("Warning", "Restarting", f"{what}, {kind}: {fault.sentence}", number)
+            told = Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
         case Resize(size, why):
-            told = Event("Normal", "Resized", f"{size} replicas: {why}", f"{attempt}/{size}")
+            told = Event("Normal", "Resized", why, f"{attempt}/{size}")
         case Lift(pods):
-            note = f"{len(pods)} pods find no room, so no node is avoided any more"
+            blocked = "1 pod is" if len(pods) == 1 else f"{len(pods)} pods are"
+            note = f"{blocked} unschedulable; node avoidance is disabled for this job"
             told = Event("Normal", "NodesAllowed", note, attempt)
         case Suspend():
-            told = Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt)
+            told = Event("Normal", "Suspended", "Stopping all pods: spec.suspend is true", attempt)
         case Resume():
-            told = Event("Normal", "Resumed", f"attempt {attempt} begins", attempt)
+            told = Event("Normal", "Resumed", f"Starting attempt {attempt}: spec.suspend is false", attempt)
     return told
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

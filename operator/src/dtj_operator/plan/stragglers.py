@@ -28,8 +28,12 @@ def _hang(s: Snapshot) -> tuple[str, str, str] | None:
     ranks = [_who(s, rank) for rank in told.ranks[:NAMED]]
     more = [f"{len(told.ranks) - NAMED} more"] if len(told.ranks) > NAMED else []
     why = f": {told.message}" if told.message else ""
-    verb = "hangs" if len(told.ranks) <= 1 else "hang"
-    return HANG, ", ".join([*ranks, *more]) or "the job", f"{verb}{why}; spec.hang.action is Report"
+    verb = "is hung" if len(told.ranks) <= 1 else "are hung"
+    return (
+        HANG,
+        ", ".join([*ranks, *more]) or "the job",
+        f"{verb}{why}; not restarted because spec.hang.action is Report",
+    )
 
 
 def _straggler(s: Snapshot) -> tuple[str, str, str] | None:
@@ -37,7 +41,7 @@ def _straggler(s: Snapshot) -> tuple[str, str, str] | None:
     if told is None:
         return None
     slow = "longer than" if told.ratio is None else f"{told.ratio:.1f} times as long as"
-    return STRAGGLER, _who(s, told.rank, told.replica), f"needs {slow} the others for its part of a step"
+    return STRAGGLER, _who(s, told.rank, told.replica), f"takes {slow} the other ranks for its part of a step"
 
 
 def _who(s: Snapshot, rank: int, replica: int | None = None) -> str:

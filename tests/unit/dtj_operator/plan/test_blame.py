@@ -69,8 +69,8 @@ def test_pod_that_is_cut_off_is_replaced_and_counts() -> None:
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.replaces) == (True, ((2, pod(2).pod.uid),))
     assert verdict.fault.sentence == (
-        "rank 2 (replica 2) on node n2 ended: PeerLost: "
-        "replica 0 has not heard of its agent for 125 s, though its pod runs"
+        "replica 2 on node n2 is unreachable: "
+        "replica 0 has had no heartbeat from its agent for 125 s, but the pod is still running"
     )
 
 
@@ -87,7 +87,7 @@ def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...
     assert verdict.replaces is not None
     assert [index for index, _ in verdict.replaces] == blamed
     if blamed == [0]:
-        assert "not heard of any other agent for 126 s, though their pods run on several nodes" in (
+        assert "no heartbeat from any other agent for 126 s, but the other pods are still running on" in (
             verdict.fault.sentence
         )
 
@@ -201,8 +201,7 @@ def test_a_report_gives_rank_step_message_and_generation() -> None:
 
     assert (found.rank, found.step, found.generation, found.node) == (3, 41, 0, "worker-2")
     assert (
-        found.sentence
-        == "rank 3 (replica 1) on node worker-2 ended with exit code 1: Exception: ValueError: x"
+        found.sentence == "rank 3 (replica 1) on node worker-2 exited with code 1: Exception: ValueError: x"
     )
 
 
@@ -210,7 +209,7 @@ def test_a_rank_is_not_guessed_where_a_pod_has_several() -> None:
     found = fault(job().replicas(2).wants(processesPerReplica=2).running().but(pod(1).crashed(-1 % 256)))
 
     assert found.rank is None
-    assert found.sentence.startswith("replica 1 ended with exit code 255")
+    assert found.sentence.startswith("replica 1 exited with code 255")
 
 
 def test_the_name_of_the_signal_is_told() -> None:

@@ -149,7 +149,7 @@ def test_what_the_witnesses_saw_is_told() -> None:
 
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.fault.node, verdict.fault.reason) == (False, "n1", "NodeLost")
-    assert verdict.fault.message == "its agent is silent and its node's lease expired 7 s ago"
+    assert verdict.fault.message == "the agent is silent and the node's Lease expired 7 s ago"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_lost_node_costs_nothing_and_is_named() -> None:
 
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.fault.node, verdict.fault.replica) == (False, "n1", 1)
-    assert verdict.fault.sentence.endswith("NodeLost: its node was not ready for 40 s")
+    assert verdict.fault.sentence.endswith("NodeLost: the node was NotReady for 40 s")
 
 
 STUCK = pod(1).running().on("n1").deleting()

@@ -221,7 +221,7 @@ def test_the_budget_verdict_names_the_rank_and_its_last_words() -> None:
 
     assert isinstance(verdict, Fail)
     assert verdict.message == (
-        "rank 1 (replica 1) ended with exit code 1: ExitCode: ValueError: nan; maxRestarts is 0"
+        "rank 1 (replica 1) exited with code 1: ExitCode: ValueError: nan; no restarts left: maxRestarts is 0"
     )
 
 

@@ -359,7 +359,7 @@ def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
     }
     (event,) = events(HEALED.snapshot(), None, first)
     assert (event.type, event.reason) == ("Warning", "Healed")
-    assert "rank 1 (replica 1) on node w1 ended with exit code 137: Signal: killed" in event.note
+    assert "rank 1 (replica 1) on node w1 exited with code 137: Signal: killed" in event.note
     healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
     assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)
     assert [entry["node"] for entry in first["avoidedNodes"]] == ["w1"]
@@ -372,7 +372,7 @@ def test_a_heal_that_nobody_explains_is_counted_and_blames_nobody() -> None:
     after = report(given.snapshot(), None)
 
     assert (after["restarts"]["counted"], "failure" in after) == (1, False)
-    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 healed in place"]
+    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 in-place restart"]
 
 
 def test_an_incident_without_a_heal_is_not_the_operators_to_tell() -> None:

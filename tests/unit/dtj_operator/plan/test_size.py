@@ -80,14 +80,14 @@ def test_a_smaller_attempt_is_counted_nowhere_and_says_why() -> None:
 
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
     assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
-    assert after["message"] == "1 of 3 pods fitted no node for 120 s"
+    assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
 
     up = WHOLE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
     running = report(up.snapshot(), None)
     ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
     assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
     assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
-    assert "there was room for 2 of 3 pods" in ready["message"]
+    assert "only 2 of 3 pods could be scheduled" in ready["message"]
     env = [p for p in plan(up.without(1).was("Pending").snapshot()).actions if isinstance(p, CreatePod)]
     variables = {v["name"]: v["value"] for v in env[0].body["spec"]["containers"][0]["env"]}
     assert (variables["WORLD_SIZE"], variables["DTJ_REPLICAS"]) == ("2", "2")
@@ -156,7 +156,7 @@ def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
 
     assert (healthy["status"], healthy["reason"]) == ("True", "RunningWithFewer")
     assert (told["worldSize"], told["currentReplicas"], told["ready"]) == (2, 2, "2/3")
-    assert "no room" in told["message"]
+    assert "pod digits-2 is unschedulable: no room" in told["message"]
     assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
 
 

@@ -96,9 +96,9 @@ def test_an_unschedulable_pod_is_told_in_the_schedulers_words_with_the_mend() ->
     message = told(given)["conditions"][0]["message"]
 
     assert message.startswith(
-        "pod digits-1 fits no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        "pod digits-1 is unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     )
-    assert "ask for less" in message
+    assert "request less" in message
 
 
 def test_an_image_that_runs_as_root_is_told_with_the_mend() -> None:
@@ -107,7 +107,7 @@ def test_an_image_that_runs_as_root_is_told_with_the_mend() -> None:
     message = told(given)["conditions"][0]["message"]
 
     assert message.startswith(f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; ")
-    assert "give spec.template.spec.securityContext a runAsUser" in message
+    assert "set runAsUser (such as 1000) or runAsNonRoot: false" in message
 
 
 @pytest.mark.parametrize(

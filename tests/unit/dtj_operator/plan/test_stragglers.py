@@ -25,26 +25,27 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
         param(
             SLOW,
             "Straggler",
-            f"{WHO} needs 2.1 times as long as the others for its part of a step",
+            f"{WHO} takes 2.1 times as long as the other ranks for its part of a step",
             id="a rank is slow",
         ),
         param(
             CALM.wants(processesPerReplica=2).answering(slowest=Straggler(rank=3)),
             "Straggler",
-            "rank 3 (replica 1) on node worker-2 needs longer than the others for its part of a step",
+            "rank 3 (replica 1) on node worker-2 takes longer than the other ranks for its part of a step",
             id="an agent that says only who",
         ),
         param(
             HANGS,
             "Hang",
-            f"{WHO} hangs: no step for 33 s; spec.hang.action is Report",
+            f"{WHO} is hung: no step for 33 s; not restarted because spec.hang.action is Report",
             id="a rank hangs",
         ),
         param(
             CALM.wants(processesPerReplica=4).answering(hang=Hung(ranks=tuple(range(7)))),
             "Hang",
             ", ".join(f"rank {r} (replica 0)" for r in range(4))
-            + ", rank 4 (replica 1) on node worker-2, 2 more hang; spec.hang.action is Report",
+            + ", rank 4 (replica 1) on node worker-2, 2 more are hung; "
+            "not restarted because spec.hang.action is Report",
             id="many hang",
         ),
     ],

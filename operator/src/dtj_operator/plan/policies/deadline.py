@@ -16,5 +16,5 @@ def deadline(s: Snapshot) -> Fail | None:
     if due is None or s.now < due:
         return None
     return Fail(
-        "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds, {s.job.deadline_s} s"
+        "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds ({s.job.deadline_s} s)"
     )

@@ -29,7 +29,7 @@ def restart(s: Snapshot) -> Restart | Fail | Settle | None:
         return Settle(until=fault.at + SETTLE_S)
     action = _action(s, fault)
     if action == "FailJob":
-        return Fail("RecoveryRule", f"{fault.sentence}; a recovery rule says not to retry", fault)
+        return Fail("RecoveryRule", f"{fault.sentence}; not restarted because a FailJob rule matched", fault)
     if action == "RestartUncounted":
         return Restart(fault, counts=False, replaces=_broken(s), goes_on=_goes_on(s, fault))
     return _within_budget(s, fault)
@@ -84,14 +84,19 @@ def _is_first_of_its_kind(s: Snapshot) -> bool:
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
     restarts, recovery = seen(s), s.job.recovery
     if restarts.counted >= recovery.max_restarts:
-        return Fail("RestartBudgetSpent", f"{fault.sentence}; maxRestarts is {recovery.max_restarts}", fault)
+        return Fail(
+            "RestartBudgetSpent",
+            f"{fault.sentence}; no restarts left: maxRestarts is {recovery.max_restarts}",
+            fault,
+        )
     stuck = (
         restarts.highest_step is not None
         and restarts.without_progress >= recovery.max_restarts_without_progress
     )
     if stuck:
-        row = f"{restarts.without_progress} restarts in a row brought no step beyond {restarts.highest_step}"
-        return Fail("NoProgress", f"{fault.sentence}; {row}", fault)
+        row = f"{restarts.without_progress} consecutive restarts"
+        why = f"{row} completed no step beyond {restarts.highest_step}"
+        return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))
 
 

@@ -30,15 +30,13 @@ def resize(s: Snapshot) -> Resize | None:
         return None
     wished = s.job.replicas
     if s.scope == REPLICA:
-        why = f"spec.replicas is {wished}, the others keep running"
+        why = f"Scaling down to {wished} replicas; the remaining pods keep running"
         return Resize(wished, why, new_attempt=False) if wished < known else None
     shortage = _shortage(s)
     if known != wished and shortage is None:
-        return Resize(wished, f"spec.replicas is {wished}", new_attempt=True)
+        return Resize(wished, f"Restarting with {wished} replicas: spec.replicas changed", new_attempt=True)
     if known != wished and shortage is not None and s.now >= shortage.retry_at:
-        return Resize(
-            wished, f"is there room for all {wished} replicas now?", new_attempt=True, shortage=shortage
-        )
+        return Resize(wished, f"Retrying with all {wished} replicas", new_attempt=True, shortage=shortage)
     return _shrink(s, shortage)
 
 
@@ -77,9 +75,10 @@ def _shrink(s: Snapshot, shortage: Shortage | None) -> Resize | None:
         return None
     tries = shortage.tries + 1 if shortage is not None else 1
     retry_at = s.now + min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(tries - 1, 30))
+    blocked = f"{len(unplaced)} of {s.size} pods were unschedulable for {ROOM_S:.0f} s"
     return Resize(
         fits,
-        f"{len(unplaced)} of {s.size} pods fitted no node for {ROOM_S:.0f} s",
+        f"Restarting with {fits} replicas: {blocked}",
         new_attempt=True,
         shortage=Shortage(replicas=s.job.replicas, tries=tries, retry_at=retry_at),
     )
