@@ -10,10 +10,10 @@ import yaml
 
 from dtj_operator import spec
 from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
-from dtj_operator.plan.policies.avoid import KEPT
-from dtj_operator.plan.policies.restart import MOST_REPLACED
+from dtj_operator.plan.policies.avoid import MAX_RECORDED
+from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Ledger, Progress, Shortage
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, job, pod
 
 CRD = yaml.safe_load(
@@ -70,8 +70,8 @@ def test_every_enum_of_the_schema_is_understood() -> None:
 def test_what_is_bounded_in_the_code_is_bounded_alike_in_the_schema() -> None:
     status = SCHEMA["status"]["properties"]
 
-    assert status["replacing"]["maxItems"] == MOST_REPLACED
-    assert status["avoidedNodes"]["maxItems"] == KEPT
+    assert status["replacing"]["maxItems"] == MAX_REPLACED
+    assert status["avoidedNodes"]["maxItems"] == MAX_RECORDED
 
 
 def test_every_status_field_is_in_the_schema_with_its_type() -> None:
@@ -108,7 +108,7 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
         Resize(2, "no room", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
         None,
     ):
-        status = report(snapshot, verdict)
+        status = new_status(snapshot, verdict)
         fields |= status.keys()
         assert unknown(status, SCHEMA["status"]) == []
         assert status["phase"] in SCHEMA["status"]["properties"]["phase"]["enum"]

@@ -1,4 +1,4 @@
-"""The CR as a Job: defaults, derived sizes, and a sentence for every field that makes no sense."""
+"""The custom resource as a Job: defaults, derived sizes, and an error for every invalid field."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_what_a_manifest_leaves_out_has_the_defaults_of_the_schema() -> None:
     made = job().job()
 
     assert made.error is None
-    assert (made.replicas, made.lowest, made.highest, made.processes) == (1, 1, 1, 1)
+    assert (made.replicas, made.min_replicas, made.max_replicas, made.processes) == (1, 1, 1, 1)
     assert (made.master_port, made.elastic) == (29500, None)
     assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
     assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", "All", True, None)

@@ -27,7 +27,7 @@ from dtj_operator.plan.actions import (
 )
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Progress, Snapshot
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
 
 Json = dict[str, Any]
@@ -86,7 +86,7 @@ class World:
         ]
         self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
         if self.status.get("phase") == RUNNING and self.status.get("recoveryScope") != REPLICA:
-            self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has begun to train")
+            self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has pods_created to train")
         view = PodView(
             namespace=NAMESPACE,
             name=meta["name"],
@@ -181,11 +181,17 @@ class World:
         for action in decision.actions:
             self._act(action, fault)
         after = s.after(tuple(self.cache.values()), decision.refusals)
-        new = report(after, decision.verdict)
-        begun = any(isinstance(action, CreatePod) for action in decision.actions)
-        since = self.now - pace.JOIN_S  # the longest wait is over
+        new = new_status(after, decision.verdict)
+        pods_created = any(isinstance(action, CreatePod) for action in decision.actions)
+        since = self.now - pace.BATCH_S  # the longest wait is over
         due = pace.write_at(
-            s.memory.raw, new, now=self.now, last_write=0, progress_s=60, behind_since=since, begun=begun
+            s.memory.raw,
+            new,
+            now=self.now,
+            last_write=0,
+            progress_s=60,
+            stale_since=since,
+            pods_created=pods_created,
         )
         if due is not None and due <= self.now:
             with _failing(fault("status")) as happens:
@@ -244,8 +250,8 @@ def settle(world: World, limit: int = 200) -> Iterator[Decision]:
         before = dict(world.status), dict(world.pods), world.service, world.network_policy
         decision = world.look()
         yield decision
-        if decision.look_again_at is not None and decision.look_again_at > world.now:
-            world.now = decision.look_again_at
+        if decision.requeue_at is not None and decision.requeue_at > world.now:
+            world.now = decision.requeue_at
             continue
         if before == (world.status, world.pods, world.service, world.network_policy):
             return

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.plan.actions import CreatePod, DeletePod, Lift, Restart
+from dtj_operator.plan.actions import AllowNodes, CreatePod, DeletePod, Restart
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, pod
 from tests.unit.dtj_operator.plan.test_nodes import EXPIRED, LOST, TWO, away, cluster, lease, node, silent
 
@@ -28,7 +28,7 @@ def noted(given: JobBuilder) -> list[tuple[str, int]]:
     snapshot = given.snapshot()
     verdict = restart(snapshot)
     assert isinstance(verdict, Restart)
-    return [(e["node"], e["faults"]) for e in report(snapshot, verdict).get("avoidedNodes", [])]
+    return [(e["node"], e["faults"]) for e in new_status(snapshot, verdict).get("avoidedNodes", [])]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_faults_are_noted_by_node(given: JobBuilder, expected: list[tuple[str, i
 
 
 def test_until_when_a_node_is_avoided_is_told_once_it_is() -> None:
-    told = report(SEEN.was("Running", **suspects(("n0", 2, 60), ("n1", 1, 90))).snapshot(), None)
+    told = new_status(SEEN.was("Running", **suspects(("n0", 2, 60), ("n1", 1, 90))).snapshot(), None)
 
     assert told["avoidedNodes"] == [
         {"node": "n0", "faults": 2, "at": at(-60), "until": at(3540)},
@@ -95,7 +95,7 @@ def test_until_when_a_node_is_avoided_is_told_once_it_is() -> None:
 def test_node_that_the_template_names_is_not_told_to_be_avoided() -> None:
     given = SEEN.pod_spec(nodeName="n0").was("Running", **suspects(("n0", 2, 60)))
 
-    assert report(given.snapshot(), None)["avoidedNodes"] == [{"node": "n0", "faults": 2, "at": at(-60)}]
+    assert new_status(given.snapshot(), None)["avoidedNodes"] == [{"node": "n0", "faults": 2, "at": at(-60)}]
 
 
 BAD = (("n0", 2, 1), ("n1", 3, 2), ("n2", 2, 3), ("n3", 1, 4))
@@ -184,15 +184,15 @@ def test_the_template_is_not_touched_where_nothing_is_avoided() -> None:
     ],
 )
 def test_avoidance_yields_where_nothing_fits(given: JobBuilder, lifted: bool) -> None:
-    assert (avoid.lift(given.snapshot()) is not None) is lifted
+    assert (avoid.allow_nodes(given.snapshot()) is not None) is lifted
 
 
 def test_a_pod_that_fits_nowhere_is_made_anew_and_nobody_is_blamed() -> None:
     given = HAUNTED.but(pod(1).unschedulable(since=NOW - 10))
-    verdict = avoid.lift(given.snapshot())
-    assert verdict == Lift(((1, pod(1).pod.uid),))
+    verdict = avoid.allow_nodes(given.snapshot())
+    assert verdict == AllowNodes(((1, pod(1).pod.uid),))
 
-    after = report(given.snapshot(), verdict)
+    after = new_status(given.snapshot(), verdict)
     assert ("avoidedNodes" in after, after["phase"], after["restarts"]["total"]) == (False, "Running", 0)
     second = given.stored(after)
     assert plan(second.snapshot()).actions == (DeletePod(pod(1).unschedulable(since=NOW - 10).pod, 5),)

@@ -6,7 +6,7 @@ from dtj_operator.kube.nodes import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Missing
+from dtj_operator.plan.snapshot import SilentReplica
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, job, pod
 
 param = pytest.param
@@ -18,16 +18,16 @@ def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600
     """Four pods, of which replica 0 does not hear of the third."""
     nodes = {"n2": NodeView(name="n2", ready=ready, not_ready_since=None if ready else NOW)}
     cut = pod(2).running().on("n2").placed(placed)
-    missing = (Missing(replica=2, seconds=for_s),)
-    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
+    missing = (SilentReplica(replica=2, seconds=for_s),)
+    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(silent_replicas=missing)
 
 
 def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuilder:
     """Four pods, of which replica 0 hears of nobody else; the nodes of the others."""
     first = pod(0).running().on("n0").reachable("10.0.0.1")
     others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
-    missing = tuple(Missing(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
-    given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
+    missing = tuple(SilentReplica(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
+    given = unheard().but(first, *others).answering(silent_replicas=missing, address="10.0.0.1")
     return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
 
 
@@ -55,7 +55,7 @@ def fault(built) -> Fault:
         param(unheard(ready=False), id="a pod is not heard of, its node neither"),
         param(unheard().seeing(nodes=None), id="nobody knows how the node of a silent pod is"),
         param(unheard().recovery(scope="Job"), id="a pod is cut off, and the agents cannot heal"),
-        param(unheard().seeing(now=NOW + 600).answering(missing=()), id="it has come back"),
+        param(unheard().seeing(now=NOW + 600).answering(silent_replicas=()), id="it has come back"),
         param(alone("n1", "n2", "n2", silent_s=(121, 121, 119)), id="all are, and the last not for long"),
     ],
 )
@@ -96,8 +96,8 @@ def test_pod_that_has_no_room_does_not_witness_that_replica_0_is_heard() -> None
     """By it the others, who hold the state of the run, would be cut off."""
     given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
 
-    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().cut_off.keys() == {0}
-    assert given.but(pod(4).running().on("n1")).snapshot().cut_off.keys() == {1, 2, 3}
+    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().isolated_since.keys() == {0}
+    assert given.but(pod(4).running().on("n1")).snapshot().isolated_since.keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_word_of_a_replica_0_that_was_cut_off_counts_no_more(
 ) -> None:
     """By it everybody else would be cut off, and they hold the state of the run."""
     given = alone("n1", "n2", "n2")
-    assert given.snapshot().cut_off.keys() == {0}
+    assert given.snapshot().isolated_since.keys() == {0}
 
     given = given.stored({**given.status, **status}).but(*filter(None, [next_pod]))
-    assert given.snapshot().cut_off == {}
+    assert given.snapshot().isolated_since == {}
 
 
 def test_cause_of_its_own_comes_before_a_cut() -> None:

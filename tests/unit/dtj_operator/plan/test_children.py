@@ -5,7 +5,7 @@ from importlib import metadata
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
-from dtj_operator.plan.children.env import Place
+from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
@@ -19,7 +19,7 @@ CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
 
 def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
     made = builder.job()
-    return pod(made, Place(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
+    return pod(made, PodContext(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
 
 
 def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
@@ -357,7 +357,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
     limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 2}
     builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
     made = builder.job()
-    place = Place(index=0, attempt=0, size=1, restarts_left=1)
+    place = PodContext(index=0, attempt=0, size=1, restarts_left=1)
     children = [
         built(builder),
         pod(made, place, ["node-1", "node-2"]),

@@ -5,7 +5,7 @@ from typing import Any
 from dtj_operator.plan.actions import Verdict
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.snapshot import Ledger, Progress
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 Json = dict[str, Any]
@@ -13,7 +13,7 @@ TWO = job().replicas(2).running()
 
 
 def told(given: JobBuilder, verdict: Verdict | None = None) -> Json:
-    status: Json = report(given.snapshot(), verdict)
+    status: Json = new_status(given.snapshot(), verdict)
     return status
 
 

@@ -10,8 +10,8 @@ from dtj_operator.plan.actions import DeletePod, Restart
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Gone, Missing
-from dtj_operator.plan.status import report
+from dtj_operator.plan.snapshot import Gone, SilentReplica
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -80,7 +80,7 @@ def lease(*, ago: float = 41, unchanged: float = 15) -> NodeLease:
 def silent(*replicas: int, since: float = 20) -> JobBuilder:
     """Replica 0's agent does not hear of these."""
     known = TWO.seeing(nodes=cluster())
-    return known.answering(missing=tuple(Missing(replica=i, seconds=since) for i in replicas))
+    return known.answering(silent_replicas=tuple(SilentReplica(replica=i, seconds=since) for i in replicas))
 
 
 SILENT = silent(1)
@@ -166,8 +166,8 @@ def test_what_the_witnesses_saw_is_told() -> None:
 def test_leases_are_read_only_of_nodes_in_doubt_and_then_often(
     given: JobBuilder, nodes: tuple[str, ...], in_s: float | None
 ) -> None:
-    assert given.snapshot().doubted_nodes == nodes
-    assert plan(given.snapshot()).look_again_at == (None if in_s is None else NOW + in_s)
+    assert given.snapshot().nodes_to_check == nodes
+    assert plan(given.snapshot()).requeue_at == (None if in_s is None else NOW + in_s)
 
 
 RECOVERING = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [{"node": "n1", "at": at(0)}]}
@@ -233,7 +233,7 @@ def test_node_that_was_just_lost_is_avoided_though_the_scheduler_takes_it_for_we
 def test_new_pods_avoid_all_nodes_that_were_lost_at_once() -> None:
     given = silent(0, 1).seeing(leases=EXPIRED | {"n0": lease(ago=35)})
     s = given.snapshot()
-    after = given.stored(report(s, restart(s)))
+    after = given.stored(new_status(s, restart(s)))
 
     assert avoid.avoided(after.snapshot()) == ("n1", "n0")
 
@@ -276,8 +276,8 @@ def test_children_of_a_job_that_is_gone_are_let_go_too(for_s: float, expected: i
     decision = plan_gone(gone)
 
     assert decision.actions == (() if expected is None else (DeletePod(STUCK.pod, expected),))
-    assert decision.look_again_at == (NOW + 1 if expected is None else None)
+    assert decision.requeue_at == (NOW + 1 if expected is None else None)
 
 
 def test_the_end_of_patience_is_looked_at_without_any_news() -> None:
-    assert plan(TWO.seeing(nodes=cluster(away("n1", for_s=30))).snapshot()).look_again_at == NOW + 10
+    assert plan(TWO.seeing(nodes=cluster(away("n1", for_s=30))).snapshot()).requeue_at == NOW + 10

@@ -175,7 +175,7 @@ def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
     assert decision.refusals[0].message.startswith(
         "Service digits exists and does not belong to this job; delete it"
     )
-    assert decision.look_again_at == NOW + 30
+    assert decision.requeue_at == NOW + 30
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
     ],
 )
 def test_when_to_look_again(given: JobBuilder, moment: float | None) -> None:
-    assert decided(given).look_again_at == moment
+    assert decided(given).requeue_at == moment
 
 
 def test_ttl_over_deletes_the_job_and_leaves_the_children_to_that() -> None:

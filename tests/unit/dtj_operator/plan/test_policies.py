@@ -5,13 +5,13 @@ from unittest.mock import ANY
 import pytest
 
 from dtj_operator.plan.actions import (
+    AwaitCause,
     DeleteNetworkPolicy,
     DeletePod,
     DeleteService,
     Fail,
     Restart,
     Resume,
-    Settle,
     Succeed,
     Suspend,
 )
@@ -193,7 +193,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         ),
         param(
             TWO.but(pod(1).crashed(76, at=NOW - 1)),
-            Settle(until=NOW + 4),
+            AwaitCause(until=NOW + 4),
             id="a lost peer waits for its cause",
         ),
         param(TWO.but(pod(1).crashed(76, at=NOW - 5)), COUNTED, id="a lost peer whose cause does not come"),

@@ -3,12 +3,12 @@
 import pytest
 
 from dtj_operator.plan import ranges
-from dtj_operator.plan.actions import CreatePod, DeletePod, Fail, Restart, Settle, Trust
+from dtj_operator.plan.actions import AwaitCause, CreatePod, DeletePod, Fail, Restart, UseReplicaScope
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
-from dtj_operator.plan.policies.scope import trust
+from dtj_operator.plan.policies.restart import MAX_REPLACED, restart
+from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.snapshot import Incident
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param
@@ -65,7 +65,7 @@ def test_what_is_replaced(given: JobBuilder, expected: list[int] | str) -> None:
     assert replaced(given) == expected
 
 
-@pytest.mark.parametrize(("broken", "anew"), [(MOST_REPLACED, False), (MOST_REPLACED + 1, True)])
+@pytest.mark.parametrize(("broken", "anew"), [(MAX_REPLACED, False), (MAX_REPLACED + 1, True)])
 def test_so_many_at_once_that_the_status_would_grow_are_a_restart_of_the_job(broken: int, anew: bool) -> None:
     many = (
         job()
@@ -81,12 +81,12 @@ def test_so_many_at_once_that_the_status_would_grow_are_a_restart_of_the_job(bro
 def test_a_lost_peer_waits_for_its_cause_with_either_scope() -> None:
     verdict = restart(THREE.but(pod(1).crashed(76, at=NOW - 1)).snapshot())
 
-    assert verdict == Settle(until=NOW + 4)
+    assert verdict == AwaitCause(until=NOW + 4)
 
 
 def test_a_replacement_keeps_the_attempt_and_is_counted_once() -> None:
     snapshot = CRASHED.snapshot()
-    after = report(snapshot, restart(snapshot))
+    after = new_status(snapshot, restart(snapshot))
 
     assert (after["phase"], after["attempt"], after["restarts"]["counted"]) == ("Recovering", 0, 1)
     assert after["replacing"] == [{"replica": 1, "uid": pod(1).pod.uid}]
@@ -104,13 +104,13 @@ STOPPED = pod(0).reported(75, reason="Stopped")
 def taken_away(*, then: JobBuilder, after_s: float = 2) -> JobBuilder:
     """Somebody deletes pod 1; then it looks like this."""
     snapshot = EVICTED.snapshot()
-    return then.stored(report(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
+    return then.stored(new_status(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
 
 
 def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
     """The job ran again when the rank of another pod came to the step at which all had agreed to stop."""
     replaced = taken_away(then=THREE.but(pod(1).running().with_uid("young")))
-    running = report(replaced.snapshot(), None)
+    running = new_status(replaced.snapshot(), None)
     assert running["phase"] == "Running"
     return replaced.stored(running).but(STOPPED).seeing(now=NOW + after_s)
 
@@ -148,16 +148,16 @@ def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
 def test_ranks_that_stop_together_are_one_disruption(given: JobBuilder, disruptions: int) -> None:
     snapshot = given.snapshot()
     verdict = restart(snapshot)
-    after = report(snapshot, verdict)
+    after = new_status(snapshot, verdict)
 
     assert isinstance(verdict, Restart)
     assert (after["restarts"]["disruptions"], after["restarts"]["counted"]) == (disruptions, 0)
-    assert bool(events(snapshot, verdict, after)) is (not verdict.goes_on)
+    assert bool(events(snapshot, verdict, after)) is (not verdict.same_incident)
 
 
 def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
     snapshot = taken_away(then=EVICTED.but(STOPPED)).snapshot()
-    before, after = snapshot.memory.raw, report(snapshot, restart(snapshot))
+    before, after = snapshot.memory.raw, new_status(snapshot, restart(snapshot))
 
     assert (after["failure"], after["message"]) == (before["failure"], before["message"])
     assert after["conditions"][1] == before["conditions"][1]
@@ -167,7 +167,7 @@ def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
 def test_a_rank_that_stops_when_the_other_was_replaced_is_what_the_job_waits_for() -> None:
     snapshot = taken_away_and_replaced().snapshot()
     verdict = restart(snapshot)
-    after = report(snapshot, verdict)
+    after = new_status(snapshot, verdict)
 
     assert isinstance(verdict, Restart)
     assert (after["phase"], after["message"]) == ("Recovering", verdict.fault.sentence)
@@ -193,29 +193,29 @@ def test_the_replacement_waits_for_the_back_off() -> None:
     decision = plan(waiting.snapshot())
 
     assert decision.actions == ()
-    assert decision.look_again_at is not None
-    assert NOW + 70 <= decision.look_again_at <= NOW + 112
+    assert decision.requeue_at is not None
+    assert NOW + 70 <= decision.requeue_at <= NOW + 112
 
 
 def test_a_second_incident_begins_its_own_back_off() -> None:
     snapshot = REPLACING.without(1).but(pod(2).crashed()).snapshot()
-    after = report(snapshot, restart(snapshot))
+    after = new_status(snapshot, restart(snapshot))
 
     assert [entry["replica"] for entry in after["replacing"]] == [1, 2]
     assert (after["restarts"]["counted"], after["lastTransitionTime"]) == (1, at(0))
 
 
 def test_who_is_replaced_is_forgotten_once_the_replacement_is_there() -> None:
-    still = report(REPLACING.without(1).snapshot(), None)
-    over = report(REPLACING.but(YOUNG).snapshot(), None)
+    still = new_status(REPLACING.without(1).snapshot(), None)
+    over = new_status(REPLACING.but(YOUNG).snapshot(), None)
 
     assert [entry["replica"] for entry in still["replacing"]] == [1]
     assert "replacing" not in over
 
 
 def test_the_job_runs_again_when_the_replacement_does() -> None:
-    assert report(REPLACING.but(YOUNG).snapshot(), None)["phase"] == "Recovering"
-    assert report(REPLACING.but(YOUNG.running()).snapshot(), None)["phase"] == "Running"
+    assert new_status(REPLACING.but(YOUNG).snapshot(), None)["phase"] == "Recovering"
+    assert new_status(REPLACING.but(YOUNG.running()).snapshot(), None)["phase"] == "Running"
 
 
 @pytest.mark.parametrize(
@@ -223,38 +223,38 @@ def test_the_job_runs_again_when_the_replacement_does() -> None:
     [
         param(AUTO, None, id="no agent"),
         param(AUTO.answering(step=1), None, id="an agent that cannot rejoin"),
-        param(AUTO.answering(rejoin=True), Trust(), id="one that can"),
+        param(AUTO.answering(rejoin=True), UseReplicaScope(), id="one that can"),
         param(AUTO.answering(rejoin=True, attempt=1), None, id="one of another attempt"),
         param(AUTO.was("Running", recoveryScope="Replica").answering(rejoin=True), None, id="known already"),
         param(AUTO.recovery(scope="Job").answering(rejoin=True), None, id="the user wants all anew"),
     ],
 )
-def test_trust(given: JobBuilder, verdict: Trust | None) -> None:
-    assert trust(given.snapshot()) == verdict
+def test_trust(given: JobBuilder, verdict: UseReplicaScope | None) -> None:
+    assert use_replica_scope(given.snapshot()) == verdict
 
 
 def test_trust_is_written_before_a_fault_of_the_same_moment_is_judged() -> None:
     given = AUTO.but(pod(1).crashed()).answering(rejoin=True)
     decision = plan(given.snapshot())
-    assert decision.verdict == Trust()
+    assert decision.verdict == UseReplicaScope()
 
-    after = report(given.snapshot(), decision.verdict)
+    after = new_status(given.snapshot(), decision.verdict)
     assert (after["recoveryScope"], after["phase"]) == ("Replica", "Running")
     assert replaced(given.stored(after)) == [1]
 
 
 def test_trust_lasts_as_long_as_the_attempt_even_where_the_agent_is_silent() -> None:
     trusted = AUTO.was("Running", recoveryScope="Replica")
-    assert report(trusted.snapshot(), None)["recoveryScope"] == "Replica"
+    assert new_status(trusted.snapshot(), None)["recoveryScope"] == "Replica"
 
     snapshot = trusted.but(*(pod(i).crashed() for i in range(3))).snapshot()
-    assert report(snapshot, restart(snapshot))["recoveryScope"] == "Job"
+    assert new_status(snapshot, restart(snapshot))["recoveryScope"] == "Job"
 
 
 def heals(told: int, **known: int) -> dict[str, int]:
     base = {"counted": 0, "disruptions": 0, "withoutProgress": 0}
     given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
-    counts: dict[str, int] = report(given.snapshot(), None)["restarts"]
+    counts: dict[str, int] = new_status(given.snapshot(), None)["restarts"]
     return counts
 
 
@@ -273,7 +273,9 @@ def test_heals_after_the_last_question_are_counted_at_the_end(
     ended: PodBuilder, asked: int | None, counted: int
 ) -> None:
     given = AUTO.but(ended)
-    told = report((given if asked is None else given.answering(in_place=asked)).snapshot(), None)["restarts"]
+    told = new_status((given if asked is None else given.answering(in_place=asked)).snapshot(), None)[
+        "restarts"
+    ]
 
     assert (told["counted"], told.get("inPlace", 0)) == (counted, counted)
 
@@ -305,12 +307,12 @@ def test_a_new_pod_is_told_how_often_its_attempt_has_healed() -> None:
 def test_heals_of_the_next_attempt_come_on_top() -> None:
     known = {"counted": 2, "disruptions": 0, "withoutProgress": 0, "inPlace": 2, "inPlaceOfAttempt": 2}
     given = AUTO.was("Running", restarts=known).but(pod(0).crashed())
-    fallen = report(given.snapshot(), restart(given.snapshot()))
+    fallen = new_status(given.snapshot(), restart(given.snapshot()))
     assert fallen["restarts"]["counted"] == 3
     assert "inPlaceOfAttempt" not in fallen["restarts"]
 
     risen = AUTO.stored(fallen).answering(attempt=1, in_place=1)
-    assert report(risen.snapshot(), None)["restarts"]["inPlace"] == 3
+    assert new_status(risen.snapshot(), None)["restarts"]["inPlace"] == 3
 
 
 def test_heals_spend_the_budget_whichever_pod_is_first_seen_to_end() -> None:
@@ -319,7 +321,7 @@ def test_heals_spend_the_budget_whichever_pod_is_first_seen_to_end() -> None:
 
     assert isinstance(verdict, Fail)
     assert verdict.reason == "RestartBudgetSpent"
-    assert report(given, verdict)["restarts"]["counted"] == 1
+    assert new_status(given, verdict)["restarts"]["counted"] == 1
 
 
 def test_heals_spend_the_budget() -> None:
@@ -343,7 +345,7 @@ HEALED = ON_NODES.answering(in_place=1, incident=INCIDENT)
 
 
 def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
-    first = report(HEALED.snapshot(), None)
+    first = new_status(HEALED.snapshot(), None)
     again = HEALED.stored(first)
 
     assert first["failure"] == {
@@ -363,25 +365,25 @@ def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
     healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
     assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)
     assert [entry["node"] for entry in first["avoidedNodes"]] == ["w1"]
-    assert report(again.snapshot(), None) == first
+    assert new_status(again.snapshot(), None) == first
     assert events(again.snapshot(), None, first) == ()
 
 
 def test_a_heal_that_nobody_explains_is_counted_and_blames_nobody() -> None:
     given = ON_NODES.answering(in_place=1)
-    after = report(given.snapshot(), None)
+    after = new_status(given.snapshot(), None)
 
     assert (after["restarts"]["counted"], "failure" in after) == (1, False)
     assert [event.note for event in events(given.snapshot(), None, after)] == ["1 in-place restart"]
 
 
 def test_an_incident_without_a_heal_is_not_the_operators_to_tell() -> None:
-    assert "failure" not in report(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
+    assert "failure" not in new_status(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
 
 
 def test_a_pods_fault_comes_before_what_was_healed_meanwhile() -> None:
     given = HEALED.but(pod(2).crashed(3).on("w2"))
-    after = report(given.snapshot(), restart(given.snapshot()))
+    after = new_status(given.snapshot(), restart(given.snapshot()))
 
     assert (after["failure"]["replica"], after["restarts"]["counted"]) == (2, 2)
 
@@ -390,20 +392,20 @@ DONE = AUTO.but(pod(1).succeeded(), pod(2).succeeded())
 
 
 def test_who_is_done_is_remembered_so_that_nobody_makes_it_again() -> None:
-    after = report(DONE.snapshot(), None)
+    after = new_status(DONE.snapshot(), None)
     assert after["done"] == "1-2"
 
     swept = DONE.stored(after).without(1, 2)
     assert plan(swept.snapshot()).actions == ()
     assert restart(swept.snapshot()) is None
-    assert report(swept.snapshot(), None)["replicas"] == after["replicas"]
+    assert new_status(swept.snapshot(), None)["replicas"] == after["replicas"]
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
 
 
 def test_a_new_attempt_is_done_by_nobody() -> None:
     failing = DONE.but(pod(0).crashed())
 
-    assert "done" not in report(failing.snapshot(), restart(failing.snapshot()))
+    assert "done" not in new_status(failing.snapshot(), restart(failing.snapshot()))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 
 from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.policies.size import look_at, resize
+from dtj_operator.plan.policies.size import requeue_at, resize
 from dtj_operator.plan.snapshot import Shortage
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -76,14 +76,14 @@ def test_the_full_size_is_tried_again_ever_more_rarely(tries: int, pause: int) -
 
 def test_a_smaller_attempt_is_counted_nowhere_and_says_why() -> None:
     given = STARTING.but(ROOMLESS)
-    after = report(given.snapshot(), resize(given.snapshot()))
+    after = new_status(given.snapshot(), resize(given.snapshot()))
 
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
     assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
     assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
 
     up = WHOLE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
-    running = report(up.snapshot(), None)
+    running = new_status(up.snapshot(), None)
     ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
     assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
     assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
@@ -97,8 +97,8 @@ def test_the_shortage_is_forgotten_once_all_run() -> None:
     trying = WHOLE.was("Pending", wantedReplicas=3, shortage=SHORT)
     starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
 
-    assert report(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the pause"
-    assert "shortage" not in report(up.snapshot(), None)
+    assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the pause"
+    assert "shortage" not in new_status(up.snapshot(), None)
 
 
 def test_growth_makes_what_is_new_and_nothing_else() -> None:
@@ -108,13 +108,13 @@ def test_growth_makes_what_is_new_and_nothing_else() -> None:
     assert decision.verdict is None
     assert [a.body["metadata"]["name"] for a in decision.actions if isinstance(a, CreatePod)] == ["digits-3"]
     assert len(decision.actions) == 1
-    assert report(grown.snapshot(), None)["wantedReplicas"] == 3, "what has not been there cannot vanish"
-    assert report(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
+    assert new_status(grown.snapshot(), None)["wantedReplicas"] == 3, "what has not been there cannot vanish"
+    assert new_status(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
 
 
 def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> None:
     shrunk = RUNNING.replicas(2)
-    after = report(shrunk.snapshot(), resize(shrunk.snapshot()))
+    after = new_status(shrunk.snapshot(), resize(shrunk.snapshot()))
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Running", 0, 2)
 
     assert plan(shrunk.stored(after).snapshot()).actions == (DeletePod(pod(2).running().pod, None),)
@@ -145,12 +145,12 @@ FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
     ],
 )
 def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
-    assert report(given.snapshot(), None)["phase"] == phase
+    assert new_status(given.snapshot(), None)["phase"] == phase
 
 
 def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
     fewer = FEWER.but(ROOMLESS).was("Running")
-    told = report(fewer.snapshot(), None)
+    told = new_status(fewer.snapshot(), None)
     healthy = next(c for c in told["conditions"] if c["type"] == "Healthy")
     done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
 
@@ -170,4 +170,4 @@ def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
     ],
 )
 def test_when_time_alone_changes_the_size(given: JobBuilder, moment: float | None) -> None:
-    assert look_at(given.snapshot()) == moment
+    assert requeue_at(given.snapshot()) == moment

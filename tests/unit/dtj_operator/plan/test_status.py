@@ -5,7 +5,7 @@ import pytest
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.snapshot import Progress
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -23,7 +23,7 @@ FAULT = Fault(
 
 
 def told(builder: JobBuilder, verdict: Verdict | None = None):
-    return report(builder.snapshot(), verdict)
+    return new_status(builder.snapshot(), verdict)
 
 
 def condition(builder: JobBuilder, kind: str, verdict: Verdict | None = None) -> tuple[str, str]:
@@ -270,7 +270,7 @@ def test_when_a_change_is_written(change: dict[str, object], moment: float | Non
 
 
 @pytest.mark.parametrize(
-    ("last_write", "behind_since", "moment"),
+    ("last_write", "stale_since", "moment"),
     [
         param(-60, None, 3, id="others may follow"),
         param(-60, -2, 1, id="others may follow until then"),
@@ -281,7 +281,7 @@ def test_when_a_change_is_written(change: dict[str, object], moment: float | Non
         param(-60, 60, 0, id="the clock was set back since the first change"),
     ],
 )
-def test_counts_wait_for_company(last_write: int, behind_since: int | None, moment: int) -> None:
+def test_counts_wait_for_company(last_write: int, stale_since: int | None, moment: int) -> None:
     """Pods end one after another; so many writes would tell nobody anything."""
     due = pace.write_at(
         STORED,
@@ -289,22 +289,24 @@ def test_counts_wait_for_company(last_write: int, behind_since: int | None, mome
         now=NOW,
         last_write=NOW + last_write,
         progress_s=60,
-        behind_since=None if behind_since is None else NOW + behind_since,
+        stale_since=None if stale_since is None else NOW + stale_since,
     )
 
     assert due == NOW + moment
 
 
 @pytest.mark.parametrize(
-    ("old", "begun", "moment"),
+    ("old", "pods_created", "moment"),
     [
         param({}, True, NOW + 1, id="the first waits for news of the pods that were made just now"),
         param({}, False, NOW, id="the first at once where no pods were made"),
         param({"phase": "Running"}, True, NOW, id="any other at once"),
     ],
 )
-def test_when_the_first_status_is_written(old: dict[str, object], begun: bool, moment: float) -> None:
-    due = pace.write_at(old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, begun=begun)
+def test_when_the_first_status_is_written(old: dict[str, object], pods_created: bool, moment: float) -> None:
+    due = pace.write_at(
+        old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, pods_created=pods_created
+    )
 
     assert due == moment
 
@@ -357,4 +359,4 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
 def test_events(given: JobBuilder, verdict: Verdict | None, reasons: list[str]) -> None:
     snapshot = given.snapshot()
 
-    assert [event.reason for event in events(snapshot, verdict, report(snapshot, verdict))] == reasons
+    assert [event.reason for event in events(snapshot, verdict, new_status(snapshot, verdict))] == reasons

@@ -4,7 +4,7 @@ import pytest
 
 from dtj_operator.plan import pace
 from dtj_operator.plan.snapshot import Hung, Straggler
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param
@@ -15,7 +15,7 @@ HANGS = CALM.answering(hang=Hung(ranks=(1,), message="no step for 33 s"))
 
 
 def healthy(given: JobBuilder) -> tuple[str, str, str]:
-    found = next(c for c in report(given.snapshot(), None)["conditions"] if c["type"] == "Healthy")
+    found = next(c for c in new_status(given.snapshot(), None)["conditions"] if c["type"] == "Healthy")
     return found["status"], found["reason"], found["message"]
 
 
@@ -55,7 +55,7 @@ def test_who_holds_the_others_up_is_named(given: JobBuilder, reason: str, messag
 
 
 def test_a_job_that_keeps_step_is_healthy_again() -> None:
-    named = CALM.stored(report(SLOW.snapshot(), None))
+    named = CALM.stored(new_status(SLOW.snapshot(), None))
 
     assert healthy(named.answering())[:2] == ("True", "Running")
 
@@ -72,23 +72,23 @@ def test_what_an_older_attempt_said_is_not_believed() -> None:
     ],
 )
 def test_an_incident_is_written_and_told_once(given: JobBuilder, later: JobBuilder) -> None:
-    before = report(CALM.snapshot(), None)
+    before = new_status(CALM.snapshot(), None)
     begins = given.stored(before)
-    named = report(begins.snapshot(), None)
+    named = new_status(begins.snapshot(), None)
     first = events(begins.snapshot(), None, named)
-    goes_on = later.stored(named)
-    again = report(goes_on.snapshot(), None)
+    same_incident = later.stored(named)
+    again = new_status(same_incident.snapshot(), None)
 
     assert pace.write_at(before, named, now=NOW, last_write=NOW, progress_s=60) == NOW
     assert [event.reason for event in first] == [named["conditions"][1]["reason"]]
     assert again["conditions"] == named["conditions"]
-    assert events(goes_on.snapshot(), None, again) == ()
+    assert events(same_incident.snapshot(), None, again) == ()
 
 
 def test_another_rank_is_another_incident() -> None:
-    named = SLOW.stored(report(SLOW.snapshot(), None))
+    named = SLOW.stored(new_status(SLOW.snapshot(), None))
     other = named.answering(slowest=Straggler(rank=0, replica=0, ratio=3.0))
 
-    assert [event.reason for event in events(other.snapshot(), None, report(other.snapshot(), None))] == [
+    assert [event.reason for event in events(other.snapshot(), None, new_status(other.snapshot(), None))] == [
         "Straggler"
     ]
