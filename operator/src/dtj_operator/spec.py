@@ -317,9 +317,8 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
     mount_path = fields.raw.get("mountPath", "/checkpoints")
     if not isinstance(mount_path, str) or not mount_path.startswith("/"):
         raise fields.fail("mountPath", "must be an absolute path, such as /checkpoints")
-    trainer = _trainer(
-        template
-    )  # other containers may mount the same volume there, for example to upload checkpoints
+    # Other containers may mount the same volume there, for example to upload checkpoints.
+    trainer = _trainer(template)
     taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
     if mount_path.rstrip("/") in taken:
         raise fields.fail(

@@ -91,10 +91,10 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         late = delayed_by(s)
         if late is not None:
             return "Healthy", False, late[0], late[1][:CONDITION_MESSAGE_LIMIT]
-        present, wanted = len(s.participating.keys() | s.memory.done), s.job.replicas
-        if present < wanted:
-            absent = f"waiting for {wanted - present}"
-            message = f"{present} of {wanted} replicas are running or finished; {absent}"
+        present, desired = len(s.participating.keys() | s.memory.done), s.job.replicas
+        if present < desired:
+            absent = f"waiting for {desired - present}"
+            message = f"{present} of {desired} replicas are running or finished; {absent}"
             return "Healthy", True, "RunningWithFewer", message
         return "Healthy", True, "Running", _running_message(s)
     if phase == SUCCEEDED:

@@ -114,7 +114,7 @@ class Memory:
 
     @cached_property
     def replacing(self) -> dict[int, str]:
-        """Uids of the pods that a verdict replaces, by index; empty where the pod was gone already."""
+        """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
         return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
 
     @cached_property
@@ -279,15 +279,15 @@ class Snapshot(PodsOnNodes):
     def silent_pods(self) -> tuple[PodView, ...]:
         silent = {i for i, since in self.silent_since.items() if self.now - since < SILENCE_COUNTS_S}
         first = self.current.get(0)
-        beside = first.node if self.coordinator_silent and first is not None else None
-        decided = self.lost_nodes
-        stays = {pod.uid for pod in self.current.values()}
+        node_of_first = first.node if self.coordinator_silent and first is not None else None
+        lost = self.lost_nodes
+        current = {pod.uid for pod in self.current.values()}
         return tuple(
             pod
             for pod in self.owned
             if not pod.ended
-            if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == beside))
-            or (pod.node in decided and pod.uid not in stays)  # no agent answers for an old attempt
+            if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == node_of_first))
+            or (pod.node in lost and pod.uid not in current)  # no agent answers for an old attempt
         )
 
     @cached_property
@@ -303,7 +303,7 @@ class Snapshot(PodsOnNodes):
 
     @cached_property
     def isolated_since(self) -> dict[int, float]:
-        """Replicas whose pods run but send no heartbeats that arrive, and since when."""
+        """Replicas whose pods run but whose heartbeats do not arrive, and since when."""
         answer = self.answer
         if answer is None or self.scope != REPLICA:
             return {}
@@ -316,9 +316,8 @@ class Snapshot(PodsOnNodes):
         # others hold the state of the run. They may fall silent at different times, so wait for the last one
         # before deciding.
         nodes = {self.current[index].node for index in unheard}
-        running = {
-            i for i, pod in self.current.items() if pod.phase == "Running"
-        }  # other pods send no heartbeats
+        # Only running pods send heartbeats.
+        running = {i for i, pod in self.current.items() if pod.phase == "Running"}
         if running <= unheard.keys() | {0} and len(nodes) > 1:
             unheard = {0: max(unheard.values())}
         return {i: since for i, since in unheard.items() if answer.observed_at - since >= ISOLATED_AFTER_S}

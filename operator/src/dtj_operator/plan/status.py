@@ -221,7 +221,7 @@ def _failure_fields(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """The Events to record once the status is written."""
     attempt = str(new.get("attempt", 0))
-    found = [_healed(s, new), _event(verdict, attempt, new)]
+    found = [_in_place_event(s, new), _event(verdict, attempt, new)]
     found.append(_delay_event(s, attempt, new))
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
@@ -231,7 +231,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     return tuple(event for event in found if event is not None)
 
 
-def _healed(s: Snapshot, new: Json) -> Event | None:
+def _in_place_event(s: Snapshot, new: Json) -> Event | None:
     number = (new.get("restarts") or {}).get("inPlace", 0)
     healed = number - s.memory.restarts.in_place
     if healed <= 0:

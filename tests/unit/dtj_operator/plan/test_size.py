@@ -1,4 +1,4 @@
-"""How many replicas an attempt has: by the user's wish and by the room that there is."""
+"""How many replicas an attempt has, by spec.replicas and by the capacity of the cluster."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
-ROOMLESS = pod(2).unschedulable(since=NOW - 120)
-LATELY = pod(2).unschedulable(since=NOW - 119)
+UNSCHEDULABLE = pod(2).unschedulable(since=NOW - 120)
+RECENTLY = pod(2).unschedulable(since=NOW - 119)
 
 
 def placed(index: int):
@@ -34,26 +34,34 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        param(RUNNING, None, id="as it should be"),
-        param(RUNNING.replicas(2), (2, False), id="healing: fewer, which must be known before any goes"),
-        param(RUNNING.replicas(4), None, id="healing: more, which needs no verdict"),
-        param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="whole: fewer"),
-        param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="whole: more"),
-        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
-        param(STARTING.but(ROOMLESS), (2, True), id="whole: no room for two minutes"),
-        param(STARTING.but(LATELY), None, id="whole: a second of patience left"),
-        param(STARTING.but(pod(2)), None, id="whole: the scheduler has not spoken"),
-        param(STARTING, None, id="whole: a pod that is not made yet"),
+        param(RUNNING, None, id="the desired size"),
         param(
-            STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), ROOMLESS),
-            None,
-            id="whole: never below the minimum",
+            RUNNING.replicas(2),
+            (2, False),
+            id="scope Replica: fewer, which must be recorded before any pod is deleted",
         ),
-        param(STARTING.but(ROOMLESS).recovery(scope="Replica"), None, id="healing: goes on as it is"),
-        param(SHORTENED, None, id="short: not tried again yet"),
-        param(SHORTENED.seeing(now=NOW + 600), (3, True), id="short: tried again"),
-        param(SHORTENED.replicas(4), (4, True), id="short: another wish is granted at once"),
-        param(SHORTENED.replicas(2), None, id="short: the user is content with it"),
+        param(RUNNING.replicas(4), None, id="scope Replica: more, which needs no verdict"),
+        param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="scope Job: fewer"),
+        param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="scope Job: more"),
+        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
+        param(STARTING.but(UNSCHEDULABLE), (2, True), id="scope Job: unschedulable for two minutes"),
+        param(STARTING.but(RECENTLY), None, id="scope Job: a second left"),
+        param(STARTING.but(pod(2)), None, id="scope Job: the scheduler has not reported yet"),
+        param(STARTING, None, id="scope Job: a pod that is not created yet"),
+        param(
+            STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), UNSCHEDULABLE),
+            None,
+            id="scope Job: never below the minimum",
+        ),
+        param(
+            STARTING.but(UNSCHEDULABLE).recovery(scope="Replica"),
+            None,
+            id="scope Replica: continues as it is",
+        ),
+        param(SHORTENED, None, id="shortage: not tried again yet"),
+        param(SHORTENED.seeing(now=NOW + 600), (3, True), id="shortage: tried again"),
+        param(SHORTENED.replicas(4), (4, True), id="shortage: another spec.replicas is tried at once"),
+        param(SHORTENED.replicas(2), None, id="shortage: spec.replicas is reduced to this size"),
         param(job().replicas(3).running(), None, id="a fixed size"),
     ],
 )
@@ -66,16 +74,16 @@ def test_resize(given: JobBuilder, verdict: tuple[int, bool] | None) -> None:
     [(0, 600), (1, 1200), (2, 2400), (40, 4 * 3600)],
     ids=["first", "second", "third", "many"],
 )
-def test_the_full_size_is_tried_again_ever_more_rarely(tries: int, pause: int) -> None:
+def test_retries_of_the_full_size_back_off(tries: int, pause: int) -> None:
     told = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
-    verdict = resize(STARTING.was("Starting", **told).but(ROOMLESS).snapshot())
+    verdict = resize(STARTING.was("Starting", **told).but(UNSCHEDULABLE).snapshot())
 
     assert isinstance(verdict, Resize)
     assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=NOW + pause)
 
 
-def test_a_smaller_attempt_is_counted_nowhere_and_says_why() -> None:
-    given = STARTING.but(ROOMLESS)
+def test_smaller_attempt_is_not_counted_and_says_why() -> None:
+    given = STARTING.but(UNSCHEDULABLE)
     after = new_status(given.snapshot(), resize(given.snapshot()))
 
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
@@ -97,22 +105,22 @@ def test_the_shortage_is_forgotten_once_all_run() -> None:
     trying = WHOLE.was("Pending", wantedReplicas=3, shortage=SHORT)
     starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
 
-    assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the pause"
+    assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the delay"
     assert "shortage" not in new_status(up.snapshot(), None)
 
 
-def test_growth_makes_what_is_new_and_nothing_else() -> None:
+def test_scaling_up_creates_only_the_new_pods() -> None:
     grown = RUNNING.replicas(4)
     decision = plan(grown.snapshot())
 
     assert decision.verdict is None
     assert [a.body["metadata"]["name"] for a in decision.actions if isinstance(a, CreatePod)] == ["digits-3"]
     assert len(decision.actions) == 1
-    assert new_status(grown.snapshot(), None)["wantedReplicas"] == 3, "what has not been there cannot vanish"
+    assert new_status(grown.snapshot(), None)["wantedReplicas"] == 3, "a pod that never existed cannot vanish"
     assert new_status(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
 
 
-def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> None:
+def test_scaling_down_deletes_the_highest_indices_with_their_own_grace_and_no_fault() -> None:
     shrunk = RUNNING.replicas(2)
     after = new_status(shrunk.snapshot(), resize(shrunk.snapshot()))
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Running", 0, 2)
@@ -123,7 +131,7 @@ def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> N
     assert (plan(leaving.replicas(3).snapshot()).verdict, plan(leaving.replicas(3).snapshot()).actions) == (
         None,
         (),
-    ), "it is wanted again, and waits for its own name"
+    ), "it is needed again, and waits until its name is free"
 
 
 FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
@@ -132,15 +140,15 @@ FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
 @pytest.mark.parametrize(
     ("given", "phase"),
     [
-        param(FEWER.but(ROOMLESS), "Running", id="it goes on without the pod that finds no room"),
-        param(FEWER.but(LATELY), "Recovering", id="not before its time"),
-        param(FEWER.elastic(3, 4).but(ROOMLESS), "Recovering", id="not with fewer than the minimum"),
-        param(FEWER.recovery(scope="Job").but(ROOMLESS), "Recovering", id="not where nobody heals"),
-        param(FEWER.but(pod(2)), "Recovering", id="not without the scheduler's word"),
+        param(FEWER.but(UNSCHEDULABLE), "Running", id="it continues without the unschedulable pod"),
+        param(FEWER.but(RECENTLY), "Recovering", id="not before two minutes"),
+        param(FEWER.elastic(3, 4).but(UNSCHEDULABLE), "Recovering", id="not with fewer than the minimum"),
+        param(FEWER.recovery(scope="Job").but(UNSCHEDULABLE), "Recovering", id="not with scope Job"),
+        param(FEWER.but(pod(2)), "Recovering", id="not before the scheduler reports it"),
         param(
             FEWER.but(pod(0).unschedulable(since=NOW - 120), placed(2)),
             "Recovering",
-            id="not without replica 0, whom all others wait for",
+            id="not without replica 0, which all others wait for",
         ),
     ],
 )
@@ -148,8 +156,8 @@ def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
     assert new_status(given.snapshot(), None)["phase"] == phase
 
 
-def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
-    fewer = FEWER.but(ROOMLESS).was("Running")
+def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
+    fewer = FEWER.but(UNSCHEDULABLE).was("Running")
     told = new_status(fewer.snapshot(), None)
     healthy = next(c for c in told["conditions"] if c["type"] == "Healthy")
     done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
@@ -163,11 +171,11 @@ def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
 @pytest.mark.parametrize(
     ("given", "moment"),
     [
-        param(STARTING.but(LATELY), NOW + 1, id="the end of patience"),
+        param(STARTING.but(RECENTLY), NOW + 1, id="two minutes unschedulable"),
         param(SHORTENED, NOW + 600, id="the next try"),
         param(RUNNING, None, id="nothing to wait for"),
-        param(job().having(pod(0).unschedulable(since=NOW)), None, id="a fixed size waits for ever"),
+        param(job().having(pod(0).unschedulable(since=NOW)), None, id="a fixed size waits forever"),
     ],
 )
-def test_when_time_alone_changes_the_size(given: JobBuilder, moment: float | None) -> None:
+def test_requeue_at(given: JobBuilder, moment: float | None) -> None:
     assert requeue_at(given.snapshot()) == moment

@@ -1,4 +1,4 @@
-"""Ranks that hang or are slow: how the status names them, and that it does so once."""
+"""Hung and slow ranks: how the status names them, once per incident."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
             CALM.wants(processesPerReplica=2).answering(slowest=Straggler(rank=3)),
             "Straggler",
             "rank 3 (replica 1) on node worker-2 takes longer than the other ranks for its part of a step",
-            id="an agent that says only who",
+            id="an agent that reports only the rank",
         ),
         param(
             HANGS,
@@ -50,17 +50,17 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
         ),
     ],
 )
-def test_who_holds_the_others_up_is_named(given: JobBuilder, reason: str, message: str) -> None:
+def test_rank_that_delays_the_others_is_named(given: JobBuilder, reason: str, message: str) -> None:
     assert healthy(given) == ("False", reason, message)
 
 
-def test_a_job_that_keeps_step_is_healthy_again() -> None:
+def test_job_without_a_straggler_is_healthy_again() -> None:
     named = CALM.stored(new_status(SLOW.snapshot(), None))
 
     assert healthy(named.answering())[:2] == ("True", "Running")
 
 
-def test_what_an_older_attempt_said_is_not_believed() -> None:
+def test_answer_of_an_older_attempt_is_ignored() -> None:
     assert healthy(CALM.answering(attempt=1, slowest=Straggler(rank=1)))[0] == "True"
 
 
@@ -68,24 +68,24 @@ def test_what_an_older_attempt_said_is_not_believed() -> None:
     ("given", "later"),
     [
         param(SLOW, CALM.answering(slowest=Straggler(rank=1, replica=1, ratio=2.4)), id="slow"),
-        param(HANGS, CALM.answering(hang=Hung(ranks=(1,), message="no step for 43 s")), id="hangs"),
+        param(HANGS, CALM.answering(hang=Hung(ranks=(1,), message="no step for 43 s")), id="hang"),
     ],
 )
-def test_an_incident_is_written_and_told_once(given: JobBuilder, later: JobBuilder) -> None:
+def test_incident_is_written_and_reported_once(given: JobBuilder, later: JobBuilder) -> None:
     before = new_status(CALM.snapshot(), None)
-    begins = given.stored(before)
-    named = new_status(begins.snapshot(), None)
-    first = events(begins.snapshot(), None, named)
-    same_incident = later.stored(named)
-    again = new_status(same_incident.snapshot(), None)
+    starting = given.stored(before)
+    named = new_status(starting.snapshot(), None)
+    first = events(starting.snapshot(), None, named)
+    lasting = later.stored(named)
+    again = new_status(lasting.snapshot(), None)
 
     assert pace.write_at(before, named, now=NOW, last_write=NOW, progress_s=60) == NOW
     assert [event.reason for event in first] == [named["conditions"][1]["reason"]]
     assert again["conditions"] == named["conditions"]
-    assert events(same_incident.snapshot(), None, again) == ()
+    assert events(lasting.snapshot(), None, again) == ()
 
 
-def test_another_rank_is_another_incident() -> None:
+def test_another_rank_is_a_new_incident() -> None:
     named = SLOW.stored(new_status(SLOW.snapshot(), None))
     other = named.answering(slowest=Straggler(rank=0, replica=0, ratio=3.0))
 
