@@ -88,9 +88,9 @@ def test_faults_are_recorded_per_node(given: JobBuilder, expected: list[tuple[st
 
 
 def test_status_says_until_when_a_node_is_avoided() -> None:
-    told = new_status(SEEN.was("Running", **faulty(("n0", 2, 60), ("n1", 1, 90))).snapshot(), None)
+    status = new_status(SEEN.was("Running", **faulty(("n0", 2, 60), ("n1", 1, 90))).snapshot(), None)
 
-    assert told["avoidedNodes"] == [
+    assert status["avoidedNodes"] == [
         {"node": "n0", "faults": 2, "at": at(-60), "until": at(3540)},
         {"node": "n1", "faults": 1, "at": at(-90)},
     ]

@@ -34,7 +34,7 @@ def on_nodes(count: int) -> JobBuilder:
     return (
         job()
         .replicas(count)
-        .settled()
+        .with_network()
         .running()
         .having(*(pod(i).running().on(f"n{i}") for i in range(count)))
     )

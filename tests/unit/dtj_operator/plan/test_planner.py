@@ -20,7 +20,7 @@ from dtj_operator.plan.snapshot import Child, Gone
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
-TWO = job().replicas(2).settled()
+TWO = job().replicas(2).with_network()
 
 
 def decided(builder: JobBuilder) -> Decision:

@@ -343,7 +343,7 @@ def deleted(given) -> list[tuple[str, int | None]]:
             id="All",
         ),
         param(
-            ENDED.having(pod(0).settling(), pod(1).settling()),
+            ENDED.having(pod(0).exited(), pod(1).exited()),
             [],
             id="Running keeps a pod whose container has exited but whose phase is still Running",
         ),
@@ -357,7 +357,7 @@ def test_cleanup_of_pods(given, expected) -> None:
 
 
 def test_network_objects_are_deleted_once_at_the_end() -> None:
-    assert cleanup(ENDED.settled().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
+    assert cleanup(ENDED.with_network().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
     assert cleanup(ENDED.snapshot()) == ()
 
 

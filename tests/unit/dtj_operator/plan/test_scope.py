@@ -12,8 +12,8 @@ from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param
-THREE = job().replicas(3).settled().recovery(scope="Replica").running()
-AUTO = job().replicas(3).settled().running()
+THREE = job().replicas(3).with_network().recovery(scope="Replica").running()
+AUTO = job().replicas(3).with_network().running()
 CRASHED = THREE.but(pod(1).crashed())
 
 
@@ -261,9 +261,9 @@ def test_replica_scope_lasts_for_the_attempt_even_if_the_agent_is_silent() -> No
     assert new_status(snapshot, restart(snapshot))["recoveryScope"] == "Job"
 
 
-def heals(told: int, **known: int) -> dict[str, int]:
+def counters(reported: int, **known: int) -> dict[str, int]:
     base = {"counted": 0, "disruptions": 0, "withoutProgress": 0}
-    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
+    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=reported)
     counts: dict[str, int] = new_status(given.snapshot(), None)["restarts"]
     return counts
 
@@ -283,24 +283,24 @@ def test_in_place_restarts_since_the_last_answer_are_counted_at_exit(
     ended: PodBuilder, asked: int | None, counted: int
 ) -> None:
     given = AUTO.but(ended)
-    told = new_status((given if asked is None else given.answering(in_place=asked)).snapshot(), None)[
+    restarts = new_status((given if asked is None else given.answering(in_place=asked)).snapshot(), None)[
         "restarts"
     ]
 
-    assert (told["counted"], told.get("inPlace", 0)) == (counted, counted)
+    assert (restarts["counted"], restarts.get("inPlace", 0)) == (counted, counted)
 
 
 def test_in_place_restarts_are_counted_once() -> None:
-    first = heals(2)
-    again = heals(2, **first)
+    first = counters(2)
+    again = counters(2, **first)
 
     assert first["counted"] == first["inPlace"] == first["withoutProgress"] == first["total"] == 2
     assert again == first
-    assert heals(3, **again)["counted"] == 3
+    assert counters(3, **again)["counted"] == 3
 
 
 def test_agent_that_lost_its_count_reduces_no_counter() -> None:
-    assert heals(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
+    assert counters(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
 
 
 def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
@@ -351,12 +351,12 @@ INCIDENT = Incident(
     at=at(-3),
 )
 ON_NODES = AUTO.having(*(pod(i).running().on(f"w{i}") for i in range(3)))
-HEALED = ON_NODES.answering(in_place=1, incident=INCIDENT)
+RESTARTED_IN_PLACE = ON_NODES.answering(in_place=1, incident=INCIDENT)
 
 
 def test_fault_of_an_in_place_restart_is_reported_once() -> None:
-    first = new_status(HEALED.snapshot(), None)
-    again = HEALED.stored(first)
+    first = new_status(RESTARTED_IN_PLACE.snapshot(), None)
+    again = RESTARTED_IN_PLACE.stored(first)
 
     assert first["failure"] == {
         "replica": 1,
@@ -369,7 +369,7 @@ def test_fault_of_an_in_place_restart_is_reported_once() -> None:
         "at": at(-3),
         "generation": 2,
     }
-    (event,) = events(HEALED.snapshot(), None, first)
+    (event,) = events(RESTARTED_IN_PLACE.snapshot(), None, first)
     assert (event.type, event.reason) == ("Warning", "Healed")
     assert "rank 1 (replica 1) on node w1 exited with code 137: Signal: killed" in event.note
     healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
@@ -392,7 +392,7 @@ def test_incident_without_an_in_place_restart_is_not_reported() -> None:
 
 
 def test_fault_of_a_pod_comes_before_an_in_place_restart() -> None:
-    given = HEALED.but(pod(2).crashed(3).on("w2"))
+    given = RESTARTED_IN_PLACE.but(pod(2).crashed(3).on("w2"))
     after = new_status(given.snapshot(), restart(given.snapshot()))
 
     assert (after["failure"]["replica"], after["restarts"]["counted"]) == (2, 2)

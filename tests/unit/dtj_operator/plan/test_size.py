@@ -18,12 +18,12 @@ def placed(index: int):
     return pod(index).running().on(f"w{index}")
 
 
-HEALING = job().replicas(3).elastic(2, 4).recovery(scope="Replica").settled()
-WHOLE = HEALING.recovery(scope="Job")
-RUNNING = HEALING.running().was("Running", wantedReplicas=3)
-STARTING = WHOLE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
+REPLICA_SCOPE = job().replicas(3).elastic(2, 4).recovery(scope="Replica").with_network()
+JOB_SCOPE = REPLICA_SCOPE.recovery(scope="Job")
+RUNNING = REPLICA_SCOPE.running().was("Running", wantedReplicas=3)
+STARTING = JOB_SCOPE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
 SHORT = {"replicas": 3, "tries": 1, "retryAt": at(600)}
-SHORTENED = WHOLE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
+SHORTENED = JOB_SCOPE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
 
 
 def decided(given: JobBuilder) -> tuple[int, bool] | None:
@@ -75,8 +75,8 @@ def test_resize(given: JobBuilder, verdict: tuple[int, bool] | None) -> None:
     ids=["first", "second", "third", "many"],
 )
 def test_retries_of_the_full_size_back_off(tries: int, pause: int) -> None:
-    told = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
-    verdict = resize(STARTING.was("Starting", **told).but(UNSCHEDULABLE).snapshot())
+    stored = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
+    verdict = resize(STARTING.was("Starting", **stored).but(UNSCHEDULABLE).snapshot())
 
     assert isinstance(verdict, Resize)
     assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=NOW + pause)
@@ -90,7 +90,7 @@ def test_smaller_attempt_is_not_counted_and_says_why() -> None:
     assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
     assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
 
-    up = WHOLE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
+    up = JOB_SCOPE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
     running = new_status(up.snapshot(), None)
     ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
     assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
@@ -102,7 +102,7 @@ def test_smaller_attempt_is_not_counted_and_says_why() -> None:
 
 
 def test_the_shortage_is_forgotten_once_all_run() -> None:
-    trying = WHOLE.was("Pending", wantedReplicas=3, shortage=SHORT)
+    trying = JOB_SCOPE.was("Pending", wantedReplicas=3, shortage=SHORT)
     starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
 
     assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the delay"
@@ -134,7 +134,7 @@ def test_scaling_down_deletes_the_highest_indices_with_their_own_grace_and_no_fa
     ), "it is needed again, and waits until its name is free"
 
 
-FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
+FEWER = REPLICA_SCOPE.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
 
 def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
     fewer = FEWER.but(UNSCHEDULABLE).was("Running")
-    told = new_status(fewer.snapshot(), None)
-    healthy = next(c for c in told["conditions"] if c["type"] == "Healthy")
+    status = new_status(fewer.snapshot(), None)
+    healthy = next(c for c in status["conditions"] if c["type"] == "Healthy")
     done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
 
     assert (healthy["status"], healthy["reason"]) == ("True", "RunningWithFewer")
-    assert (told["worldSize"], told["currentReplicas"], told["ready"]) == (2, 2, "2/3")
-    assert "pod digits-2 is unschedulable: no room" in told["message"]
+    assert (status["worldSize"], status["currentReplicas"], status["ready"]) == (2, 2, "2/3")
+    assert "pod digits-2 is unschedulable: no capacity" in status["message"]
     assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
 
 
