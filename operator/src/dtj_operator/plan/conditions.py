@@ -44,7 +44,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
 
 
 def shortage(s: Snapshot) -> str | None:
-    """Message of an attempt that is smaller than spec.replicas for lack of capacity, else None."""
+    """The message if the attempt is smaller than spec.replicas because pods were unschedulable, else None."""
     known = s.memory.shortage
     if known is None or s.size >= s.job.replicas:
         return None

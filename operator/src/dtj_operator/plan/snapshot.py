@@ -22,7 +22,7 @@ SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
-# A longer silence is no evidence about the node: by then Kubernetes has marked it NotReady.
+# A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
 SILENCE_COUNTS_S = 180.0
 ISOLATED_AFTER_S = 120.0  # replace a running pod if replica 0 has had no heartbeat from its agent for so long
 SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long

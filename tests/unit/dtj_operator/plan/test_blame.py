@@ -94,7 +94,7 @@ def test_isolated_replicas_if_replica_0_hears_from_no_other(
         )
 
 
-def test_unschedulable_pod_is_no_evidence_that_replica_0_is_connected() -> None:
+def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
     """Else the other pods, which hold the state of the run, would count as isolated."""
     given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
 

@@ -137,7 +137,7 @@ EXPIRED = {"n1": lease()}
         param(
             REPLICA_0_SILENT.seeing(leases=EXPIRED),
             [],
-            id="a silent replica 0 is no evidence about the others",
+            id="a silent replica 0 proves nothing about the others",
         ),
         param(
             REPLICA_0_SILENT.but(pod(1).running().on("n0")).seeing(leases={"n0": lease()}),
