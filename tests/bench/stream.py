@@ -20,7 +20,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from dtj_operator import spec
-from dtj_operator.plan.children.env import Place
+from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
@@ -132,7 +132,9 @@ class Cluster:
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
             "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}],
         }
-        made = pod(parsed, Place(index=0, attempt=0, size=REPLICAS, restarts_left=10)) | {"status": running}
+        made = pod(parsed, PodContext(index=0, attempt=0, size=REPLICAS, restarts_left=10)) | {
+            "status": running
+        }
         made["metadata"] |= {"uid": "pod-JOB-INDEX", "namespace": NAMESPACE, "resourceVersion": "1"}
         made["metadata"]["labels"]["dtj.dev/replica-index"] = "INDEX"
         made["spec"]["nodeName"] = "NODE"

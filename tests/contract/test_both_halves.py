@@ -18,7 +18,7 @@ from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.status import Facts, Status
 from dtj_operator import agent_status, names, spec
-from dtj_operator.plan.children.env import Place, environment
+from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import JobBuilder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
@@ -40,7 +40,7 @@ def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
     """Return the variables that the operator gives to a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    place = Place(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
+    place = PodContext(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
     return {variable["name"]: variable["value"] for variable in environment(parsed, container, place)}
 
 

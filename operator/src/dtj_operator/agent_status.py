@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Missing, Progress, Straggler
+from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, SilentReplica, Straggler
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -108,7 +108,9 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
         hang=None
         if answer.hang is None
         else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
-        missing=tuple(Missing(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()),
+        silent_replicas=tuple(
+            SilentReplica(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()
+        ),
     )
 
 

@@ -93,7 +93,7 @@ class Gatherer:
         snapshot = self._complete(key, raw)
         if await self._lookup.make_sure(key, snapshot):
             snapshot = self._complete(key, raw)
-        if doubted := snapshot.doubted_nodes:
+        if doubted := snapshot.nodes_to_check:
             snapshot = replace(snapshot, leases=await self._leases.look(doubted))
         return snapshot, str(meta["resourceVersion"])
 
@@ -108,7 +108,7 @@ class Gatherer:
             pods=pods,
             service=_state(self._caches.services, key, job.uid, service(job)),
             network_policy=_state(self._caches.policies, key, job.uid, policy),
-            mend_at=now + max(0.0, MEND_PAUSE_S - mended_s),
+            repair_at=now + max(0.0, MEND_PAUSE_S - mended_s),
             nodes=nodes,
             gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),

@@ -15,7 +15,7 @@ import msgspec
 
 from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import CUT_OFF_S, DOUBT_S, Progress
+from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S, Progress
 
 AT_ONCE = 16
 TIMEOUT_S = 3.0
@@ -39,7 +39,7 @@ class _Followed:
 
     def is_in_doubt(self, now: float) -> bool:
         """Its silence is news; for so long only, however quickly a network says that it is not there."""
-        return self.has_answered and self.unanswered > 0 and now - self.heard_at < DOUBT_S
+        return self.has_answered and self.unanswered > 0 and now - self.heard_at < SILENCE_COUNTS_S
 
 
 class Poller:
@@ -128,8 +128,8 @@ class Poller:
     def _clear_slow(self, key: Key) -> None:
         """Who was slow, hung or missing when the agent last spoke may not be so any more."""
         uid, last = self._last.get(key, ("", None))
-        if last is not None and (last.slowest or last.hang or last.missing):
-            self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
+        if last is not None and (last.slowest or last.hang or last.silent_replicas):
+            self._last[key] = uid, replace(last, slowest=None, hang=None, silent_replicas=())
             self._on_news(key)
 
     async def _poll(self, key: Key, address: str) -> Progress | None:
@@ -150,7 +150,7 @@ def _now() -> float:
 
 def _pace(asked: _Followed, progress: Progress | None, now: float) -> float:
     """The pause until the next question, in usual ones."""
-    waits = progress is not None and any(missing.seconds < DOUBT_S for missing in progress.missing)
+    waits = progress is not None and any(each.seconds < SILENCE_COUNTS_S for each in progress.silent_replicas)
     if waits or asked.is_in_doubt(now):
         return OFTEN
     return RARELY if asked.unanswered > RARELY else 1
@@ -159,8 +159,8 @@ def _pace(asked: _Followed, progress: Progress | None, now: float) -> float:
 def _urgent(progress: Progress) -> tuple[object, ...]:
     """What the next fault is judged by, and who holds the others up."""
     slow, hang = progress.slowest, progress.hang
-    missing = [(each.replica, each.seconds >= CUT_OFF_S) for each in progress.missing]
-    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, missing
+    silent = [(each.replica, each.seconds >= ISOLATED_AFTER_S) for each in progress.silent_replicas]
+    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, silent
 
 
 class HttpAsk:

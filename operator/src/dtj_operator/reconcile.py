@@ -17,7 +17,7 @@ from dtj_operator.plan import pace
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from dtj_operator.progress import Poller
 
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
@@ -64,7 +64,7 @@ class Reconciler:
             outcome = await self._applier.apply(key, "", rest.actions)
             if outcome.blocked:
                 raise TryLater("what is left of the job has changed meanwhile")
-            return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
+            return None if rest.requeue_at is None else max(0.0, rest.requeue_at - found.now)
         return await self._bring_closer(key, *found)
 
     def _settle(self, key: Key) -> None:
@@ -76,13 +76,13 @@ class Reconciler:
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
-            return None if decision.look_again_at is None else max(0.0, decision.look_again_at - s.now)
+            return None if decision.requeue_at is None else max(0.0, decision.requeue_at - s.now)
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
-        status = report(after, decision.verdict)
+        status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
         begun = not outcome.refusals and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
-        again_at = pace.soonest(decision.look_again_at, write_at)
+        again_at = pace.soonest(decision.requeue_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
             why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
@@ -103,8 +103,8 @@ class Reconciler:
             now=s.now,
             last_write=last_write,
             progress_s=self._progress_s,
-            behind_since=self._behind.get(key),
-            begun=begun,
+            stale_since=self._behind.get(key),
+            pods_created=begun,
         )
         if pace.only_progress(stored, status):
             self._behind.pop(key, None)
@@ -133,7 +133,7 @@ class Reconciler:
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
-        if isinstance(verdict, Restart) and not verdict.goes_on:
+        if isinstance(verdict, Restart) and not verdict.same_incident:
             metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
         if isinstance(verdict, Succeed | Fail):
             metrics.FINISHED.labels(status["phase"]).inc()

@@ -67,7 +67,7 @@ async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, 
     assert shrunk.items() <= first.items()
     status = job["status"]
     assert (status["attempt"], status["restarts"]["total"], status["worldSize"]) == (0, 0, 1)
-    assert (await cluster.until_event("Resized"))["note"].startswith("1 replicas: spec.replicas is 1")
+    assert (await cluster.until_event("Resized"))["note"].startswith("Scaling down to 1 replicas")
 
 
 async def test_pod_that_leaves_slowly_and_is_wanted_again_is_no_fault(cluster: Cluster, kubelet: Kubelet):
@@ -161,7 +161,7 @@ async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: 
         lambda job: phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]
     )
     assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
-    assert "there was room for 2 of 3 pods" in of(job, "PodsReady")["message"]
+    assert "only 2 of 3 pods could be scheduled" in of(job, "PodsReady")["message"]
     assert job["status"]["shortage"]["tries"] == 1
 
     # The ten minutes are over.

@@ -133,7 +133,7 @@ async def test_spent_budget_fails_the_job_and_names_the_culprit(cluster: Cluster
     job = await cluster.until(phase("Failed"))
     failed = of(job, "Failed")
     assert failed["reason"] == "RestartBudgetSpent"
-    for words in ("rank 1", "node-1", "exit code 3", "out of luck", "maxRestarts is 1"):
+    for words in ("rank 1", "node-1", "exited with code 3", "out of luck", "maxRestarts is 1"):
         assert words in failed["message"]
     for reason in ("Restarting", "RestartBudgetSpent"):
         assert "out of luck" in (await cluster.until_event(reason))["note"]

@@ -183,4 +183,4 @@ async def test_node_with_two_faults_is_avoided_until_nothing_fits(
     await kubelet.start("job-1")
     job = await cluster.until(recovered(2))
     assert "avoidedNodes" not in job["status"]
-    assert "no node is avoided any more" in (await cluster.until_event("NodesAllowed"))["note"]
+    assert "node avoidance is disabled" in (await cluster.until_event("NodesAllowed"))["note"]

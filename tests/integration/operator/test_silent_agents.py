@@ -139,7 +139,7 @@ async def test_node_that_is_silent_is_lost_when_its_lease_has_expired_and_not_be
 
         failure = job["status"]["failure"]
         assert (failure["reason"], failure["node"], failure["replica"]) == ("NodeLost", "node-1", 1)
-        assert failure["message"].startswith("its agent is silent and its node's lease expired ")
+        assert failure["message"].startswith("the agent is silent and the node's Lease expired ")
         assert uids(kubelet.pods)["job-0"] == before["job-0"]
 
 
@@ -198,7 +198,7 @@ async def test_pod_that_is_cut_off_on_a_node_that_is_well_is_replaced(cluster: C
 
         job = await cluster.until(recovered(1))
     assert job["status"]["failure"]["reason"] == "PeerLost"
-    assert "has not heard of its agent for 12" in job["status"]["failure"]["message"]
+    assert "no heartbeat from its agent for 12" in job["status"]["failure"]["message"]
     assert uids(kubelet.pods)["job-0"] == before["job-0"]
 
 
@@ -221,6 +221,6 @@ async def test_without_the_right_to_read_leases_kubernetes_is_waited_for(
         await kubelet.until(is_new("job-1", before))
         job = await cluster.job()
         told = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
-    assert job["status"]["failure"]["message"] == "its node was not ready for 40 s"
+    assert job["status"]["failure"]["message"] == "the node was NotReady for 40 s"
     assert len(told) == 1
     assert "not permitted to read these, going on without" in told[0]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Incident, Ledger, Missing, Straggler
+from dtj_operator.plan.snapshot import Incident, Ledger, SilentReplica, Straggler
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -200,7 +200,7 @@ async def test_whoever_waits_for_a_replica_is_asked_more_often_and_tells_at_once
 
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
-    assert progress.missing == ()
+    assert progress.silent_replicas == ()
     assert [round(at) for at, _ in agents.asked] == [0, 10, 15, 20, 25, 30]
     assert [round(at) for at in agents.told] == [0, 10, 30]
 
@@ -223,7 +223,7 @@ async def test_replica_that_is_missing_for_minutes_is_no_hurry(agents: Agents) -
 
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
-    assert progress.missing == (Missing(replica=1, seconds=200.0),)
+    assert progress.silent_replicas == (SilentReplica(replica=1, seconds=200.0),)
     assert [round(at) for at, _ in agents.asked] == [0, 10, 20]
 
 

@@ -16,7 +16,7 @@ from tests.support.builders import JobBuilder, job
 from tests.unit.dtj_operator.kube.server import says, serving
 
 KEY = Key("ns", "j")
-RUNNING = job().replicas(2).settled().running().stored({})
+RUNNING = job().replicas(2).with_network().running().stored({})
 
 
 class World:
