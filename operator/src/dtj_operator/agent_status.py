@@ -89,7 +89,7 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
     """
     answer = _decode(raw)
     if not _is_of(answer, key):
-        raise msgspec.ValidationError(f"the agent at {address} is not that of replica 0 of {key}")
+        raise msgspec.ValidationError(f"the agent at {address} does not belong to replica 0 of {key}")
     return Progress(
         attempt=answer.attempt,
         observed_at=observed_at,

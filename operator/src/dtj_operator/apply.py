@@ -188,7 +188,7 @@ class Applier:
                     await self._remove(cache, found)
                 if found.owner_uid == uid:
                     cache.mended(key)
-                    _log.warning("child was edited and is made anew", extra={"kind": cache.kind.kind})
+                    _log.warning("recreating a child object that was edited", extra={"kind": cache.kind.kind})
                 raw = await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)

@@ -192,7 +192,7 @@ class Core:
                         await reflector.relist()
                 self.jobs = await self._list_jobs()
             except ApiError as error:
-                _log.warning("could not read everything, trying again", extra={"error": str(error)})
+                _log.warning("relist failed; retrying", extra={"error": str(error)})
                 await asyncio.sleep(self._chance.uniform(1, 2))
             else:
                 return
@@ -228,18 +228,20 @@ class Core:
         for reflector in self._needed:
             silent_s = now - reflector.last_news
             if reflector.synced.is_set() and silent_s > 4 * SILENCE_S:
-                return f"the watch of {reflector.what} has been silent for {silent_s:.0f} s"
+                return f"no data from the {reflector.what} watch for {silent_s:.0f} s"
         if self._may_act() and self.queue.oldest_s() > STUCK_S:
-            return f"a job has waited for a worker for {self.queue.oldest_s():.0f} s"
+            return f"a job has been waiting in the queue for {self.queue.oldest_s():.0f} s"
         return None
 
     def _unready(self) -> str | None:
         empty = [reflector.what for reflector in self._needed if not reflector.synced.is_set()]
-        return f"not read yet: {', '.join(empty)}" if empty else None
+        return f"caches not filled yet: {', '.join(empty)}" if empty else None
 
 
 def _die(name: str, error: BaseException | None) -> NoReturn:
     """End the process now: after a lost lease nothing more may be written, not even while cleaning up."""
-    _log.critical("ending, for a task has ended", extra={"task": name, "error": str(error)}, exc_info=error)
+    _log.critical(
+        "exiting: background task failed", extra={"task": name, "error": str(error)}, exc_info=error
+    )
     sys.stderr.flush()
     os._exit(1)

@@ -48,8 +48,8 @@ async def _listen(app: web.Application, what: str, port: int) -> web.AppRunner:
         await web.TCPSite(runner, port=port).start()
     except OSError as error:
         await runner.cleanup()
-        mend = f"choose another with --{what}-port"
-        raise OSError(error.errno, f"port {port} for {what} cannot be had, {mend}") from error
+        message = f"cannot listen on port {port} ({what}): {error.strerror}; use --{what}-port"
+        raise OSError(error.errno, message) from error
     _log.info("listening", extra={"what": what, "port": runner.addresses[0][1]})
     return runner
 

@@ -174,7 +174,7 @@ class HttpAsk:
         url = f"http://{host}:{names.AGENT_PORT}/status"
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                raise OSError(f"agent of {address} answered {response.status}")
+                raise OSError(f"agent at {address} returned HTTP status {response.status}")
             raw = await response.content.read(LARGEST_ANSWER)
             while not response.content.at_eof() and len(raw) < LARGEST_ANSWER:
                 raw += await response.content.read(LARGEST_ANSWER - len(raw))

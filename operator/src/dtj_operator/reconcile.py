@@ -54,7 +54,7 @@ class Reconciler:
     async def __call__(self, key: Key) -> float | None:
         """Return the seconds until the next look, or None where only news can change anything."""
         if not self._may_act():
-            raise TryLater("the lease is not certain")
+            raise TryLater("this process may no longer hold the lease")
         found = await self._gatherer.gather(key)
         if found is None:
             return None
@@ -63,7 +63,7 @@ class Reconciler:
             rest = plan_gone(found)
             outcome = await self._applier.apply(key, "", rest.actions)
             if outcome.blocked:
-                raise TryLater("what is left of the job has changed meanwhile")
+                raise TryLater("an object of the deleted job changed during the reconcile")
             return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
         return await self._bring_closer(key, *found)
 
@@ -85,7 +85,11 @@ class Reconciler:
         again_at = pace.soonest(decision.look_again_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
-            why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
+            why = (
+                outcome.refusals[0].message
+                if outcome.refusals
+                else "waiting until old objects of the job are deleted"
+            )
             raise TryLater(why, within_s=again_s)  # a deadline does not wait for a back-off
         # What decisions depend on is written down now, and no event will tell of it.
         decisive = decision.verdict is not None or (write_at is None and _decides(s, status))
@@ -118,7 +122,7 @@ class Reconciler:
         try:
             answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
         except Conflict as error:
-            raise TryLater("the job changed meanwhile") from error
+            raise TryLater("the job changed during the reconcile") from error
         except NotFound:
             return s.now
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])

@@ -31,7 +31,7 @@ def run(settings: Settings) -> None:
         try:
             _run_once(settings)
         except Exception as error:  # noqa: BLE001 - of kopf's errors those of the API are not public
-            _log.error("the job watch ended, beginning anew", extra={"error": str(error), "in_s": AGAIN_S})
+            _log.error("kopf failed; restarting it", extra={"error": str(error), "retry_in_s": AGAIN_S})
             time.sleep(AGAIN_S)
         else:
             return

@@ -22,7 +22,7 @@ NAMESPACE = "dtj-system"
 LEASE = "dtj-operator"  # the name that the chart's Role allows
 READY_S = 120.0
 # The machine was too slow to renew the lease; somebody else took the port before the operator did.
-EXCUSES = ("was not renewed for", "cannot be had")
+EXCUSES = ("was not renewed for", "cannot listen on port")
 
 
 @dataclass

@@ -113,7 +113,7 @@ async def test_without_the_right_to_read_nodes_all_else_works(
         await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
         told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
     assert len(told) == 1
-    assert "not permitted to read these, going on without" in told[0]
+    assert "no permission to read these objects; continuing without them" in told[0]
 
 
 async def test_rights_that_are_taken_away_and_given_back(

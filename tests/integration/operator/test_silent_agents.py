@@ -223,4 +223,4 @@ async def test_without_the_right_to_read_leases_kubernetes_is_waited_for(
         told = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
     assert job["status"]["failure"]["message"] == "its node was not ready for 40 s"
     assert len(told) == 1
-    assert "not permitted to read these, going on without" in told[0]
+    assert "no permission to read these objects; continuing without them" in told[0]

@@ -51,7 +51,7 @@ async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
         if later.within_s is not None:
             queue.add_after(key, later.within_s)  # the earlier one wins
         metrics.RECONCILES.labels("later").inc()
-        _log.debug("trying later", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
+        _log.debug("reconcile postponed", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
     except Exception as error:  # noqa: BLE001 - the one place that outlives any failure, and logs it
         delay_s = queue.retry(key, getattr(error, "after_s", 0.0))
         metrics.RECONCILES.labels("error").inc()

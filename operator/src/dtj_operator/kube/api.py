@@ -143,7 +143,7 @@ class Api:
         metrics.API_WAIT.observe(await self._bucket.take())
         call = f"{method} {path}"
         if method != "GET" and not self._may_write():
-            raise Withheld(call, 0, "Withheld", "the lease is not certain")
+            raise Withheld(call, 0, "Withheld", "not sent: this process may no longer hold the lease")
         headers = {"Accept": JSON_BODY, "Content-Type": content_type}
         # The body goes past param_serialize, which would walk and copy it.
         _, url, headers, _, _ = await self._client.param_serialize(

@@ -21,8 +21,8 @@ async def load() -> Configuration:
         else:
             await config.load_kube_config(client_configuration=loaded)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
-        message = f"no cluster to work for: {error}; run in a pod with a service account, or set KUBECONFIG"
-        raise NoCluster(message) from error
+        fix = "run in a pod with a service account, or set KUBECONFIG"
+        raise NoCluster(f"cannot load the cluster configuration: {error}; {fix}") from error
     # The transport would look for proxies and a .netrc again before every request, in a thread: a tenth of
     # the operator's time. The proxy cannot change, so it is looked for once.
     loaded.client_session_kwargs = {"trust_env": False}

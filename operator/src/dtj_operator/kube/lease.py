@@ -51,7 +51,7 @@ class Lease:
         while not await self._try():  # noqa: ASYNC110 - it asks another machine
             await asyncio.sleep(PERIOD_S)
         metrics.LEADER.set(1)
-        _log.info("leading", extra={"lease": self._name, "identity": self.identity})
+        _log.info("became leader", extra={"lease": self._name, "identity": self.identity})
 
     async def keep(self) -> None:
         """Renew for ever; raise Lost as soon as the lease may be somebody else's."""
@@ -79,7 +79,7 @@ class Lease:
                     free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
                     await self._api.update(self._path, {**lease, "spec": {**lease["spec"], **free}})
         except (ApiError, TimeoutError) as error:
-            _log.warning("the lease could not be given back", extra={"error": str(error)})
+            _log.warning("failed to release the lease", extra={"error": str(error)})
         self._renewed_at = float("-inf")
 
     @property
@@ -95,7 +95,9 @@ class Lease:
         except Conflict:
             return False  # somebody was faster; the next look shows who
         except (ApiError, TimeoutError) as error:
-            _log.warning("lease not reached", extra={"error": str(error) or type(error).__name__})
+            _log.warning(
+                "failed to read or renew the lease", extra={"error": str(error) or type(error).__name__}
+            )
             return False
         if self._holder != self.identity:
             return False

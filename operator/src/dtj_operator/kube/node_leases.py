@@ -109,4 +109,4 @@ class NodeLeases:
         if not self._forbidden:
             self._forbidden = True
             told = {"what": "leases of nodes", "error": str(error)}
-            _log.warning("not permitted to read these, going on without", extra=told)
+            _log.warning("no permission to read these objects; continuing without them", extra=told)

@@ -62,7 +62,7 @@ class Recorder:
             try:
                 await self._send(body, count)
             except ApiError as error:
-                _log.debug("event not recorded", extra={"reason": body["reason"], "error": str(error)})
+                _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
 
     async def _send(self, body: Json, count: int) -> None:
         folder = names.events_path(body["metadata"]["namespace"])

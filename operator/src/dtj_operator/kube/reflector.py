@@ -179,11 +179,11 @@ class Reflector(Generic[V]):
         """Log the failure, one that is no fault but once; return the seconds until the next try."""
         told = {"what": self.what, "error": str(error)}
         if self._source.indispensable or not isinstance(error, Refused):
-            _log.warning("watch failed, listing anew", extra={**told, "in_s": pause})
+            _log.warning("watch failed; relisting", extra={**told, "retry_in_s": pause})
             return pause
         if not self._forbidden:
             self._forbidden = True
-            _log.warning("not permitted to read these, going on without", extra=told)
+            _log.warning("no permission to read these objects; continuing without them", extra=told)
         return self._forbidden_s
 
     async def _pause(self, seconds: float) -> None:

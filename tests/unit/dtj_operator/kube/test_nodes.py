@@ -119,7 +119,9 @@ async def test_a_right_that_is_lacking_leaves_them_unknown(caplog: pytest.LogCap
         await api.close()
 
     assert reflector.current
-    assert [record.message for record in caplog.records] == ["not permitted to read these, going on without"]
+    assert [record.message for record in caplog.records] == [
+        "no permission to read these objects; continuing without them"
+    ]
     assert server.asked[0][1:3] == ("/api/v1/nodes", {"limit": "500"})
 
 
