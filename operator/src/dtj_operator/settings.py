@@ -170,7 +170,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Stores nothing: our only handler never fails, so there is no progress to store."""
+    """Stores nothing: kopf keeps no progress of event handlers."""
 
     def fetch(self, **_: Any) -> None:
         return None
