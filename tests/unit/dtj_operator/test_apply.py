@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from dtj_operator.apply import AT_ONCE, Applier, Outcome
+from dtj_operator.apply import CALLS_IN_FLIGHT, Applier, Outcome
 from dtj_operator.gather import Caches
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -113,7 +113,7 @@ async def test_creation_grows_and_one_that_is_slow_holds_nobody_up() -> None:
             assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Outcome()
 
     assert seen[1] == 1, "nobody beside the first"
-    assert max(seen) <= AT_ONCE
+    assert max(seen) <= CALLS_IN_FLIGHT
 
 
 async def test_a_pod_that_may_have_been_made_is_in_doubt() -> None:
@@ -121,7 +121,7 @@ async def test_a_pod_that_may_have_been_made_is_in_doubt() -> None:
         with pytest.raises(ApiError):
             await do(CreatePod(wanted(0)))
 
-        assert do.pods.doubts.of(KEY) == ("digits-0",)
+        assert do.pods.unverified.of(KEY) == ("digits-0",)
 
 
 async def test_creation_ends_at_a_refusal() -> None:
@@ -194,7 +194,7 @@ async def test_a_pod_that_somebody_else_took_away_meanwhile_is_gone(told: bool) 
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if told:
-            do.pods.forget(msgspec.structs.replace(view, version="9"))
+            do.pods.remove(msgspec.structs.replace(view, version="9"))
         return await says(left)(request)
 
     async with doing(answer) as do:
@@ -215,7 +215,7 @@ async def test_an_edited_service_is_made_anew() -> None:
         view = do.services.get(KEY)
         assert view is not None
         assert view.uid == "new"
-        assert do.services.since_mended(KEY) < 60
+        assert do.services.since_recreated(KEY) < 60
 
 
 async def test_a_service_that_is_ours_as_we_made_it_is_success() -> None:

@@ -22,7 +22,7 @@ class Agents:
         self.answers: dict[str, bytes] = {}
         self.asked: list[tuple[float, str]] = []
         self.told: list[float] = []
-        self.poller = Poller(self, self._tell, lambda: 1e9 + now(), every_s=10, tell_s=60)
+        self.poller = Poller(self, self._tell, lambda: 1e9 + now(), poll_s=10, progress_s=60)
 
     async def __call__(self, address: str) -> bytes:
         self.asked.append((now(), address))
@@ -317,7 +317,7 @@ async def test_a_job_that_is_left_is_asked_no_more_but_its_last_answer_stays(age
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
-    agents.poller.leave(KEY)
+    agents.poller.stop(KEY)
     await asyncio.sleep(100)
 
     assert len(agents.asked) == 1

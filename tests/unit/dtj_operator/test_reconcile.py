@@ -37,7 +37,7 @@ class World:
     def record(self, *_: object, **__: object) -> None:
         pass
 
-    def leave(self, _: Key) -> None:
+    def stop(self, _: Key) -> None:
         pass
 
 

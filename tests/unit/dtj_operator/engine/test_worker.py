@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dtj_operator.engine.worker import LONGEST_LOOK_S, TryLater, work
+from dtj_operator.engine.worker import RECONCILE_TIMEOUT_S, TryLater, work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.kube.errors import Unavailable
 
@@ -106,6 +106,6 @@ async def test_a_reconcile_that_hangs_gives_its_key_back() -> None:
 
     async with working(reconcile) as queue:
         queue.add("a")
-        await asyncio.sleep(2 * LONGEST_LOOK_S)
+        await asyncio.sleep(2 * RECONCILE_TIMEOUT_S)
 
     assert calls == 2

@@ -48,13 +48,13 @@ def test_a_pod_is_found_by_its_job(watched: Watched) -> None:
 
 def test_the_node_of_a_pod_that_is_gone_is_remembered(watched: Watched) -> None:
     watched.cache.observe(at(5, node="worker-1"))
-    watched.cache.forget(at(6, node="worker-1"))
+    watched.cache.remove(at(6, node="worker-1"))
 
     assert watched.cache.last_node(KEY, "digits-0") == "worker-1"
     assert watched.cache.last_node(KEY, "digits-1") == ""
 
     watched.cache.observe(at(7, uid="young"))
-    watched.cache.forget(at(8, uid="young"))
+    watched.cache.remove(at(8, uid="young"))
     assert watched.cache.last_node(KEY, "digits-0") == "", "the one after it never came to a node"
 
 
@@ -86,7 +86,7 @@ def test_that_a_pod_was_found_failed_cannot_wait(watched: Watched) -> None:
 
 def test_that_a_pod_is_gone_cannot_wait(watched: Watched) -> None:
     watched.cache.observe(at(5, phase="Running"))
-    watched.cache.forget(at(6))
+    watched.cache.remove(at(6))
 
     assert watched.patient == [True, False]
 
@@ -119,7 +119,7 @@ def test_what_our_own_write_returned_wakes_nobody(watched: Watched) -> None:
 
 
 def test_an_answer_that_the_watch_overtook_does_not_revive_a_dead_pod(watched: Watched) -> None:
-    watched.cache.forget(at(9))
+    watched.cache.remove(at(9))
     watched.cache.observe(at(5))
 
     assert watched.names() == []
@@ -127,7 +127,7 @@ def test_an_answer_that_the_watch_overtook_does_not_revive_a_dead_pod(watched: W
 
 def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9))  # to a watch by label it was gone
+    watched.cache.remove(at(9))  # to a watch by label it was gone
     watched.cache.observe(at(12))
 
     assert watched.names() == ["digits-0"]
@@ -135,7 +135,7 @@ def test_a_pod_whose_label_was_taken_off_and_put_back_is_known_again(watched: Wa
 
 def test_a_pod_that_only_lost_its_label_can_be_found_by_asking(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9))
+    watched.cache.remove(at(9))
     watched.cache.observe(at(9, mislabelled=True), found=True)
 
     assert watched.names() == ["digits-0"]
@@ -143,7 +143,7 @@ def test_a_pod_that_only_lost_its_label_can_be_found_by_asking(watched: Watched)
 
 def test_the_answer_to_a_deletion_that_the_watch_overtook_revives_nothing(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9))
+    watched.cache.remove(at(9))
     watched.cache.observe(at(9, deleting=True), quiet=True)
 
     assert watched.names() == []
@@ -151,7 +151,7 @@ def test_the_answer_to_a_deletion_that_the_watch_overtook_revives_nothing(watche
 
 def test_an_answer_without_a_version_revives_nothing(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9))
+    watched.cache.remove(at(9))
     watched.cache.observe(msgspec.structs.replace(at(5), version="", deleting=True), quiet=True)
 
     assert watched.names() == []
@@ -166,8 +166,8 @@ def test_a_list_removes_what_has_no_version(watched: Watched) -> None:
 
 def test_who_finds_a_pod_missing_does_not_unlearn_when_it_went(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(9))
-    watched.cache.forget(at(5))  # a deletion of what was known then, answered with 404
+    watched.cache.remove(at(9))
+    watched.cache.remove(at(5))  # a deletion of what was known then, answered with 404
     watched.cache.observe(at(7, deleting=True))  # from a list that was under way
 
     assert watched.names() == []
@@ -175,7 +175,7 @@ def test_who_finds_a_pod_missing_does_not_unlearn_when_it_went(watched: Watched)
 
 def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(5))
+    watched.cache.remove(at(5))
     watched.cache.observe(at(5))
 
     assert watched.names() == []
@@ -183,7 +183,7 @@ def test_news_that_come_twice_do_not_revive_what_a_call_found_missing(watched: W
 
 def test_the_end_of_an_old_pod_does_not_take_the_new_one_of_its_name(watched: Watched) -> None:
     watched.cache.observe(at(9, uid="new"))
-    watched.cache.forget(at(5, uid="old"))
+    watched.cache.remove(at(5, uid="old"))
 
     assert [view.uid for view in watched.cache.pods(KEY)] == ["new"]
 
@@ -222,9 +222,9 @@ def test_a_list_of_one_job_leaves_the_others_alone(watched: Watched) -> None:
 
 def test_what_leaves_the_watch_may_only_have_lost_its_label(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.leave(at(9))
+    watched.cache.remove_from_watch(at(9))
 
-    assert (watched.names(), watched.cache.doubts.of(KEY)) == ([], ("digits-0",))
+    assert (watched.names(), watched.cache.unverified.of(KEY)) == ([], ("digits-0",))
 
 
 @pytest.mark.parametrize(
@@ -236,33 +236,33 @@ def test_what_leaves_the_watch_may_only_have_lost_its_label(watched: Watched) ->
 )
 def test_what_is_certainly_gone_leaves_no_doubt(watched: Watched, last: dict[str, Any]) -> None:
     watched.cache.observe(at(5))
-    watched.cache.leave(at(9, **last))
+    watched.cache.remove_from_watch(at(9, **last))
 
-    assert watched.cache.doubts.of(KEY) == ()
+    assert watched.cache.unverified.of(KEY) == ()
 
 
 def test_what_a_call_found_missing_leaves_no_doubt(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.forget(at(5))
-    watched.cache.leave(at(9))
+    watched.cache.remove(at(5))
+    watched.cache.remove_from_watch(at(9))
 
-    assert watched.cache.doubts.of(KEY) == ()
+    assert watched.cache.unverified.of(KEY) == ()
 
 
 def test_what_a_call_has_deleted_is_in_doubt_no_more(watched: Watched) -> None:
     """The watch is often faster than the answer."""
     watched.cache.observe(at(5))
-    watched.cache.leave(at(9))
-    watched.cache.forget(at(5))
+    watched.cache.remove_from_watch(at(9))
+    watched.cache.remove(at(5))
 
-    assert watched.cache.doubts.of(KEY) == ()
+    assert watched.cache.unverified.of(KEY) == ()
 
 
 def test_what_was_seen_since_has_not_left(watched: Watched) -> None:
     """Its label was taken off, and our deletion met it afterwards."""
     watched.cache.observe(at(5))
     watched.cache.observe(at(12, deleting=True, mislabelled=True))
-    watched.cache.leave(at(9))
+    watched.cache.remove_from_watch(at(9))
 
     assert watched.names() == ["digits-0"]
 
@@ -271,20 +271,20 @@ def test_what_a_new_list_lacks_may_only_have_lost_its_label(watched: Watched) ->
     watched.cache.observe(at(5))
     watched.cache.replace([], version="9")
 
-    assert (watched.names(), watched.cache.doubts.of(KEY)) == ([], ("digits-0",))
+    assert (watched.names(), watched.cache.unverified.of(KEY)) == ([], ("digits-0",))
 
 
 def test_a_list_of_all_that_a_job_has_settles_it(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.leave(at(9))
+    watched.cache.remove_from_watch(at(9))
     watched.cache.replace([at(9, mislabelled=True)], version="10", key=KEY)
 
-    assert (watched.names(), watched.cache.doubts.of(KEY)) == (["digits-0"], ())
+    assert (watched.names(), watched.cache.unverified.of(KEY)) == (["digits-0"], ())
 
 
 def test_what_is_seen_again_is_in_doubt_no_more(watched: Watched) -> None:
     watched.cache.observe(at(5))
-    watched.cache.leave(at(9))
+    watched.cache.remove_from_watch(at(9))
     watched.cache.observe(at(12))
 
-    assert watched.cache.doubts.of(KEY) == ()
+    assert watched.cache.unverified.of(KEY) == ()

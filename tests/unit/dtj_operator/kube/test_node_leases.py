@@ -49,14 +49,14 @@ def failure(kind: type[ApiError], status: int) -> ApiError:
 
 
 async def unchanged_s(leases: NodeLeases, node: str = "n1") -> float | None:
-    found = (await leases.look([node])).get(node)
+    found = (await leases.read([node])).get(node)
     return None if found is None else found.unchanged_s
 
 
 async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    (found,) = (await leases.look(["n1"])).values()
+    (found,) = (await leases.read(["n1"])).values()
     assert (found.renewed_at, found.duration_s, found.unchanged_s) == (EARLY_S, 40, 0)
     await asyncio.sleep(4)
     assert await unchanged_s(leases) == 4
@@ -79,7 +79,7 @@ async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kub
 async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Callable[[Kubelets], Any]) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    await leases.look(["n1"])
+    await leases.read(["n1"])
     await asyncio.sleep(4)
     disturb(kubelets)
     assert await unchanged_s(leases) is None
@@ -91,7 +91,7 @@ async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Calla
 async def test_nothing_is_known_of_the_time_in_which_nobody_looked(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    await leases.look(["n1"])
+    await leases.read(["n1"])
     await asyncio.sleep(60)
     assert await unchanged_s(leases) == 0
 
@@ -100,8 +100,8 @@ async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) ->
     leases = NodeLeases(kubelets.get)
     for node in ("n1", "n2"):
         kubelets.renew(node)
-    await leases.look(["n1"])
-    assert (await leases.look(["n1", "n2"])).keys() == {"n1", "n2"}
+    await leases.read(["n1"])
+    assert (await leases.read(["n1", "n2"])).keys() == {"n1", "n2"}
     assert kubelets.asked == ["n1", "n2"]
 
 
@@ -110,7 +110,7 @@ async def test_jobs_that_look_at_the_same_moment_do_not_begin_anew(kubelets: Kub
     kubelets.renew("n1")
     kubelets.takes_s = 0.5
     for _ in range(4):
-        found = await asyncio.gather(*(leases.look(["n1"]) for _ in range(3)))
+        found = await asyncio.gather(*(leases.read(["n1"]) for _ in range(3)))
         await asyncio.sleep(3.5)
     assert {each["n1"].unchanged_s for each in found} == {11.5}
 
@@ -122,10 +122,10 @@ async def test_missing_right_is_told_once_and_looked_for_rarely(
     kubelets.answers["n1"] = failure(Refused, 403)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            assert await leases.look(["n1"]) == {}
+            assert await leases.read(["n1"]) == {}
             await asyncio.sleep(4)
     assert len(caplog.records) == 1
     assert len(kubelets.asked) == 2
     kubelets.renew("n1")
     await asyncio.sleep(300)
-    assert (await leases.look(["n1"])).keys() == {"n1"}
+    assert (await leases.read(["n1"])).keys() == {"n1"}

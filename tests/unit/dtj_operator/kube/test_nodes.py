@@ -96,9 +96,9 @@ def test_pods_are_found_by_their_node() -> None:
     pods.observe(pod(0, job="other").on("b").pod)
     assert (pods.jobs_on("a"), pods.jobs_on("b")) == ([Key(NAMESPACE, NAME)], [Key(NAMESPACE, "other")])
 
-    pods.forget(pod(0).on("a").pod)
+    pods.remove(pod(0).on("a").pod)
     assert pods.jobs_on("a") == [Key(NAMESPACE, NAME)], "the other pod is still there"
-    pods.forget(pod(1).on("a").pod)
+    pods.remove(pod(1).on("a").pod)
     assert pods.jobs_on("a") == []
 
 

@@ -93,7 +93,7 @@ async def test_an_event_that_is_refused_is_dropped_and_the_next_one_sent() -> No
 
 
 async def test_a_flood_is_dropped_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "WAITING", 3)
+    monkeypatch.setattr(recorder, "QUEUE_LIMIT", 3)
     async with serving() as server:
         api = Api(server.config, Bucket(1e9), Random(1))
         told = Recorder(api, "op-a", lambda: 0.0)
