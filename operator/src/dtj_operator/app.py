@@ -158,9 +158,8 @@ class App:
     def on_job(self, key: Key, version: str, *, gone: bool, listed: bool) -> None:
         """Queue a job that kopf's watch reports as changed or deleted.
 
-        listed   the job existed before the watch started: after a restart of the operator, jobs with a
-        failure
-                 are more urgent
+        listed   the job existed before the watch started: after a restart of the operator, jobs that failed
+                 meanwhile are more urgent
         """
         if gone:
             self.jobs.discard(key)

@@ -122,7 +122,7 @@ class Applier:
         return True
 
     async def _name_taken(self, path: str, body: Json, uid: str) -> Refusal | bool:
-        """Read the pod that has the name: True: the wanted pod, False: an old pod of ours, else a refusal.
+        """Read the pod that has the name. True: it is the wanted pod. False: it is an old pod of ours.
 
         It is the wanted pod if we created it before the operator restarted, or if the answer was lost.
         """

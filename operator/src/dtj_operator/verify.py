@@ -1,7 +1,7 @@
-"""Reads children by name from the API server when the caches cannot tell whether they exist.
+"""Reads children by name from the API server if the caches do not know for sure whether they exist.
 
 The names of children are fixed, so a child can be found even if no watch with a label selector shows it. This
-costs nothing unless somebody removes labels: the caches know which absences are certain.
+costs nothing unless labels are removed: the caches know which absences are certain.
 """
 
 import asyncio

@@ -35,7 +35,7 @@ class View(Protocol):
     def version(self) -> str: ...
     @property
     def removed(self) -> bool:
-        """Whether this is the last state of an object that is gone; False if that cannot be told."""
+        """Whether this is the last state of an object that is gone; False if that is not known."""
 
 
 V = TypeVar("V", bound=View)

@@ -1,4 +1,4 @@
-"""The Services and NetworkPolicies of jobs as views: which job owns one, and whether somebody has edited it.
+"""The Services and NetworkPolicies of jobs as views: which job owns one, and whether it was edited.
 
 Of the spec, a view keeps only a fingerprint of the fields that we set. So a view is small, and fields that
 the API server fills in do not count as an edit.

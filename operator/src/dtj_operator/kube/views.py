@@ -94,7 +94,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str
     version: str = ""  # resourceVersion
     job: str = ""  # name of its owner; without an owner, the job named in its label
-    mislabelled: bool = False  # somebody changed its labels, so the Service does not select it
+    mislabelled: bool = False  # its labels were changed, so the Service does not select it
     owner_uid: str = ""  # uid of its controller, if that is a job of ours
     index: int = -1
     attempt: int = -1
@@ -145,7 +145,7 @@ def decode_pods(raw: bytes) -> Page[PodView]:
 def view(pod: _Pod) -> PodView:
     """Reduce a decoded pod to the fields that decisions need.
 
-    The pod's job is its owner, even if somebody has changed the label.
+    The pod's job is its owner, even if the label was changed.
     """
     meta, status = pod.metadata, pod.status
     owner = meta.job
