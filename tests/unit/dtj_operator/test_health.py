@@ -1,4 +1,4 @@
-"""What the probes say, and that they are served by the loop that does the work."""
+"""The answers of the probes, and the error for a port that is in use."""
 
 import socket
 
@@ -11,7 +11,7 @@ from dtj_operator.health import Health
 
 
 def v4(server: web.AppRunner) -> list[tuple[str, int]]:
-    """Addresses of the older kind; port 0 is another one in each family."""
+    """IPv4 addresses only: with port 0, each address family gets a different port."""
     return [address for address in server.addresses if len(address) == 2]
 
 
@@ -20,8 +20,8 @@ async def ask(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_a_port_that_is_taken_is_named_and_the_other_one_given_back() -> None:
-    """Else the next try in the same process would find its own port taken, for ever."""
+async def test_error_names_the_port_in_use_and_the_other_port_is_closed() -> None:
+    """Otherwise every retry in the same process would find its own port in use."""
     probes = Health(live=lambda: None, ready=lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as theirs, socket.create_server(("127.0.0.1", 0)) as free:
         ours, taken = free.getsockname()[1], theirs.getsockname()[1]

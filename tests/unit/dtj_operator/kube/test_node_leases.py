@@ -1,4 +1,4 @@
-"""Since when a node's Lease is unchanged: only what was looked at again and again counts."""
+"""Since when the Lease of a node is unchanged: only time between repeated reads counts."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ EARLY_S = 1767225600.0
 
 
 class Kubelets:
-    """What the API server answers, by node; an error is raised."""
+    """The API server's answers by node; an exception is raised."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -53,7 +53,7 @@ async def unchanged_s(leases: NodeLeases, node: str = "n1") -> float | None:
     return None if found is None else found.unchanged_s
 
 
-async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kubelets) -> None:
+async def test_unchanged_time_counts_from_the_first_read_until_a_renewal(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
     (found,) = (await leases.read(["n1"])).values()
@@ -70,13 +70,15 @@ async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kub
 @pytest.mark.parametrize(
     "disturb",
     [
-        param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was away"),
-        param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="there was none"),
-        param(lambda k: k.answers.update(n1="<html>"), id="nonsense"),
-        param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease that nobody has renewed yet"),
+        param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was unavailable"),
+        param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="it did not exist"),
+        param(lambda k: k.answers.update(n1="<html>"), id="invalid JSON"),
+        param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease without a renewal"),
     ],
 )
-async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Callable[[Kubelets], Any]) -> None:
+async def test_failed_read_restarts_the_unchanged_time(
+    kubelets: Kubelets, disturb: Callable[[Kubelets], Any]
+) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
     await leases.read(["n1"])
@@ -88,7 +90,7 @@ async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Calla
     assert await unchanged_s(leases) == 0
 
 
-async def test_nothing_is_known_of_the_time_in_which_nobody_looked(kubelets: Kubelets) -> None:
+async def test_gap_between_reads_restarts_the_unchanged_time(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
     await leases.read(["n1"])
@@ -96,7 +98,7 @@ async def test_nothing_is_known_of_the_time_in_which_nobody_looked(kubelets: Kub
     assert await unchanged_s(leases) == 0
 
 
-async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) -> None:
+async def test_jobs_that_ask_about_the_same_node_share_a_read(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     for node in ("n1", "n2"):
         kubelets.renew(node)
@@ -105,7 +107,7 @@ async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) ->
     assert kubelets.asked == ["n1", "n2"]
 
 
-async def test_jobs_that_look_at_the_same_moment_do_not_begin_anew(kubelets: Kubelets) -> None:
+async def test_concurrent_reads_do_not_restart_the_unchanged_time(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
     kubelets.takes_s = 0.5
@@ -115,7 +117,7 @@ async def test_jobs_that_look_at_the_same_moment_do_not_begin_anew(kubelets: Kub
     assert {each["n1"].unchanged_s for each in found} == {11.5}
 
 
-async def test_missing_right_is_told_once_and_looked_for_rarely(
+async def test_missing_right_is_logged_once_and_rarely_retried(
     kubelets: Kubelets, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases = NodeLeases(kubelets.get)

@@ -1,4 +1,4 @@
-"""How long a name is in doubt."""
+"""How long a name is unverified."""
 
 import pytest
 
@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_a_doubt_stays_until_it_is_settled() -> None:
+def test_name_stays_until_it_is_discarded() -> None:
     unverified = UnverifiedNames()
     unverified.add(KEY, "b-0")
     unverified.add(KEY, "b-1")
@@ -24,7 +24,7 @@ def test_a_doubt_stays_until_it_is_settled() -> None:
     assert (unverified.of(KEY), unverified.of(OTHER)) == (("b-1",), ())
 
 
-def test_a_question_without_an_answer_settles_nothing() -> None:
+def test_name_stays_if_the_read_fails() -> None:
     unverified = UnverifiedNames()
     unverified.add(KEY, "b-0")
     with pytest.raises(OSError, match="down"), unverified.verifying(KEY, "b-0"):
@@ -33,7 +33,7 @@ def test_a_question_without_an_answer_settles_nothing() -> None:
     assert unverified.of(KEY) == ("b-0",)
 
 
-def test_a_doubt_that_comes_up_while_it_is_asked_stays() -> None:
+def test_name_that_is_added_during_the_read_stays() -> None:
     unverified = UnverifiedNames()
     with unverified.verifying(KEY, "b-0"):
         unverified.add(KEY, "b-0")
@@ -41,7 +41,7 @@ def test_a_doubt_that_comes_up_while_it_is_asked_stays() -> None:
     assert unverified.of(KEY) == ("b-0",)
 
 
-def test_old_ones_that_nobody_asks_about_are_forgotten() -> None:
+def test_old_names_are_dropped() -> None:
     clock = Clock()
     unverified = UnverifiedNames(clock)
     unverified.add(KEY, "b-0")
