@@ -51,9 +51,7 @@ from dtj_operator.settings import Settings
 
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
-PATIENCE_S = (
-    2.0  # if many jobs start at once, creating their pods is more urgent than reporting on started ones
-)
+PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent than reporting on started ones
 LONGEST_QUEUED_S = 300.0  # if a key waits longer than this for a worker, no worker makes progress
 
 V = TypeVar("V", bound=View)

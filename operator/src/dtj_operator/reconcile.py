@@ -85,11 +85,7 @@ class Reconciler:
         again_at = pace.soonest(decision.look_again_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
-            why = (
-                outcome.refusals[0].message
-                if outcome.refusals
-                else "waiting until old objects of the job are deleted"
-            )
+            why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
             raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
         # The status now has values that the next decision depends on, and no event will trigger a reconcile.
         again_now = decision.verdict is not None or (write_at is None and _affects_decisions(s, status))

@@ -48,10 +48,10 @@ def granted(helm: Helm, plane: ControlPlane) -> ControlPlane:
 
 @contextlib.asynccontextmanager
 async def without(plane: ControlPlane, binding: str, forbidden: str) -> AsyncIterator[None]:
-    """Take a binding away from the operator's user until the block ends.
+    """Remove a binding of the operator's user until the block ends.
 
     binding    path of the ClusterRoleBinding or RoleBinding
-    forbidden  what cannot be read without it: the API server says so at the beginning, and no more at the end
+    forbidden  path that cannot be read without it; waits until the API server refuses it, then allows it again
     """
     async with rest.connect(plane) as admin, rest.connect(plane, "operator") as operator:
         taken = await admin.get(binding)

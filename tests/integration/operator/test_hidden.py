@@ -146,12 +146,12 @@ async def test_last_state_of_a_deleted_pod_has_no_grace_period_left(
     for name, options in ways.items():
         await api.delete(f"{cluster.pods}/{name}", **options)
 
-    told: dict[str, Any] = {}
+    grace_s: dict[str, Any] = {}
     async for name, grace in _ends(api, cluster.pods, version):
-        told[name] = grace
-        if len(told) == len(ways):
+        grace_s[name] = grace
+        if len(grace_s) == len(ways):
             break
-    assert told == dict.fromkeys(ways, 0)
+    assert grace_s == dict.fromkeys(ways, 0)
 
 
 async def _ends(api: Api, folder: str, version: str) -> AsyncIterator[tuple[str, Any]]:

@@ -66,7 +66,7 @@ async def test_outage_in_the_middle_of_everything(
     await cluster.until(phase("Running"), "crashed")
     kubelet.holds = {"crashed-0"}
     for number in range(6):
-        await cluster.submit(f"begun-{number}", replicas=5)
+        await cluster.submit(f"started-{number}", replicas=5)
     await kubelet.finish("crashed-1", 1)
 
     await outage(granted)
@@ -111,9 +111,9 @@ async def test_operator_works_without_the_right_to_read_nodes(
         await cluster.until(phase("Running"))
         await kubelet.finish("job-1", 1)
         await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
-        told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
-    assert len(told) == 1
-    assert "no permission to read these objects; continuing without them" in told[0]
+        lines = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
+    assert len(lines) == 1
+    assert "no permission to read these objects; continuing without them" in lines[0]
 
 
 async def test_rights_are_removed_and_restored(

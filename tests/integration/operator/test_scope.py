@@ -35,8 +35,8 @@ def recovered(counted: int, disruptions: int = 0) -> Any:
 
     def holds(job: Json) -> bool:
         restarts = job.get("status", {}).get("restarts", {})
-        told = restarts.get("counted"), restarts.get("disruptions")
-        return phase("Running")(job) and told == (counted, disruptions)
+        found = restarts.get("counted"), restarts.get("disruptions")
+        return phase("Running")(job) and found == (counted, disruptions)
 
     return holds
 

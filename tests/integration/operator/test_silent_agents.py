@@ -222,7 +222,7 @@ async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernete
         await nodes.say("node-1", ready=False)
         await kubelet.until(is_new("job-1", before))
         job = await cluster.job()
-        told = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
+        lines = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
     assert job["status"]["failure"]["message"] == "its node was not ready for 40 s"
-    assert len(told) == 1
-    assert "no permission to read these objects; continuing without them" in told[0]
+    assert len(lines) == 1
+    assert "no permission to read these objects; continuing without them" in lines[0]

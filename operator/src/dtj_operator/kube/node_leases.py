@@ -19,7 +19,7 @@ from dtj_operator.kube.wire import Wire
 
 FRESH_S = 1.0  # several jobs ask about the same node: a Lease read this recently is not read again
 LONGEST_GAP_S = 12.0  # after a longer gap between two reads, the Lease may have been renewed in between
-LEASES_FORBIDDEN_PAUSE_S = 300.0  # how long not to read Leases after the API server answered 403
+LEASES_FORBIDDEN_PAUSE_S = 300.0  # how long not to read Leases after a 403
 
 _log = logging.getLogger(__name__)
 

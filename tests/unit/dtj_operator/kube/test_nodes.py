@@ -107,13 +107,13 @@ async def test_without_the_right_to_read_nodes_they_are_unknown(caplog: pytest.L
     page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
     denied = refuses(403, "Forbidden", "nodes is forbidden")
     async with serving(denied, denied, page, streams(then=stall)) as server:
-        told = asyncio.Event()
-        cache = NodeCache(lambda _: told.set())
+        reported = asyncio.Event()
+        cache = NodeCache(lambda _: reported.set())
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, "ns", Random(1), forbidden_s=0.01)
         task = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
-            await told.wait()
+            await reported.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
@@ -132,12 +132,12 @@ async def test_nodes_are_unknown_while_the_api_server_is_unavailable() -> None:
         news: list[bool] = []
         thrice = asyncio.Event()
 
-        def told(_: str) -> None:
+        def on_change(_: str) -> None:
             news.append(reflector.current)
             if len(news) == 3:
                 thrice.set()
 
-        cache = NodeCache(told)
+        cache = NodeCache(on_change)
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, None, Random(1))
         task = asyncio.create_task(reflector.run())
