@@ -65,10 +65,10 @@ class App:
     def __init__(self, settings: Settings, config: Configuration) -> None:
         chance = random.Random()
         self._settings, self._chance = settings, chance
-        who, bucket = settings.identity, Bucket(settings.requests_per_second)
-        self._api = Api(config, bucket, chance, identity=who, may_write=self._may_act)
+        identity, bucket = settings.identity, Bucket(settings.requests_per_second)
+        self._api = Api(config, bucket, chance, identity=identity, may_write=self._may_act)
         # For watches and the lease, so that a burst of writes cannot starve them.
-        self._steady = Api(config, Bucket(UNLIMITED), chance, identity=who)
+        self._steady = Api(config, Bucket(UNLIMITED), chance, identity=identity)
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown

@@ -51,7 +51,7 @@ async def without(plane: ControlPlane, binding: str, forbidden: str) -> AsyncIte
     """Remove a binding of the operator's user until the block ends.
 
     binding    path of the ClusterRoleBinding or RoleBinding
-    forbidden  path that cannot be read without it; waits until the API server refuses it, then allows it again
+    forbidden  path that cannot be read without it; waits until reading it is refused, and allowed again
     """
     async with rest.connect(plane) as admin, rest.connect(plane, "operator") as operator:
         taken = await admin.get(binding)
