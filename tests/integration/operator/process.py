@@ -78,7 +78,7 @@ class Operator:
 
 def warm() -> ForkServerContext:
     """Return what forks operators."""
-    return warmed("dtj_operator.shell", "dtj_operator.core")
+    return warmed("dtj_operator.shell", "dtj_operator.app")
 
 
 async def start(

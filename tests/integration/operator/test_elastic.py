@@ -153,9 +153,7 @@ async def test_job_waits_if_fewer_than_its_minimum_are_schedulable(cluster: Clus
     assert phase("Pending")(job)
 
 
-async def test_attempt_shrinks_for_lack_of_capacity_and_is_retried_in_full(
-    cluster: Cluster, kubelet: Kubelet
-):
+async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: Cluster, kubelet: Kubelet):
     await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=WHOLE)
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
     for name in ("job-0", "job-1"):

@@ -37,7 +37,7 @@ FAULTS = [
     ("a created pod is not confirmed", 0, Fault(calling("POST", "pods"), 0, times=2)),
     ("the Service is not confirmed", 0, Fault(calling("POST", "services"), 0)),
     ("the status is not confirmed", 0, Fault(calling("PATCH", "status"), 0, times=2)),
-    ("somebody else changed the status", 409, Fault(calling("PATCH", "status"), 409, times=2)),
+    ("another client changed the status", 409, Fault(calling("PATCH", "status"), 409, times=2)),
 ]
 
 

@@ -105,7 +105,7 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
     for verdict in (
         Fail("NoProgress", "why", fault),
         Restart(fault, counts=True, replaces=((1, "u"),)),
-        Resize(2, "no room", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
+        Resize(2, "no capacity", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
         None,
     ):
         status = report(snapshot, verdict)

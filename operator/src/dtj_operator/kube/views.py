@@ -204,5 +204,5 @@ def _seconds(moment: datetime | None) -> float | None:
 
 
 def _number(label: str | None) -> int:
-    """Parse a label; -1, which is no valid index or attempt, if its value was changed to garbage."""
+    """Parse a label; -1, never a valid index or attempt, if its value was changed to garbage."""
     return int(label) if label is not None and label.isdecimal() else -1
