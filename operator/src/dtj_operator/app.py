@@ -132,7 +132,7 @@ class App:
             probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
         )
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
-        metrics.PODS.set_function(lambda: len(self._pods))
+        metrics.CACHED_PODS.set_function(lambda: len(self._pods))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
         self._start_task("events", self._recorder.run())

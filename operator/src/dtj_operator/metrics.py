@@ -13,7 +13,7 @@ API_REQUESTS = Counter(
 API_WAIT = Histogram(
     "dtj_api_rate_limit_seconds", "Seconds that requests waited because of the operator's own rate limit."
 )
-PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
+CACHED_PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
 RELISTS = Counter(
     "dtj_relists_total", "Times a cache was refilled from a list.", ["what"]
 )  # pods | nodes | ...

@@ -61,7 +61,7 @@ async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
             exc_info=None if expected else error,
         )
     else:
-        queue.forget(key)
+        queue.reset_backoff(key)
         metrics.RECONCILES.labels("done").inc()
         if again_s is not None:
             queue.add_after(key, again_s)

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-FIRST_RETRY_S = 0.2
-LONGEST_RETRY_S = 60.0
-RETRY_JITTER = 0.2  # of the delay, either way, so that keys that failed together are not retried together
+FIRST_BACKOFF_S = 0.2
+LONGEST_BACKOFF_S = 60.0
+BACKOFF_JITTER = 0.2  # of the delay, either way, so that keys that failed together are not retried together
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WorkQueue(Generic[K]):
     """Keys to reconcile: now (`add`), later (`add_after`), or after a failure (`retry`)."""
 
     def __init__(
-        self, random: Random, *, first_s: float = FIRST_RETRY_S, longest_s: float = LONGEST_RETRY_S
+        self, random: Random, *, first_s: float = FIRST_BACKOFF_S, longest_s: float = LONGEST_BACKOFF_S
     ) -> None:
         self._random, self._first_s, self._longest_s = random, first_s, longest_s
         self._ready: asyncio.PriorityQueue[tuple[float, int, K]] = asyncio.PriorityQueue()
@@ -83,7 +83,7 @@ class WorkQueue(Generic[K]):
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._longest_s, self._first_s * 2.0 ** min(failures, 60))
-        delay = max(at_least_s, delay * self._random.uniform(1 - RETRY_JITTER, 1 + RETRY_JITTER))
+        delay = max(at_least_s, delay * self._random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
         self.add_after(key, delay)
         return delay
 
@@ -92,7 +92,7 @@ class WorkQueue(Generic[K]):
         for key in list(self._failures):
             self.add(key)
 
-    def forget(self, key: K) -> None:
+    def reset_backoff(self, key: K) -> None:
         """Reset the back-off of a key after a success."""
         self._failures.pop(key, None)
 

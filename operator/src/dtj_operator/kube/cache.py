@@ -76,7 +76,7 @@ class Cache(Generic[V]):
         self._views.setdefault(view.key, {})[view.name] = view
         self._update_indexes(known, view)
         if not quiet and (known is None or _differs(view, known)):
-            self._report(known, view)
+            self._notify(known, view)
 
     def remove_from_watch(self, view: V) -> None:
         """Remove an object that the watch reports as deleted: it is gone, or it only lost its label."""
@@ -104,7 +104,7 @@ class Cache(Generic[V]):
         if not views:
             del self._views[view.key]
         self._update_indexes(known, None)
-        self._report(known, None)
+        self._notify(known, None)
 
     def remove_name(self, key: Key, name: str) -> None:
         """Remove the object of this name, if the cache has one: the API server has none."""
@@ -147,7 +147,7 @@ class Cache(Generic[V]):
     def _update_indexes(self, old: V | None, new: V | None) -> None:
         """Called for every change."""
 
-    def _report(self, old: V | None, new: V | None) -> None:
+    def _notify(self, old: V | None, new: V | None) -> None:
         """Called for changes that a decision may depend on."""
 
 
@@ -202,7 +202,7 @@ class PodCache(Cache[PodView]):
         if new is not None and new.node:
             self._on_node.setdefault(new.node, Counter())[new.key] += 1
 
-    def _report(self, old: PodView | None, new: PodView | None) -> None:
+    def _notify(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
             can_wait = new is not None and not (new.ended or new.deleting)

@@ -142,7 +142,7 @@ class ChildCache(Cache[ChildView]):
         """Forget when the object of a deleted job was recreated."""
         self._recreated_at.pop(key, None)
 
-    def _report(self, old: ChildView | None, new: ChildView | None) -> None:
+    def _notify(self, old: ChildView | None, new: ChildView | None) -> None:
         view = new or old
         if view is not None:
             self._on_change(view.key)

@@ -108,7 +108,7 @@ class NodeCache(Cache[NodeView]):
     def _update_indexes(self, old: NodeView | None, new: NodeView | None) -> None:
         self._snapshot = None
 
-    def _report(self, old: NodeView | None, new: NodeView | None) -> None:
+    def _notify(self, old: NodeView | None, new: NodeView | None) -> None:
         if old is not None and (new is None or new.ready != old.ready):
             self._on_change(old.name)
         elif new is not None and not new.ready:

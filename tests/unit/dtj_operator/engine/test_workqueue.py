@@ -82,7 +82,7 @@ async def test_back_off_doubles_up_to_a_limit_with_jitter_and_a_success_resets_i
     queue: WorkQueue[str],
 ) -> None:
     delays = [queue.retry("a") for _ in range(12)]
-    queue.forget("a")
+    queue.reset_backoff("a")
 
     for failures, delay in enumerate(delays):
         expected = min(60.0, 0.2 * 2**failures)
