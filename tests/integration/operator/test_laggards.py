@@ -1,4 +1,4 @@
-"""Ranks that hold the others up are named while they do, as replica 0's agent says."""
+"""Ranks that delay the others are named in the status while replica 0's agent reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 @pytest.mark.usefixtures("operator")
-async def test_rank_that_is_slow_or_hangs_is_named_until_that_is_over(cluster: Cluster, kubelet: Kubelet):
+async def test_slow_or_hung_rank_is_named_until_it_recovers(cluster: Cluster, kubelet: Kubelet):
     calm: Json = {"attempt": 0, "step": 7, "rejoin": True, "slowest": None, "hang": None}
     async with agent(ADDRESS, calm | {"slowest": {"rank": 1, "replica": 1, "ratio": 2.1}}) as says:
         kubelet.starts = False

@@ -49,7 +49,7 @@ def unknown(value: object, schema: dict[str, Any], path: str = "status") -> list
     return [] if type(value) is expected else [f"{path} is {value!r}, not {schema['type']}"]
 
 
-def test_a_manifest_with_the_defaults_of_the_schema_is_the_same_job_as_one_without() -> None:
+def test_manifest_with_the_defaults_of_the_schema_is_the_same_job_as_one_without() -> None:
     bare = job()
     filled = bare.wants(**defaults(SCHEMA["spec"]))
 
