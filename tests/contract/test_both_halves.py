@@ -121,5 +121,5 @@ def test_agent_that_tells_who_it_is_is_believed_where_it_is_replica_0():
 
     key = names.Key(parsed.namespace, parsed.name)
     assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1").rejoin
-    with pytest.raises(msgspec.ValidationError, match=f"not that of replica 0 of {key}"):
+    with pytest.raises(msgspec.ValidationError, match=f"does not belong to replica 0 of {key}"):
         agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1")
