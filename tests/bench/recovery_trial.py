@@ -17,12 +17,8 @@ from tests.support.kubectl import Kubectl
 # Raised if a fault cannot be injected, or if the job is not healthy before it.
 TROUBLE = (AssertionError, ClusterError, KeyError, TypeError, subprocess.TimeoutExpired)
 _WITHIN_S = {RANK: 60.0, POD: 120.0, HANG: 180.0, NODE: 180.0}
-_LOOK_S = {
-    RANK: 0.5,
-    POD: 0.5,
-    HANG: 3.0,
-    NODE: 3.0,
-}  # polling interval only; the results come from time stamps
+# Polling intervals only; the results come from time stamps.
+_LOOK_S = {RANK: 0.5, POD: 0.5, HANG: 3.0, NODE: 3.0}
 _QUIET_S = 2.0  # of training between two faults
 
 
