@@ -40,7 +40,7 @@ def test_one_rank_that_wants_to_finish_ends_all_after_the_same_step_with_a_check
     (folder,) = saved.iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert step >= 7
-    assert ended.err.count(f"finished at step {step} of 1000000, as the program asked") == 1
+    assert ended.err.count(f"finished at step {step} of 1000000: the program called run.finish") == 1
     last = [list((tmp_path / f"seen-{rank}.txt").read_text().splitlines())[-1] for rank in range(nproc)]
     assert [int(line.split()[0]) for line in last] == [step - 1] * nproc
 
@@ -49,7 +49,7 @@ def test_wish_to_finish_in_the_last_step_is_granted_too(finish: Finish, tmp_path
     """Whether it is heard must not depend on how long steps take."""
     ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=7, PLAIN=1, FINISH_AT=6)
     assert ended.code == 0, ended.err
-    assert "finished at step 7 of 7, as the program asked" in ended.err
+    assert "finished at step 7 of 7: the program called run.finish" in ended.err
 
 
 DIES_IN_ITS_LAST_SAVE = """
@@ -102,5 +102,5 @@ def test_last_checkpoint_is_written_though_rank_0_is_lost_in_the_midst(
     (folder,) = saved.iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert step == total if total == 8 else step > 6
-    said = f"finished at step {step} of {total}, as the program asked"
+    said = f"finished at step {step} of {total}: the program called run.finish"
     assert ended.err.count(said) == (0 if total == 8 else 2), "by the lost one and by its successor"

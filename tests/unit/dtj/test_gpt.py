@@ -43,7 +43,9 @@ def test_untrained_model_is_as_good_as_chance(model: GPT) -> None:
 
 
 def test_heads_that_do_not_divide_the_width_are_named() -> None:
-    with pytest.raises(RecipeError, match=r"width is 100, which 3 heads do not divide\n.*width=102"):
+    with pytest.raises(
+        RecipeError, match=r"width is 100, which is not divisible by the 3 heads\n.*width=102"
+    ):
         Shape(vocabulary=256, context=16, layers=1, heads=3, width=100)
 
 

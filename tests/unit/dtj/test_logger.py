@@ -151,7 +151,7 @@ def test_lengths_of_steps_and_utilisation() -> None:
     assert found["mfu"] == pytest.approx(0.25)
     assert (found["stepSecondsP50"], found["stepSecondsP99"], found["memoryBytes"]) == (0.5, 0.5, 4096)
     assert m.summary(step=100, waited_s=5.9) == (
-        "100 steps in 0:00:59, a step 500.0 ms (p50), 500.0 ms (p99), data wait 10%, at most 0 MiB"
+        "100 steps in 0:00:59, step time 500.0 ms (p50), 500.0 ms (p99), data wait 10%, peak memory 0 MiB"
     )
     m.begin_step()
     assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101

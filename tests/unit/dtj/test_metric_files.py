@@ -136,7 +136,8 @@ def test_picture_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     metric_files.JsonLines(file, step=0).write(READING)
     with pytest.raises(
-        RecipeError, match=r"run\.doc: Format 'doc' is not supported.*\n  fix: name a file in .png"
+        RecipeError,
+        match=r"run\.doc: Format 'doc' is not supported.*\n  fix: choose a file name that ends in .png",
     ):
         plot(file, tmp_path / "run.doc")
 

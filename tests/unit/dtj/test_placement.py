@@ -46,12 +46,12 @@ def test_world(env: Mapping[str, str], world: World) -> None:
             id="rank no number",
         ),
         pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT not set", id="no meeting place"
+            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT are not set", id="no meeting place"
         ),
         pytest.param(
             {"WORLD_SIZE": "4", "NPROC_PER_NODE": "2", **MASTER},
             "dtj run script.py",
-            id="nobody started the ranks",
+            id="no launcher",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param([], "lacks name\n  fix: name=<str>", id="a missing argument"),
+        pytest.param([], "needs values for name\n  fix: add name=<str>", id="a missing argument"),
         pytest.param(
             ["name=x", "epoch=3"], "no argument 'epoch'\n  fix: did you mean 'epochs'", id="a mistyped one"
         ),
@@ -60,7 +60,7 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
         ),
         pytest.param(
             ["name=x", "epochs"],
-            "'epochs' is not an argument of a recipe\n  fix: write key=value",
+            "'epochs' is not of the form key=value\n  fix: write key=value",
             id="no value",
         ),
     ],
@@ -107,7 +107,9 @@ def test_file_with_the_name_of_a_module_in_use_is_refused(tmp_path: Path) -> Non
     """Whoever imports that module later would get the recipe's file."""
     file = tmp_path / "queue.py"
     file.write_text("def recipe(): ...\n")
-    with pytest.raises(RecipeError, match=r"module 'queue', which is in use\n  fix: call it my_queue.py"):
+    with pytest.raises(
+        RecipeError, match=r"module 'queue', which is already imported\n  fix: rename .* my_queue.py"
+    ):
         recipe_cli.resolve(f"{file}:recipe")
 
 
@@ -123,7 +125,7 @@ def test_arguments_that_the_command_line_cannot_give_are_told() -> None:
         raise NotImplementedError(widths, others)
 
     assert recipe_cli.arguments(listed, []) == {}
-    with pytest.raises(RecipeError, match="argument widths is a list, which the command line cannot give"):
+    with pytest.raises(RecipeError, match="argument widths is a list, which the command line cannot pass"):
         recipe_cli.arguments(listed, ["widths=3"])
 
 
@@ -149,8 +151,8 @@ def test_help_is_made_of_docstring_and_signature() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        pytest.param({}, "gives neither epochs nor steps", id="no end"),
-        pytest.param({"epochs": 1, "steps": 5}, "gives epochs and steps", id="two ends"),
+        pytest.param({}, "sets neither epochs nor steps", id="no end"),
+        pytest.param({"epochs": 1, "steps": 5}, "sets epochs and steps", id="two ends"),
         pytest.param({"steps": 0}, "steps is 0, expected a whole number of at least 1", id="nothing to do"),
         pytest.param({"epochs": 1.5}, "epochs is 1.5, expected a whole number", id="half an epoch"),
         pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="nothing to score by"),
@@ -159,7 +161,7 @@ def test_help_is_made_of_docstring_and_signature() -> None:
         ),
         pytest.param(
             {"epochs": 1, "best": "max", "held_out": [1], "score": len},
-            "best is 'max'",
+            "best is 'max', expected 'highest' or 'lowest'",
             id="neither highest nor lowest",
         ),
     ],

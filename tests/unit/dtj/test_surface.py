@@ -15,7 +15,7 @@ from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello
 from dtj.agreement import SLOTS, Message
-from dtj.heal import Place
+from dtj.heal import ProgramPoint
 from tests.unit.dtj.conftest import Finished
 
 
@@ -161,7 +161,7 @@ def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
     """Where this fails, count PROTOCOL up: pods of different builds would misunderstand each other."""
     fields = [
         *(Hello.__dataclass_fields__, CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
-        *(Heartbeat._fields, Activity._fields, Place._fields, Message.__dataclass_fields__),
+        *(Heartbeat._fields, Activity._fields, ProgramPoint._fields, Message.__dataclass_fields__),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields], SLOTS) == (
         1,
@@ -171,8 +171,8 @@ def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
             "generation kept replicas gracefully connect_s",
             "generation step paused busy_time at",
             "generation is_stopped",
-            "loops step is_over verb position",
-            "stop finish save log broken interval values",
+            "loops step is_over verb data_position",
+            "stop finish save log not_finite interval values",
         ],
         17,
     )

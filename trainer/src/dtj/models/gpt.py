@@ -33,8 +33,8 @@ class Shape:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise RecipeError(
-                f"width is {self.width}, which {self.heads} heads do not divide",
-                fix=f"make it a multiple of heads, e.g. width={-(-self.width // self.heads) * self.heads}",
+                f"width is {self.width}, which is not divisible by the {self.heads} heads",
+                fix=f"use a multiple of heads, e.g. width={-(-self.width // self.heads) * self.heads}",
             )
 
 

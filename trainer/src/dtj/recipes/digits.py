@@ -45,7 +45,8 @@ def split() -> tuple[TensorDataset, TensorDataset]:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - a second of imports that only this recipe needs
     except ModuleNotFoundError as error:
         raise RecipeError(
-            "the digits come with scikit-learn, which is not installed", fix="pip install scikit-learn"
+            "the digits data set is part of scikit-learn, which is not installed",
+            fix="pip install scikit-learn",
         ) from error
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16

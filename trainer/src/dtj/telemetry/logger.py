@@ -51,8 +51,8 @@ class Logger:
         self._due = self._due or now
         if len(self._values) > _NAMES:
             raise RecipeError(
-                f"run.log got {len(self._values)} names in one step, at most {_NAMES} fit",
-                fix="log fewer of them",
+                f"run.log got {len(self._values)} names in one step, the maximum is {_NAMES}",
+                fix="log fewer values per step",
             )
 
     @property

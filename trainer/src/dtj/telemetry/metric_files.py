@@ -92,7 +92,7 @@ class TensorBoard:
         except ImportError as error:
             raise RecipeError(
                 f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
-                fix="pip install tensorboard, or name a .jsonl or .csv file",
+                fix="pip install tensorboard, or write a .jsonl or .csv file",
             ) from error
         with _named(folder):
             self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None)
@@ -109,7 +109,7 @@ def absolute(target: str) -> str:
     kind, colon, place = target.rpartition(":")
     if f"{kind}{colon}" not in {"", TENSORBOARD}:
         raise RecipeError(
-            f"--metrics {target}: there is no kind {kind!r}",
+            f"--metrics {target}: unknown kind {kind!r}",
             fix=f"write FILE.jsonl, FILE.csv or {TENSORBOARD}FOLDER",
         )
     return f"{kind}{colon}{Path(place).resolve()}"
@@ -145,7 +145,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             continue
     if not found:
         raise RecipeError(
-            f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and name that file"
+            f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and pass that file"
         )
     return found
 
@@ -156,5 +156,5 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RecipeError(
-            f"--metrics {path} cannot be written: {error.strerror}", fix="name a file in a writable folder"
+            f"--metrics {path} cannot be written: {error.strerror}", fix="choose a file in a writable folder"
         ) from error

@@ -121,10 +121,10 @@ class Meter:
         parts = [f"{step - self._first_step} steps in {timedelta(seconds=round(seconds))}"]
         p50, p99 = self._p50(), self._p99()
         if p50 is not None and p99 is not None:
-            parts.append(f"a step {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
+            parts.append(f"step time {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
         parts.append(f"data wait {100 * waited_s / seconds if seconds else 0:.0f}%")
         if self.memory:
-            parts.append(f"at most {self.memory() / 2**20:.0f} MiB")
+            parts.append(f"peak memory {self.memory() / 2**20:.0f} MiB")
         return ", ".join(parts)
 
     def _p50(self) -> float | None:
