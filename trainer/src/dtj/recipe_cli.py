@@ -31,13 +31,13 @@ def build(target: str, words: Sequence[str]) -> Recipe:
 
 def resolve(target: str) -> Function:
     """The function named by `package.module:function` or `./file.py:function`; else RecipeError."""
-    place, _, name = target.rpartition(":")
-    if not place or not name:
+    source, _, name = target.rpartition(":")
+    if not source or not name:
         raise RecipeError(
             f"{target!r} does not name a recipe",
             fix="write module:function, e.g. dtj.recipes.digits:recipe, or ./my.py:recipe",
         )
-    module = modules.from_file(Path(place)) if place.endswith(".py") else modules.from_name(place)
+    module = modules.from_file(Path(source)) if source.endswith(".py") else modules.from_name(source)
     found = getattr(module, name, None)
     if not inspect.isfunction(found):
         functions = [
@@ -46,7 +46,7 @@ def resolve(target: str) -> Function:
             if inspect.isfunction(f) and f.__module__ == module.__name__ and not n.startswith("_")
         ]
         raise RecipeError(
-            f"{place} has no function {name!r}", fix=_suggest(name, functions) or "define the function there"
+            f"{source} has no function {name!r}", fix=_suggest(name, functions) or "define the function there"
         )
     return found
 
