@@ -1,4 +1,4 @@
-"""Trains a small model and prints how many graphs torch.compile made of it."""
+"""Trains a small model and prints how many graphs torch.compile created."""
 
 import torch
 from torch import nn

@@ -1,8 +1,8 @@
-"""Trains a tiny GPT on numbers that depend on the sample alone; the flags say how ranks share it.
+"""Trains a tiny GPT on numbers that depend only on the sample; flags choose the strategy.
 
 $OUT/losses.txt    the loss of every step, by rank 0
-$OUT/step          the step under way, by rank 0
-$OUT/ended-<rank>  the step at which a loss that is not finite ended it
+$OUT/step          the current step, by rank 0
+$OUT/ended-<rank>  the step at which a non-finite loss ended the rank
 $OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
 """
 
