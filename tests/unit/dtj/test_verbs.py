@@ -103,7 +103,7 @@ def test_steps_may_be_any_whole_number(
 
 
 def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:
-    """The checkpoint has it as a number: the tensor's device may not exist where it is loaded."""
+    """The checkpoint has it as a number: the tensor's device may not exist on the machine that loads it."""
     script = tmp_path / "script.py"
     script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
     ended = finish("run", "--checkpoint", tmp_path / "run", script)

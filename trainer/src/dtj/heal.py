@@ -59,7 +59,7 @@ class Handover:
         return None if furthest == NO_STATE else furthest
 
     def is_behind(self, point: ProgramPoint) -> bool:
-        """`point` is before the one where the other ranks wait."""
+        """The other ranks wait at a point after `point`."""
         return self.target is not None and point[:4] < self.target[:4]
 
     def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:

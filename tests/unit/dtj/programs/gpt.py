@@ -77,7 +77,7 @@ def train(run: dtj.Run) -> None:
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
     score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=7)
-    means = torch.stack(losses or [torch.zeros(())]) / run.size  # none where a resumed run was complete
+    means = torch.stack(losses or [torch.zeros(())]) / run.size  # empty if the resumed run was complete
     if run.size > 1:
         torch.distributed.all_reduce(means)
     if run.rank == 0:
