@@ -248,12 +248,12 @@ class Run:
             self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
-        """Compute the gradients of the mean loss over the global batch: averaged over the ranks, unless under
-        a --sync policy with local steps.
+        """Compute the gradients of the mean loss over the samples of the global batch.
 
-        loss_of  micro-batch -> () tensor, the mean loss of its samples; called once per micro-batch
-        Micro-batches are weighted by their number of samples. So the result is the mean over all samples, but
-        not the mean over tokens if samples have different numbers of tokens.
+        loss_of  micro-batch -> () tensor, the mean loss of its samples; called for each micro-batch
+        Gradients are averaged over the ranks, unless --sync chooses local or stale steps. Micro-batches are
+        weighted by their number of samples, so the result is not the mean over tokens if samples have
+        different numbers of tokens.
         Returns this rank's loss, a detached () tensor on the device; `log` averages it over the ranks.
         """
 
