@@ -1,4 +1,4 @@
-"""--compile: the same training with compiled code."""
+"""--compile: the same training, by code that a compiler made."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def losses(file: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-# The compiler needs about 15 s of CPU time per rank.
+# A compiler runs, some 15 s of processor time a rank.
 def test_compiled_model_learns_the_same(
     start: Callable[..., Command], finish: Finish, tmp_path: Path
 ) -> None:
@@ -47,8 +47,8 @@ def test_compiled_model_learns_the_same(
     assert len(losses(plain)) == 4
 
 
-def test_missing_compiler_is_reported_before_training(finish: Finish, tmp_path: Path) -> None:
-    """As in an image without a compiler."""
+def test_missing_compiler_is_told_before_training(finish: Finish, tmp_path: Path) -> None:
+    """As in an image that has none."""
     assert shutil.which("g++"), "the set-up brings a compiler"
     ended = finish("run", "--compile", PROGRAM, PATH=tmp_path)
     assert ended.code == 78

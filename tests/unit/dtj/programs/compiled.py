@@ -1,4 +1,4 @@
-"""Trains a small model and prints how many graphs torch.compile created."""
+"""Trains a small model and prints how many graphs torch.compile made of it."""
 
 import torch
 from torch import nn

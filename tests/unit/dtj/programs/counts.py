@@ -1,6 +1,7 @@
 """Trains with DDP under torch's profiler; rank 0 writes every message that was sent to $OUT/sent.json.
 
-Each is [operation, elements of its first tensor], without the first steps, in which DDP builds its buckets.
+Each is [operation, elements of its first tensor]; the first steps, in which DDP lays its buckets, are left
+out.
 """
 
 import json

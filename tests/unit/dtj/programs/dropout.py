@@ -1,4 +1,4 @@
-"""Trains a tensor-parallel model with dropout; each rank prints what it has of a layer that is not split."""
+"""Trains a model with dropout, cut over the ranks, and prints what each has of a part that is not cut."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import dtj
 
 
 class Model(nn.Sequential):
-    """Two matrices that are split, then dropout on what both ranks hold, then a whole matrix."""
+    """Two matrices that are cut, then dropout on what both ranks hold, then one that is not cut."""
 
     def tensor_plan(self, ranks: int) -> dict[str, str]:
         return {"0": "columns", "2": "rows"}

@@ -1,8 +1,8 @@
-"""Trains a tiny GPT on numbers that depend only on the sample; flags choose the strategy.
+"""Trains a tiny GPT on numbers that depend on the sample alone; the flags say how ranks share it.
 
 $OUT/losses.txt    the loss of every step, by rank 0
-$OUT/step          the current step, by rank 0
-$OUT/ended-<rank>  the step at which a non-finite loss ended the rank
+$OUT/step          the step under way, by rank 0
+$OUT/ended-<rank>  the step at which a loss that is not finite ended it
 $OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
 """
 
@@ -77,7 +77,7 @@ def train(run: dtj.Run) -> None:
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
     score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=7)
-    means = torch.stack(losses or [torch.zeros(())]) / run.size  # empty if the resumed run was complete
+    means = torch.stack(losses or [torch.zeros(())]) / run.size  # none where a resumed run was complete
     if run.size > 1:
         torch.distributed.all_reduce(means)
     if run.rank == 0:

@@ -1,4 +1,4 @@
-"""A script that does not use dtj: ordinary DDP. In its first life rank 1 stops half-way and sleeps."""
+"""A script that knows nothing of dtj: ordinary DDP. In its first life rank 1 falls asleep half-way."""
 
 import os
 import time

@@ -1,9 +1,9 @@
-"""Trains with a forward pass that takes $STEP_S seconds; $FACTORS, one number per rank, multiply it.
+"""Trains with a forward pass that takes $STEP_S seconds; $FACTORS, one number a rank, make it longer.
 
-Each rank writes $OUT/book-<rank>: when it started and when each step was done. $FAULTS is a list of
-rank@step, each of which kills that rank once. In the last step all ranks wait for the file $OUT/go.
+Each rank keeps a book, $OUT/book-<rank>: when it began and when each step was done. $FAULTS is a list of
+rank@step, each of which kills that rank once. In the last step all wait for the file $OUT/go.
 
-With BARE=1 it is a script that does not use dtj.
+With BARE=1 it is a script that knows nothing of dtj.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Trains with one loop per epoch and an evaluation in each; $FAULT, "loop:where", kills rank 1 there, once.
+"""Trains in a loop an epoch, each with an evaluation; $FAULT, "loop:where", kills rank 1 there, once.
 
 Every rank writes its weights to $OUT/weights-RANK.pt.
 """

@@ -1,4 +1,4 @@
-"""A script that does not use dtj and saves its own checkpoints, as many do: counts steps in a file.
+"""A script that knows nothing of dtj and saves by itself, as many do: counts steps in a file of its own.
 
 $FAIL is rank@step:how; it happens in the first life only.
 After step $WAIT_AT rank 0 makes the file at-<step> and waits for the file go.

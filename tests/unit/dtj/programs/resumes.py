@@ -1,4 +1,4 @@
-"""A script that does not use dtj and saves every step; $LIVES: how many steps each of its first lives has."""
+"""A script that knows nothing of dtj and saves every step; $LIVES says how many its first lives have."""
 
 import os
 import signal

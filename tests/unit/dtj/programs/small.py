@@ -1,21 +1,21 @@
-"""Trains a small model and records what happened in the folder $OUT.
+"""Trains a small model and leaves what happened in the folder $OUT.
 
 weights.pt       the final weights, by rank 0
-seen-<rank>.txt  one line per step: the step, then the samples of this rank
-ready            created after step $READY_AT
-at-<step>        created after each step in the list $HOLD_AT; rank 0 then waits for the file go-<step>
-worker-<pid>     created by each process that loads samples for a rank
-stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then blocks forever
+seen-<rank>.txt  a line a step: the step, then the samples of this rank
+ready            made once step $READY_AT is done
+at-<step>        made once a step of the list $HOLD_AT is done; rank 0 goes on when there is a file go-<step>
+worker-<pid>     made by each process that loads samples for a rank
+stuck-<pid>      made by the first process that is to load sample $STUCK_AT, which then does not return
 
-$STREAM makes the data set a stream, which can only be read in order.
+$STREAM makes the data one that can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
-$FINISH_AT is the step in which the last rank calls run.finish.
-$BREAK_AT is the step in which only rank 0 leaves the loop, which is a mistake.
-$AFTERWARDS_S is how long the program does other work after the last step, in seconds.
-$SCORES are the scores for run.keep_best, one per step, separated by commas.
+$FINISH_AT is the step in which the last rank says that it is to be one of the last ones.
+$BREAK_AT is the step in which rank 0 alone leaves the loop, which is a mistake.
+$AFTERWARDS_S is how long it does other things after the last step.
+$SCORES, with commas, are what run.keep_best gets, one a step.
 
-$FAULTS is a list of rank@step:point:how, separated by spaces; each happens once, also over restarts.
-point  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
+$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once, whoever runs the rank then.
+place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
 how    raise, exit, a signal's name, ...: see `fail`
 """
 
@@ -78,7 +78,7 @@ class InOrder(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    """Layers are not defined in the order of use, so DDP rebuilds its buckets after the first step."""
+    """Defined in another order than used, so that DDP lays its buckets anew after the first step."""
 
     def __init__(self, *, plain: bool) -> None:
         super().__init__()
@@ -91,12 +91,12 @@ class Net(nn.Module):
         return out
 
 
-def fail_if_due(rank: int, step: int, point: str) -> None:
-    """Die here if $FAULTS has a fault for this point of the program that has not happened yet."""
+def fail_if_told(rank: int, step: int, place: str) -> None:
+    """Die at this point of the program where the test asked for it and it has not happened yet."""
     for number, fault in enumerate(os.environ.get("FAULTS", "").split()):
         who, _, rest = fault.partition("@")
         when, where, how = rest.split(":")
-        if (int(who), where) == (rank, point) and int(when) == step:
+        if (int(who), where) == (rank, place) and int(when) == step:
             try:
                 (OUT / f"fault-{number}").touch(exist_ok=False)
             except FileExistsError:
@@ -105,7 +105,7 @@ def fail_if_due(rank: int, step: int, point: str) -> None:
 
 
 def fail(how: str) -> None:
-    """Die in the given way."""
+    """Die in the way that the test asked for."""
     if how == "raise":
         raise ValueError("label 11 is out of range")
     if how == "exit":
@@ -124,7 +124,7 @@ def fail(how: str) -> None:
 
 def main() -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    fail_if_due(int(os.environ.get("RANK", "0")), restarts, "start")
+    fail_if_told(int(os.environ.get("RANK", "0")), restarts, "start")
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -134,12 +134,12 @@ def main() -> None:
 
     def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         seen.extend(mb["i"].tolist())
-        fail_if_due(run.rank, run.step, "forward")
+        fail_if_told(run.rank, run.step, "forward")
         loss: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean()
         return loss
 
     def score(mb: dict[str, torch.Tensor]) -> torch.Tensor:
-        fail_if_due(run.rank, run.step, "evaluate")
+        fail_if_told(run.rank, run.step, "evaluate")
         time.sleep(EVALUATE_S)
         errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
         return errors
@@ -161,7 +161,7 @@ def main() -> None:
                 fail(os.environ.get("FAIL_HOW", "raise"))
             if run.rank == run.size - 1 and run.step == FINISH_AT:
                 run.finish()
-            fail_if_due(run.rank, run.step, "end")
+            fail_if_told(run.rank, run.step, "end")
             if run.rank == 0 and run.step == BREAK_AT:
                 break
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:
