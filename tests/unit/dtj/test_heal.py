@@ -1,4 +1,4 @@
-"""Ranks that die in every way and at every point: the job recovers in place, and the result is the same."""
+"""Ranks that die in every way and at every point: the job goes on in place, and the result is the same."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PLAIN = PROGRAMS / "plain.py"
 
 
 def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 3, **env: object) -> Finished:
-    """A run in which all these faults happened, and which completed."""
+    """A run in which all these faults happened, and which nevertheless came to its end."""
     budget = ("--max-restarts", 10)
     ended = finish("run", "--nproc", nproc, *budget, *flags, SMALL, OUT=out, FAULTS=faults, **SIZES, **env)
     assert ended.code == 0, ended.err
@@ -33,22 +33,22 @@ def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 
     [
         pytest.param("raise", "rank 1 failed: ValueError: label 11 is out of range", id="an exception"),
         pytest.param("exit", "rank 1 exited with code 3", id="an exit code"),
-        pytest.param("vanish", "rank 1 exited with code 5", id="an exit without cleanup"),
-        pytest.param("SIGKILL", "rank 1 was killed by SIGKILL", id="SIGKILL"),
+        pytest.param("vanish", "rank 1 exited with code 5", id="an exit that nothing hears of"),
+        pytest.param("SIGKILL", "rank 1 was killed by SIGKILL", id="the kernel"),
         pytest.param("SIGSEGV", "rank 1 was killed by SIGSEGV", id="a crash in native code"),
     ],
 )
 def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, how: str, sentence: str
 ) -> None:
-    """With dropout and batch statistics, so random generators and buffers are compared too."""
+    """With dropout and batch statistics, so random generators and buffers count too."""
     ended = healed(finish, tmp_path, f"1@7:forward:{how}")
     assert_identical(weights(unbroken(3)), weights(tmp_path))
     assert sentence in ended.err
     assert (
         "generation 2: rank 1 anew, the others keep their state; 1 of 10 restarts in place used" in ended.err
     )
-    # As sets: a step that only the dead rank had completed is repeated.
+    # As sets: a step that only the dead rank had finished is done again.
     assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
 
 
@@ -71,14 +71,14 @@ def test_five_crashes_leave_no_trace_in_the_result(
         pytest.param(f"2@{STEPS - 1}:end:raise", id="in the last step"),
     ],
 )
-def test_several_faults_close_together(
+def test_faults_that_come_together(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, faults: str
 ) -> None:
     healed(finish, tmp_path, faults, PLAIN=1)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
 
-def test_crash_before_the_first_step_restarts_all_ranks(
+def test_crash_before_anything_was_trained_starts_all_anew(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     ended = healed(finish, tmp_path, "1@0:start:raise", PLAIN=1)
@@ -89,7 +89,7 @@ def test_crash_before_the_first_step_restarts_all_ranks(
 def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The survivors are in the middle of a step: the newcomer must reach the same point."""
+    """The survivors are in the middle of a step: the newcomer must come to that very point."""
     ended = healed(finish, tmp_path, "1@7:evaluate:SIGKILL", PLAIN=1, EVALUATE_EVERY=4)
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
     for step in (3, 7, 11, 15):
@@ -98,17 +98,17 @@ def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
         assert len(set(found)) == 1
 
 
-def test_newcomer_skips_what_the_program_does_before_training(
+def test_newcomer_leaves_out_what_the_program_does_before_training(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The survivors evaluated before their first step and do not repeat it."""
+    """The survivors evaluated before their first step; they will not do it again."""
     healed(finish, tmp_path, "1@0:forward:SIGKILL 2@7:forward:SIGKILL", EVALUATE_FIRST=1)
     assert_identical(weights(unbroken(3)), weights(tmp_path))
 
 
 @pytest.mark.parametrize("fault", ["1:0", "2:2", "1:after"])
-def test_newcomer_reaches_the_loop_of_the_others(finish: Finish, tmp_path: Path, fault: str) -> None:
-    """A program with one loop per epoch; a fault in a first step, within a loop, and between two."""
+def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_path: Path, fault: str) -> None:
+    """A program with a loop an epoch: in the first step of one, within one, and between two."""
     healed, unbroken = tmp_path / "healed", tmp_path / "unbroken"
     for out, env in ((unbroken, {}), (healed, {"FAULT": fault})):
         out.mkdir()
@@ -130,10 +130,10 @@ def test_loss_of_every_rank_goes_back_to_the_checkpoint(
     assert_identical(weights(unbroken(2)), weights(tmp_path))
 
 
-def test_async_save_continues_with_the_newcomer(
+def test_saving_in_the_background_goes_on_with_the_newcomer(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The survivors have saved before, the newcomer has not: no rank may block in a save."""
+    """The survivors have saved before, the newcomer has not: no rank may wait for another in a save."""
     saved = tmp_path / "saved"
     flags = ("--checkpoint", saved, "--save-every", 3, "--async-save", "--keep", 9)
     healed(finish, tmp_path, "1@7:forward:SIGKILL", *flags)
@@ -143,16 +143,16 @@ def test_async_save_continues_with_the_newcomer(
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "point", ["8:forward", "8:end", "1:end"], ids=["later", "in keep_best", "at the best"]
+    "place", ["8:forward", "8:end", "1:end"], ids=["later", "in keep_best", "at the best"]
 )
 def test_newcomer_knows_the_best_score(
-    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, rank: int, point: str
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, rank: int, place: str
 ) -> None:
-    """Step 2 is the best: a newcomer that treats step 9 as the best would save alone, or delete step 2."""
+    """The best was at step 2: a newcomer that took step 9 for it would save alone, or throw step 2 away."""
     saved = tmp_path / "saved"
     scores = ",".join("0.9" if step == 2 else "0.5" for step in range(1, STEPS + 1))
     flags = ("--checkpoint", saved, "--save-every", 7)
-    healed(finish, tmp_path, f"{rank}@{point}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
+    healed(finish, tmp_path, f"{rank}@{place}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
     assert sorted(p.name for p in saved.iterdir()) == ["step-14", "step-16", "step-2"]
     assert load.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
@@ -167,7 +167,9 @@ def test_job_of_one_rank_is_restarted_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGKILL"])
-def test_script_without_dtj_is_restarted_in_place(finish: Finish, tmp_path: Path, how: str) -> None:
+def test_script_that_knows_nothing_of_dtj_is_restarted_in_place(
+    finish: Finish, tmp_path: Path, how: str
+) -> None:
     flags = ("run", "--nproc", 3, "--max-restarts", 1)
     ended = finish(*flags, PLAIN, OUT=tmp_path, FAIL=f"1@8:{how}")
     assert ended.code == 0, ended.err
@@ -176,8 +178,10 @@ def test_script_without_dtj_is_restarted_in_place(finish: Finish, tmp_path: Path
         assert f"rank {rank} ends with {6.0 * sum(range(12))}\n" in ended.out
 
 
-def test_steps_after_a_scripts_own_checkpoint_count_as_progress(finish: Finish, tmp_path: Path) -> None:
-    """The first life is the longest, and more lives follow than restarts without progress are allowed."""
+def test_script_that_goes_on_from_its_own_checkpoint_makes_progress_in_every_life(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """Its first life is the longest, and more follow than may pass without progress."""
     log = tmp_path / "log"
     flags = ("run", "--max-restarts", 10, "--termination-log", log)
     ended = finish(*flags, PROGRAMS / "resumes.py", OUT=tmp_path, LIVES="6,2,2,2,2,2")
@@ -186,7 +190,7 @@ def test_steps_after_a_scripts_own_checkpoint_count_as_progress(finish: Finish, 
     assert (fields["step"], fields["inPlace"]) == (20, 6)
 
 
-def test_last_failure_ends_the_job_once_the_restart_budget_is_spent(finish: Finish, tmp_path: Path) -> None:
+def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, tmp_path: Path) -> None:
     log = tmp_path / "log"
     flags = ("run", "--nproc", 3, "--max-restarts", 2, "--termination-log", log, SMALL)
     faults = "1@3:end:raise 2@5:end:raise 1@9:end:exit"
@@ -197,11 +201,10 @@ def test_last_failure_ends_the_job_once_the_restart_budget_is_spent(finish: Fini
     assert fields["inPlace"] == 2
 
 
-def test_job_fails_after_three_restarts_without_progress(finish: Finish, tmp_path: Path) -> None:
-    """A sample that kills the rank that reads it: three restarts without a new step, then the job fails.
+def test_restarts_that_bring_no_step_are_given_up(finish: Finish, tmp_path: Path) -> None:
+    """A sample that kills whoever reads it: three restarts without a new step, then the job fails.
 
-    The fault is on rank 0, whose steps are the job's: if another rank dies, rank 0 may not have completed
-    its own.
+    It is rank 0, whose steps are the job's: when another one dies, rank 0 may not be through with its own.
     """
     faults = " ".join(["0@5:forward:raise"] * 9)
     flags = ("run", "--nproc", 2, "--max-restarts", 100, SMALL)
@@ -210,7 +213,7 @@ def test_job_fails_after_three_restarts_without_progress(finish: Finish, tmp_pat
     assert len(list(tmp_path.glob("fault-*"))) == 4
 
 
-def test_bad_recipe_is_not_retried(finish: Finish, tmp_path: Path) -> None:
+def test_bad_recipe_is_not_tried_twice(finish: Finish, tmp_path: Path) -> None:
     flags = ("run", "--nproc", 2, "--max-restarts", 10, SMALL)
     ended = finish(*flags, OUT=tmp_path, FAULTS="0@3:end:bad-recipe")
     assert ended.code == 78
@@ -228,7 +231,7 @@ def test_bad_recipe_is_not_retried(finish: Finish, tmp_path: Path) -> None:
 def test_third_death_while_the_others_wait_for_it_to_save(
     finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, last: int, scores: str
 ) -> None:
-    """They exchange whether the loss is finite, in the process groups of the second recovery."""
+    """They ask each other whether the loss is finite, in groups that are already those of a second heal."""
     saved = tmp_path / "saved"
     faults = f"1@5:forward:SIGKILL 2@6:forward:SIGKILL {last}@6:end:SIGKILL {(last + 1) % 3}@13:end:SIGKILL"
     healed(finish, tmp_path, faults, "--checkpoint", saved, "--save-every", 7, PLAIN=1, SCORES=scores)

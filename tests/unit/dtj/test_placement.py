@@ -46,18 +46,16 @@ def test_world(env: Mapping[str, str], world: World) -> None:
             id="rank no number",
         ),
         pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "4"},
-            "MASTER_ADDR and MASTER_PORT are not set",
-            id="no address of rank 0",
+            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT are not set", id="no meeting place"
         ),
         pytest.param(
             {"WORLD_SIZE": "4", "NPROC_PER_NODE": "2", **MASTER},
             "dtj run script.py",
-            id="no launcher",
+            id="nobody started the ranks",
         ),
     ],
 )
-def test_invalid_world_is_explained(env: Mapping[str, str], message: str) -> None:
+def test_world_that_cannot_be(env: Mapping[str, str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         World.from_env(env)
     assert message in str(raised.value)
@@ -67,7 +65,7 @@ def place(env: Mapping[str, str], nproc: int | None = None) -> Placement:
     return Placement.read(env, nproc=nproc)
 
 
-def test_without_variables_the_world_is_one_process() -> None:
+def test_laptop_needs_nothing() -> None:
     found = place({}, nproc=2)
     assert list(found.ranks) == [0, 1]
     assert found.env_of(1, generation=1, store=("127.0.0.1", 4242), heals=False, connect_s=20.0) == {
@@ -129,18 +127,18 @@ def test_pod_follows_the_operator() -> None:
         ),
     ],
 )
-def test_invalid_placement_is_explained(env: Mapping[str, str], nproc: int | None, message: str) -> None:
+def test_placement_that_cannot_be(env: Mapping[str, str], nproc: int | None, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         place(env, nproc)
     assert message in str(raised.value)
 
 
-def test_threads_are_set_by_the_user_or_a_share_of_the_cpus() -> None:
+def test_threads_are_what_the_user_says_else_a_share_of_the_cpus() -> None:
     assert threads({"OMP_NUM_THREADS": "3"}, nproc=2) == 3
     assert threads({}, nproc=10_000) == 1
 
 
-def test_flag_of_the_job_takes_precedence_over_the_code() -> None:
+def test_flag_of_the_job_wins_over_the_code() -> None:
     assert Settings.read({"DTJ_MICRO_BATCH": "4"}, micro_batch=8).micro_batch == 4
     assert Settings.read({}, micro_batch=8).micro_batch == 8
 
@@ -157,7 +155,7 @@ def test_flag_of_the_job_takes_precedence_over_the_code() -> None:
         ({"DTJ_CHECKPOINT_DIR": "x", "DTJ_KEEP": "1"}, "--keep (DTJ_KEEP) is '1'"),
     ],
 )
-def test_error_of_a_setting_has_its_flag_and_its_variable(env: dict[str, str], message: str) -> None:
+def test_setting_that_cannot_be_is_refused_under_both_of_its_names(env: dict[str, str], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         Settings.read(env)
     assert message in str(raised.value)
