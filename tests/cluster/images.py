@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.cluster import config, engine, proc, rootfs
 from tests.cluster.engine import Engine
+from tests.cluster.errors import ClusterError
 from tests.cluster.rootfs import Rootfs
 
 BASES = {
@@ -40,7 +41,13 @@ def image_id(role: str) -> str:
     if config.borrowed_kubeconfig() is not None:
         return "borrowed"
     runtime = engine.find()
-    return next(found for name in candidates(role) if (found := runtime.image_id(name)))
+    for name in candidates(role):
+        if found := runtime.image_id(name):
+            return found
+    raise ClusterError(
+        f"there is no {role} image of the files as they are now: they changed while it was built",
+        fix="run it again",
+    )
 
 
 def ensure(runtime: Engine, role: str) -> str:

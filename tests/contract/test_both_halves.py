@@ -18,7 +18,7 @@ from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.status import Facts, Status
 from dtj_operator import agent_status, names, spec
-from dtj_operator.plan.children.env import Place, environment
+from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import JobBuilder
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
@@ -40,7 +40,7 @@ def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
     """Return the variables that the operator sets for a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    place = Place(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
+    place = PodContext(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
     return {variable["name"]: variable["value"] for variable in environment(parsed, container, place)}
 
 
@@ -121,5 +121,5 @@ def test_operator_accepts_the_status_of_replica_0_only():
 
     key = names.Key(parsed.namespace, parsed.name)
     assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1").rejoin
-    with pytest.raises(msgspec.ValidationError, match=f"not that of replica 0 of {key}"):
+    with pytest.raises(msgspec.ValidationError, match=f"does not belong to replica 0 of {key}"):
         agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1")

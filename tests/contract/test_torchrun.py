@@ -6,14 +6,14 @@ import pytest
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
-from dtj_operator.plan.children.env import Place, environment
+from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import UID, JobBuilder
 
 
 def launched(job: JobBuilder, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig:
     """Return torchrun's configuration from the environment of replica 1 in attempt 2."""
     parsed = job.job()
-    place = Place(index=1, attempt=2, size=parsed.replicas, restarts_left=10)
+    place = PodContext(index=1, attempt=2, size=parsed.replicas, restarts_left=10)
     for variable in environment(parsed, parsed.template["spec"]["containers"][0], place):
         monkeypatch.setenv(variable["name"], variable["value"])
     return config_from_args(get_args_parser().parse_args(["train.py"]))[0]

@@ -18,6 +18,7 @@ from tests.support.predicates import condition, phase
 OURS = "dtj.dev/job-name"
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
 def test_job_leaves_a_node_that_is_lost(
     cluster: Cluster,
@@ -39,7 +40,7 @@ def test_job_leaves_a_node_that_is_lost(
         assert job["status"]["failure"]["reason"] == "NodeLost"
         assert job["status"]["failure"]["node"] == lost
         # Kubernetes calls it NotReady after 50 s, and nodeLostSeconds begin then; nobody waited for that.
-        assert "its agent is silent and its node's lease expired" in job["status"]["failure"]["message"]
+        assert "the agent is silent and the node's Lease expired" in job["status"]["failure"]["message"]
         assert job["status"]["restarts"]["counted"] == 0, "a lost node is nobody's fault"
         assert [each["node"] for each in job["status"]["avoidedNodes"]] == [lost]
         kubectl.follow("moving-1", "did step ")

@@ -1,4 +1,4 @@
-"""The API server as the tests use it from coroutines: dicts in, dicts out, and watches; as admin."""
+"""An asyncio client of the API server for tests: dicts in, dicts out, and watches; as admin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.controlplane import ControlPlane, token
 from tests.support.connections import hang_up, session
 
 Json = dict[str, Any]
-WITHIN_S = 120.0  # generous: it only decides how long a broken test takes
+WITHIN_S = 120.0  # generous: it only decides how long a failing test takes
 
 JOBS = "/apis/dtj.dev/v1alpha1/namespaces/{}/distributedtrainingjobs"
 PODS = "/api/v1/namespaces/{}/pods"
@@ -50,7 +50,7 @@ class Api:
         return await self.call("POST", path, body)
 
     async def create_patiently(self, path: str, body: Mapping[str, Any]) -> Json:
-        """Create an object as soon as the API server takes it: it may not have learnt yet that it should."""
+        """Create an object; retry until the API server accepts it, because its caches may be out of date."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             try:
@@ -61,7 +61,7 @@ class Api:
             await asyncio.sleep(0.1)  # between two tries
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> Json:
-        """Merge a patch and return what became of the object."""
+        """Merge a patch and return the changed object."""
         return await self.call("PATCH", path, body, content="application/merge-patch+json")
 
     async def delete(self, path: str, **options: Any) -> Json:
@@ -77,19 +77,23 @@ class Api:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
     ) -> Json:
-        """Send any request; raise ApiError where the answer is no."""
+        """Send any request; raise ApiError for an HTTP status of 400 or more."""
         data = None if body is None else json.dumps(body)
-        request = self._session.request(
-            method, path, params=query, data=data, headers={"Content-Type": content}
-        )
-        async with request as answer:
-            if answer.status >= 400:
-                raise ApiError(answer.status, f"{method} {path}: {await answer.text()}")
-            found: Json = await answer.json()
-            return found
+        headers = {"Content-Type": content}
+        while True:
+            async with self._session.request(
+                method, path, params=query, data=data, headers=headers
+            ) as answer:
+                if answer.status < 400:
+                    found: Json = await answer.json()
+                    return found
+                if answer.status != 429:
+                    raise ApiError(answer.status, f"{method} {path}: {await answer.text()}")
+                # As after a change of a CRD, while its storage is set up again: every client has to wait.
+                await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
 
     async def watch(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Json]]:
-        """List, then watch: yield (type, object) without end, first everything that is there as ADDED."""
+        """List, then watch: yield (type, object) without end, first all existing objects as ADDED."""
         listed = await self.get(path, **query)
         for item in listed["items"]:
             yield "ADDED", item
@@ -112,7 +116,7 @@ class Api:
                 hang_up(answer)
 
     async def until(self, path: str, holds: Callable[[Json], bool], *, within_s: float = WITHIN_S) -> Json:
-        """Watch one object until `holds`, and return it as it was then; it may not exist yet."""
+        """Watch one object until `holds` is true for it, and return it; it may not exist yet."""
         folder, _, name = path.rpartition("/")
         last: Json | None = None
         with contextlib.suppress(TimeoutError):
@@ -126,7 +130,7 @@ class Api:
         raise NeverHappenedError(f"{path} never got there within {within_s} s; last: {state}")
 
     async def until_any(self, path: str, holds: Callable[[Json], bool]) -> Json:
-        """Watch a collection until some object in it `holds`, and return that."""
+        """Watch a collection until `holds` is true for an object, and return that object."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
                 async with aclosing(self.watch(path)) as events:
@@ -136,14 +140,14 @@ class Api:
         raise NeverHappenedError(f"no object of {path} got there within {WITHIN_S} s")
 
     async def until_answered(self, path: str, status: int) -> None:
-        """Ask until the answer is this: of a change of rights the API server learns a moment later."""
+        """GET until the status is this one: a change of rights takes effect a moment later."""
         deadline = time.monotonic() + WITHIN_S
         while (found := await self.answer(path)) != status:
-            assert time.monotonic() < deadline, f"GET {path} is answered with {found}, not with {status}"
-            await asyncio.sleep(0.02)  # between two questions
+            assert time.monotonic() < deadline, f"GET {path} returns {found}, not {status}"
+            await asyncio.sleep(0.02)  # between two requests
 
     async def answer(self, path: str) -> int:
-        """Return the status of the answer to a GET."""
+        """Return the HTTP status of a GET."""
         async with self._session.get(path) as answer:
             return answer.status
 
@@ -165,7 +169,7 @@ class Api:
 
 
 class ApiError(Exception):
-    """The API server refused."""
+    """The API server refused a request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""One control plane for all tests of a process; every test has a namespace of its own in it."""
+"""One control plane for all tests of a process; every test has its own namespace in it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
 
 PROGRAMS = (*controlplane.PROGRAMS, "helm")
-LIMIT_S = 300  # of a test that names no other: more than what any wait in it may take, so that this tells why
+LIMIT_S = 300  # default for a test; longer than any wait in a test, so that the error of the wait is shown
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder their time limit, however they are called."""
+    """Set the time limit of the tests in this folder, however they are selected."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what is not built yet: it takes minutes, and a test's time limit holds for its fixtures, too."""
+    """Build missing programs now: that takes minutes, and the time limit of a test includes its fixtures."""
     needed = any("programs" in getattr(item, "fixturenames", ()) for item in session.items)
     if needed and not session.config.option.collectonly:
-        with contextlib.suppress(ClusterError):  # the tests that need them then say so
+        with contextlib.suppress(ClusterError):  # the tests that need them then fail with the reason
             tools.ensure(*PROGRAMS)
 
 
@@ -44,7 +44,7 @@ def programs() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def plane(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Return a control plane that knows our CRD."""
+    """Return a control plane with our CRD."""
     with controlplane.running(tmp_path_factory.mktemp("controlplane")) as plane:
         controlplane.install_crd(plane)
         yield plane
@@ -52,7 +52,7 @@ def plane(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> str:
-    """Return a fresh namespace, named by the test."""
+    """Return a new namespace, named after the test."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:40]
     name = f"{words.strip('-')}-{uuid.uuid4().hex[:6]}"
     plane.kubectl("create", "namespace", name)

@@ -1,8 +1,8 @@
 """A real etcd and kube-apiserver on loopback, with RBAC, token users and an audit log.
 
-Nothing else of a cluster: there is no controller manager, so nothing is collected as garbage and namespaces
-never go away; no scheduler and no kubelet, which tests/integration/kubelet.py plays. Every control plane has
-ports and a folder of its own, so that several can run at the same time.
+There is no controller manager, so nothing is garbage collected and namespaces never disappear. There is no
+scheduler and no kubelet either; tests/integration/kubelet.py simulates both. Every control plane has its own
+ports and folder, so several can run at the same time.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.support.kubectl import Kubectl, KubectlError
 from tests.support.ports import free_port
 
 Json = dict[str, Any]
-START_S = 240  # some 5 s where the machine has nothing else to do
+START_S = 240  # about 5 s on an idle machine
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
-# Who may log in: token -> (user, groups). The operator's user is what its ServiceAccount would be.
+# Users: token -> (user, groups). The operator's user has the name of its ServiceAccount.
 OPERATOR_USER = "system:serviceaccount:dtj-system:dtj-operator"
 USERS = {
     "admin": ("admin", "system:masters"),
     "operator": (OPERATOR_USER, "system:serviceaccounts,system:serviceaccounts:dtj-system"),
     "alice": ("alice", ""),
-    # What benchmarks put beside the operator, each with a name of its own in the audit log.
+    # Other controllers in benchmarks, each with its own name in the audit log.
     "loop": ("loop", "system:masters"),
     "peer": ("peer", "system:masters"),
 }
@@ -50,36 +50,36 @@ AUDIT_POLICY = {
 
 
 class Server:
-    """One program of the control plane, which tests may kill, freeze and start again."""
+    """A program of the control plane that tests can kill, freeze and restart."""
 
     def __init__(self, log: Path, program: Path, *flags: str) -> None:
         self._log, self._command = log, [str(program), *flags]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its data are where they were."""
+        """Start it, with its existing data."""
         with self._log.open("ab") as out:
             self.process = subprocess.Popen(self._command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """End it at once, with all that it had in memory."""
+        """Kill it; it loses everything in memory."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
     def freeze(self) -> None:
-        """Let it hang."""
+        """Stop it with SIGSTOP."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue it with SIGCONT."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
     def check(self) -> None:
-        """Raise RuntimeError with the end of its log where it has ended by itself."""
+        """Raise RuntimeError with the end of its log if it has exited by itself."""
         if self.process is not None and self.process.poll() is not None:
             tail = self._log.read_text()[-3000:]
             raise RuntimeError(f"{self._command[0]} ended with {self.process.returncode}:\n{tail}")
@@ -104,13 +104,13 @@ class ControlPlane:
     etcd_url: str
 
     def restart(self, server: Server) -> None:
-        """Kill one of the two and start it again; return when all is ready."""
+        """Kill and restart one of the two programs; return when both are ready."""
         server.kill()
         server.start()
         wait_until_ready(self)
 
     def compact(self) -> int:
-        """Have etcd forget all history; return the version up to which it is gone."""
+        """Compact all history in etcd; return the version up to which it is gone."""
         version = int(self._etcd("range", {"key": "YQ=="})["header"]["revision"])
         self._etcd("compaction", {"revision": str(version), "physical": True})
         return version
@@ -119,11 +119,11 @@ class ControlPlane:
         """Ask etcd's JSON gateway; keys in base64."""
         request = urllib.request.Request(f"{self.etcd_url}/v3/kv/{call}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=10) as answer:
-            said: Json = json.load(answer)
-            return said
+            found: Json = json.load(answer)
+            return found
 
     def kubeconfig(self, user: str, *, server: str = "") -> Path:
-        """Write a kubeconfig for one of USERS; `server` where the way leads through a proxy."""
+        """Write a kubeconfig for one of USERS; `server` is set if the user connects through a proxy."""
         cluster = {"server": server or self.url, "certificate-authority": str(self.ca)}
         if server.startswith("http:"):
             cluster = {"server": server}
@@ -147,17 +147,17 @@ class ControlPlane:
         return ssl.create_default_context(cafile=str(self.ca))
 
     def audit(self) -> list[Json]:
-        """Return what the operator's user has asked for so far, oldest first."""
+        """Return the requests of the operator's user so far, oldest first."""
         return self.audit_from(0)[0]
 
     def audit_from(self, offset: int) -> tuple[list[Json], int]:
-        """Return what was asked since the log was so many bytes long, and how long it is now."""
+        """Return the requests after a byte offset of the audit log, and its length now."""
         log = self.folder / "audit.log"
         if not log.exists():
             return [], 0
         with log.open("rb") as file:
             file.seek(offset)
-            whole = file.read().rpartition(b"\n")[0]  # its last line may be half written
+            whole = file.read().rpartition(b"\n")[0]  # the last line may be incomplete
         lines = whole.splitlines()
         return [json.loads(line) for line in lines], offset + len(whole) + bool(lines)
 
@@ -169,7 +169,7 @@ def token(user: str) -> str:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ControlPlane]:
-    """Start a control plane whose data lie in `folder`, and stop it at the end."""
+    """Start a control plane with its data in `folder`, and stop it at the end."""
     programs = tools.ensure(*PROGRAMS)
     plane = prepare(programs, folder)
     try:
@@ -178,13 +178,13 @@ def running(folder: Path) -> Iterator[ControlPlane]:
         wait_until_ready(plane)
         plane.kubeconfig("admin").rename(plane.kubectl.kubeconfig)
         yield plane
-    finally:  # their data are thrown away, so there is nothing to end in good order
+    finally:  # their data are discarded, so a clean stop is not needed
         plane.apiserver.kill()
         plane.etcd.kill()
 
 
 def install_crd(plane: ControlPlane) -> None:
-    """Make our API known, and wait until the API server really serves it."""
+    """Install the CRD, and wait until the API server serves it."""
     steps = (
         ("apply", "--server-side", "--force-conflicts", "-f", str(CRDS)),
         ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s"),
@@ -195,7 +195,7 @@ def install_crd(plane: ControlPlane) -> None:
         while True:
             try:
                 plane.kubectl(*step)
-            except KubectlError:  # it says that it is ready a little before all of it is
+            except KubectlError:  # it reports ready shortly before everything is
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)  # between two tries
@@ -230,12 +230,12 @@ def etcd(program: Path, folder: Path, client: str, peer: str) -> Server:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
-        "--unsafe-no-fsync",  # nobody needs these data after a power cut
+        "--unsafe-no-fsync",  # these data need not survive a power failure
     )
 
 
 def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
-    """Return a kube-apiserver; what it needs beside etcd is made here."""
+    """Return a kube-apiserver, and create the files that it needs."""
     (folder / "tokens.csv").write_text(
         "".join(f'{token(key)},{user},{user},"{groups}"\n' for key, (user, groups) in USERS.items())
     )
@@ -255,7 +255,7 @@ def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
-        # Without a controller manager no namespace would get its default ServiceAccount.
+        # Without a controller manager, no namespace gets its default ServiceAccount.
         "--disable-admission-plugins=ServiceAccount",
         # Checks who may set blockOwnerDeletion, as OpenShift does.
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
@@ -265,14 +265,14 @@ def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
 
 
 def wait_until_ready(plane: ControlPlane) -> None:
-    """Ask /readyz until it agrees; the deadline is generous because the machine may be busy."""
+    """Poll /readyz until it succeeds; the deadline is generous because the machine may be busy."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         plane.etcd.check()
         plane.apiserver.check()
-        with contextlib.suppress(OSError, urllib.error.URLError):  # not there yet, or not ready
+        with contextlib.suppress(OSError, urllib.error.URLError):  # not listening yet, or not ready
             urllib.request.urlopen(f"{plane.url}/readyz", context=plane.tls(), timeout=5).close()
             return
-        time.sleep(0.1)  # between two questions, not instead of an answer
+        time.sleep(0.1)  # between two requests
     log = (plane.folder / "kube-apiserver.log").read_text()[-3000:]
     raise RuntimeError(f"kube-apiserver not ready within {START_S} s:\n{log}")

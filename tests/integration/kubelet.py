@@ -1,7 +1,7 @@
-"""Plays scheduler and kubelets for one namespace.
+"""Simulates the scheduler and the kubelets for one namespace.
 
-A pod that nothing is said about is placed on a node and becomes ready; it ends when a test says so. One that
-is deleted goes as soon as the kubelet has "stopped" it, as on a real node; until then its name is taken.
+By default a new pod is placed on a node and becomes ready; it ends when a test says so. A deleted pod
+disappears when the kubelet has "stopped" it, as on a real node; until then its name is in use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OUTAGES = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
 class Kubelet:
-    """The pods of a namespace as they are now, and what is to happen to them.
+    """The current pods of a namespace, and what will happen to them.
 
     pods     name -> pod as last seen
-    born     (name, uid) of every pod that ever was, in order
+    born     (name, uid) of every pod that ever existed, in order
     starts   whether new pods start by themselves
-    holds    names of pods that take their time to stop: they stay, deleted, until they are let go
+    holds    names of pods that do not stop: once deleted, they keep terminating until they are released
     """
 
     def __init__(self, api: Api, namespace: str) -> None:
@@ -40,7 +40,7 @@ class Kubelet:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follow the pods for ever; where the API server goes away, begin anew once it is back."""
+        """Follow the pods forever; if the API server is unavailable, start again once it is back."""
         async with asyncio.TaskGroup() as work:
             while True:
                 with contextlib.suppress(*OUTAGES):
@@ -72,23 +72,23 @@ class Kubelet:
             self._changed.notify_all()
 
     async def _tend(self, pod: Json) -> None:
-        """Do what is to be done about a pod, as often as it takes."""
+        """Start or remove a pod as needed; retry until it succeeds."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         while True:
             try:
-                return await self._look_after(pod)
+                return await self._handle(pod)
             except (*OUTAGES, KeyError) as error:
                 known = self.pods.get(name)
                 if known is None or known["metadata"]["uid"] != uid or getattr(error, "status", 500) < 500:
-                    return None  # the pod has gone, or is another by now
-            await asyncio.sleep(0.2)  # the server is away: between two tries
+                    return None  # the pod is gone, or another pod has its name
+            await asyncio.sleep(0.2)  # the server is unavailable: pause before the next try
 
-    async def _look_after(self, pod: Json) -> None:
+    async def _handle(self, pod: Json) -> None:
         name, meta = pod["metadata"]["name"], pod["metadata"]
         if "deletionTimestamp" in meta:
             if name not in self.holds:
-                await self.let_go(name, meta["uid"])
-        elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not without_room(pod):
+                await self.confirm_stopped(name, meta["uid"])
+        elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not is_unschedulable(pod):
             await self.start(name, placed="nodeName" in pod["spec"])
 
     async def start(
@@ -96,8 +96,8 @@ class Kubelet:
     ) -> None:
         """Place a pod on a node and make it ready.
 
-        placed_at  when the scheduler says that it did so; it does not say where that is None
-        node       where; by itself on the node of its index
+        placed_at  the scheduler's timestamp in PodScheduled; None: no timestamp
+        node       name of the node; default: the node of the pod's index
         """
         if not placed:
             await self._place(name, node or f"node-{name.rpartition('-')[2]}")
@@ -121,7 +121,7 @@ class Kubelet:
         try:
             await self._api.create(f"{self._folder}/{name}/binding", binding)
         except ApiError as error:
-            if error.status != 409:  # placed before, by a call whose answer was lost
+            if error.status != 409:  # already placed, by a call whose answer was lost
                 raise
 
     async def finish(self, name: str, code: int = 0, *, message: str = "") -> None:
@@ -142,14 +142,14 @@ class Kubelet:
         """Merge a pod's status."""
         await self._api.patch(f"{self._folder}/{name}/status", {"status": status})
 
-    async def let_go(self, name: str, uid: str = "") -> None:
-        """Tell the API server that nothing of a deleted pod runs any more."""
+    async def confirm_stopped(self, name: str, uid: str = "") -> None:
+        """Tell the API server that a deleted pod has stopped."""
         self.holds.discard(name)
         conditions = {"preconditions": {"uid": uid}} if uid else {}
         await self._api.delete(f"{self._folder}/{name}", gracePeriodSeconds=0, **conditions)
 
     async def release(self, name: str) -> None:
-        """Hold a pod no longer, whether it is deleted already or will be."""
+        """Stop holding a pod, whether it is already deleted or will be."""
         self.holds.discard(name)
         if name in self.pods:
             await self._tend(self.pods[name])
@@ -157,13 +157,15 @@ class Kubelet:
     async def until(
         self, holds: Callable[[dict[str, Json]], bool], *, within_s: float = WITHIN_S
     ) -> dict[str, Json]:
-        """Wait until the pods of the namespace, by name, look right."""
+        """Wait until `holds` is true for the pods of the namespace, by name."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(lambda: holds(self.pods))
                 return dict(self.pods)
         seen = {name: pod["status"].get("phase") for name, pod in self.pods.items()}
-        raise NeverHappenedError(f"the pods never looked right within {within_s} s; last: {seen}")
+        raise NeverHappenedError(
+            f"the pods did not reach the expected state within {within_s} s; last: {seen}"
+        )
 
     async def until_running(self, *names: str) -> dict[str, Json]:
         """Wait until exactly these pods run."""
@@ -177,8 +179,8 @@ def runs(pod: Json) -> bool:
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
-def without_room(pod: Json) -> bool:
-    """Whether a test has said, as the scheduler would, that a pod fits nowhere."""
+def is_unschedulable(pod: Json) -> bool:
+    """Whether a test has marked the pod as unschedulable, as the scheduler would."""
     conditions = pod["status"].get("conditions", ())
     return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
 
@@ -198,13 +200,13 @@ def container(pod: Json, *, ready: bool, state: Json) -> Json:
 
 
 def now() -> str:
-    """Return the time as Kubernetes writes it."""
+    """Return the time in the format of Kubernetes."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextlib.asynccontextmanager
 async def playing(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
-    """Have a kubelet for a namespace."""
+    """Run a kubelet for a namespace."""
     kubelet = Kubelet(api, namespace)
     task = asyncio.create_task(kubelet.run())
     try:

@@ -1,4 +1,4 @@
-"""A benchmark that is told to end leaves no server and no data behind."""
+"""A benchmark that gets SIGTERM leaves no server and no data behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ asyncio.run(main())
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("shell", ["", "trap '' INT"], ids=["in front", "in the background of a shell"])
-def test_sigterm_ends_what_was_started(tmp_path: Path, shell: str):
+def test_sigterm_stops_all_started_servers(tmp_path: Path, shell: str):
     program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     command = ["sh", "-c", f'{shell}\nexec "$@"', "sh", *program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -38,7 +38,7 @@ def test_sigterm_ends_what_was_started(tmp_path: Path, shell: str):
         process.send_signal(signal.SIGTERM)
 
     assert process.returncode != 0
-    assert len(urls) == 2, "it had not started"
+    assert len(urls) == 2, "it did not start"
     for url in urls:
         with pytest.raises(URLError, match="refused"):
             urllib.request.urlopen(f"{url}/healthz", timeout=5)

@@ -1,6 +1,6 @@
-"""Packets between pods vanish: found without any setting, and healed when they flow again.
+"""Packets between pods are dropped: detected with default settings, and recovered when they flow again.
 
-Real network namespaces; it takes as long as the limits that hold without a setting, some 20 and 30 seconds.
+Uses real network namespaces, and takes as long as the default timeouts, about 20 and 30 seconds.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ import pytest
 from tests.support.netns import Networks, lacking, networks
 from tests.unit.dtj.conftest import SMALL
 
-CUT_AT = 8  # the network is cut after it, however late the test is
+CUT_AT = 8  # the network is cut after this step, however slow the test is
 _DEADLINE_S = 240.0
 _WHY_NOT = lacking()
 pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600)]
 
 
 class Job:
-    """`pods` agents, each in a network of its own, whose ranks train slowly.
+    """`pods` agents, each in its own network namespace, whose ranks train slowly.
 
-    Rank 0 waits after step CUT_AT until it is told to `go_on`, and after the last one until `finish`.
+    Rank 0 waits after step CUT_AT until `go_on` is called, and after the last step until `finish` is.
     """
 
     def __init__(self, nets: Networks, out: Path, *, pods: int, **env: object) -> None:
@@ -53,36 +53,36 @@ class Job:
             )
 
     def err(self, pod: int) -> str:
-        """What a pod has said."""
+        """The standard error of a pod."""
         return (self._out / f"err-{pod}").read_text()
 
     def go_on(self) -> None:
-        """Let it train on, however often it comes to that step."""
+        """Let it continue, however many times it reaches that step."""
         (self._out / f"go-{CUT_AT}").touch()
 
     def steps(self) -> int:
-        """How many rank 0 has done, those done twice included."""
+        """Number of steps that rank 0 has done; repeated steps count again."""
         seen = self._out / "seen-0.txt"
         return len(seen.read_text().splitlines()) if seen.exists() else 0
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll; fail after a deadline far beyond the limits of the agent."""
+        """Poll; fail after a deadline far longer than the timeouts of the agent."""
         deadline = time.monotonic() + _DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline, f"waited too long for {what}: {self.err(0)}"
             time.sleep(0.05)
 
     def finish(self) -> list[int]:
-        """Let it come to its end: exit codes."""
+        """Let it finish; return the exit codes."""
         (self._out / "go-39").touch()
         return self.codes()
 
     def codes(self) -> list[int]:
-        """Wait until all agents have ended."""
+        """Wait until all agents have exited; return their exit codes."""
         return [agent.wait(_DEADLINE_S) for agent in self.agents]
 
     def last_words(self, pod: int) -> dict[str, Any]:
-        """Its termination message."""
+        """The termination message of a pod."""
         found: dict[str, Any] = json.loads((self._out / f"words-{pod}").read_text())
         return found
 
@@ -92,7 +92,7 @@ Start = Callable[..., tuple[Job, Networks]]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Start]:
-    """started(pods, VARIABLE=...): a job of so many pods that has done some steps."""
+    """started(pods, VARIABLE=...): a job with this number of pods that has done some steps."""
     with contextlib.ExitStack() as stack:
 
         def begin(pods: int, **env: object) -> tuple[Job, Networks]:
@@ -107,7 +107,7 @@ def started(tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(started: Start) -> None:
+def test_isolated_pod_is_lost_and_rejoins_with_its_state(started: Start) -> None:
     job, nets = started(2)
     with nets.cut(0, 1):
         job.go_on()
@@ -120,7 +120,7 @@ def test_pod_that_nobody_reaches_is_lost_and_comes_back_with_its_memory(started:
 
 
 def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> None:
-    """Nobody is lost and nothing moves: that is a hang, and the ranks go back to the checkpoint."""
+    """No replica is lost, but no step completes: a hang, so the ranks restart from the checkpoint."""
     job, nets = started(3)
     with nets.cut(1, 2):
         job.go_on()
@@ -132,8 +132,8 @@ def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> N
     assert "waits for its peers, as do all other ranks" in "".join(job.err(pod) for pod in range(3))
 
 
-def test_cut_that_does_not_end_uses_up_the_budget_of_restarts(started: Start) -> None:
-    """The hang is one restart; that the ranks do not reach each other is free once, then counts."""
+def test_permanent_cut_uses_up_the_restart_budget(started: Start) -> None:
+    """The hang is one restart. The first time that ranks cannot reach each other is free, the next counts."""
     job, nets = started(3, DTJ_MAX_RESTARTS=1, DTJ_HANG_SECONDS=20)
     with nets.cut(1, 2):
         job.go_on()

@@ -1,6 +1,6 @@
 """Jobs and pods in some state, for tests. Every verb returns a copy, so rows of a table can share a base.
 
-The defaults are the dull case: a job of one replica with one process, just created, nothing known of it.
+The defaults are the simplest case: a new job of one replica with one process, without pods or status.
 """
 
 import json
@@ -44,8 +44,8 @@ class PodBuilder:
         end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed", message=message)
         return self._with(phase="Succeeded", conditions=(), containers=(end,))
 
-    def settling(self) -> Self:
-        """Its container has ended, and the kubelet has not said so of the pod yet."""
+    def exited(self) -> Self:
+        """Its container has exited, but the kubelet has not updated the phase of the pod yet."""
         end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed")
         return self._with(phase="Running", conditions=(), containers=(end,))
 
@@ -61,7 +61,7 @@ class PodBuilder:
     def waiting(self, reason: str, message: str = "") -> Self:
         return self._with(containers=(ContainerView(name="trainer", waiting=reason, message=message),))
 
-    def unschedulable(self, message: str = "no room", *, since: float = NOW) -> Self:
+    def unschedulable(self, message: str = "no capacity", *, since: float = NOW) -> Self:
         condition = ConditionView(
             type="PodScheduled", status="False", reason="Unschedulable", message=message, since=since
         )
@@ -72,7 +72,7 @@ class PodBuilder:
         return self._with(conditions=(*self.pod.conditions, condition))
 
     def refused(self, reason: str) -> Self:
-        """Its kubelet did not admit it: no container has run."""
+        """Rejected by its kubelet: no container has run."""
         return self._with(phase="Failed", reason=reason, conditions=(), containers=())
 
     def deleting(self) -> Self:
@@ -114,7 +114,7 @@ def pod(index: int = 0, *, attempt: int = 0, job: str = NAME) -> PodBuilder:
 
 @dataclass(frozen=True, kw_only=True)
 class JobBuilder:
-    """A job in some state; `raw()` is its CR, `snapshot()` what the planner sees of it."""
+    """A job in some state; `raw()` is its custom resource, `snapshot()` what the planner sees."""
 
     spec: Json = field(default_factory=lambda: {"template": template()})
     status: Json = field(default_factory=dict)
@@ -123,7 +123,7 @@ class JobBuilder:
     meta: Json = field(default_factory=dict)
 
     def wants(self, **fields: Any) -> Self:
-        """Set fields of the spec, by their names in the CR."""
+        """Set fields of the spec, by their names in the custom resource."""
         return replace(self, spec={**self.spec, **fields})
 
     def named(self, name: str) -> Self:
@@ -152,7 +152,7 @@ class JobBuilder:
         return self.wants(template={**inner, "spec": {**inner["spec"], **fields}})
 
     def was(self, phase: str, **fields: Any) -> Self:
-        """Set the stored status: the phase, since a minute, and whatever else."""
+        """Set the stored status: this phase for the last minute, and other fields."""
         base = {"phase": phase, "attempt": 0, "startTime": at(-60), "lastTransitionTime": at(-60)}
         return replace(self, status={**base, **self.status, "phase": phase, **fields})
 
@@ -164,7 +164,7 @@ class JobBuilder:
         return replace(self, pods=tuple(builder.pod for builder in pods))
 
     def running(self) -> Self:
-        """All pods up, and the status says so."""
+        """All pods run, and the status says so."""
         up = (
             pod(i, attempt=self.status.get("attempt", 0)).running()
             for i in range(self.spec.get("replicas", 1))
@@ -172,7 +172,7 @@ class JobBuilder:
         return self.was("Running").having(*up)
 
     def but(self, *changed: PodBuilder) -> Self:
-        """The same, these pods in place of those of the same index."""
+        """A copy with these pods instead of those of the same index."""
         new = {builder.pod.index: builder.pod for builder in changed}
         kept = tuple(view for view in self.pods if view.index not in new)
         return replace(self, pods=(*kept, *new.values()))
@@ -184,7 +184,7 @@ class JobBuilder:
         """Set what gather found besides job and pods: service, network_policy, refusals, progress, now."""
         return replace(self, known={**self.known, **fields})
 
-    def settled(self) -> Self:
+    def with_network(self) -> Self:
         return self.seeing(service=Child.PRESENT, network_policy=Child.PRESENT)
 
     def refused(self, reason: str, message: str = "no") -> Self:

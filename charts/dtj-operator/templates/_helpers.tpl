@@ -1,4 +1,4 @@
-{{/* Name of everything that the release makes: the release's name, with -operator at its end. */}}
+{{/* Name of all objects of the release: the release's name with the suffix -operator. */}}
 {{- define "dtj.name" -}}
 {{- printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
 {{- end -}}
@@ -30,8 +30,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/*
-What the operator may do where it serves jobs: exactly the verbs it uses, which a test compares with the API server's audit log.
-Not in the list on purpose: secrets, pods/exec, updates of pods, wildcards.
+What the operator may do in the namespaces that it watches: exactly the verbs it uses. A test compares them with the API server's audit log.
+Deliberately absent: secrets, pods/exec, updates of pods, wildcards.
 */}}
 {{- define "dtj.rules" -}}
 - apiGroups: [dtj.dev]
@@ -42,7 +42,7 @@ Not in the list on purpose: secrets, pods/exec, updates of pods, wildcards.
   verbs: [patch]
 - apiGroups: [dtj.dev]
   resources: [distributedtrainingjobs/finalizers]
-  verbs: [update] # asked for by clusters that check who may set blockOwnerDeletion, such as OpenShift
+  verbs: [update] # required by clusters that check who may set blockOwnerDeletion, such as OpenShift
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]

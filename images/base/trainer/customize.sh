@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run by mmdebstrap with the new root as its argument, once all packages are there.
+# mmdebstrap runs this script after installing all packages, with the new root directory as its argument.
 #
-# Some packages (sympy for one) come out of it without compiled modules. A container that may not write would compile
-# them anew at every start of a rank, which takes seconds.
+# Some packages (for example sympy) are installed without compiled modules. A container with a read-only root file system
+# would compile them again at every start of a rank, which takes seconds.
 set -eu
-chroot "$1" python3 -m compileall -q -j 2 /usr/lib/python3/dist-packages || true # a file for another Python stays as it is
+chroot "$1" python3 -m compileall -q -j 2 /usr/lib/python3/dist-packages || true # skips files for another Python version

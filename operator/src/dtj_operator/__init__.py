@@ -1,1 +1,1 @@
-"""The operator of DistributedTrainingJobs."""
+"""The operator for DistributedTrainingJob objects."""

@@ -1,4 +1,4 @@
-"""Flags -> settings -> kopf.run, nothing else."""
+"""Parses the flags and runs the operator."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from dtj_operator.kube.config import NoCluster
 
 
 def main() -> None:
-    """Run the operator; the entry point of the distribution and of `python -m dtj_operator`."""
+    """Run the operator. Entry point of the distribution and of `python -m dtj_operator`."""
     parsed = settings.parse(sys.argv[1:], os.environ)
     log.configure(parsed.log_level, parsed.log_format)
     try:

@@ -1,6 +1,6 @@
-"""The part of the agent's /status that the operator tells; see docs/contract.md.
+"""Parses the part of an agent's /status that the operator uses; see docs/contract.md.
 
-It is somebody else's program talking: whatever is not of the right type and size is refused.
+The answer comes from a user's program, so every value of a wrong type or size is rejected.
 """
 
 from typing import Annotated
@@ -8,11 +8,11 @@ from typing import Annotated
 import msgspec
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Missing, Progress, Straggler
+from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, SilentReplica, Straggler
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
-_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # the status holds 32 bits
+_Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # stored as 32 bits in the status
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -81,15 +81,15 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
-    """Read one answer of replica 0; raises msgspec.MsgspecError for one that its agent does not give.
+    """Parse an answer of replica 0; raises msgspec.MsgspecError if it is invalid or from another agent.
 
-    key          of the job that is asked about
+    key          the job whose agent was polled
     observed_at  seconds since the epoch
-    address      of the pod that gave it
+    address      of the pod that answered
     """
     answer = _decode(raw)
-    if not _is_of(answer, key):
-        raise msgspec.ValidationError(f"the agent at {address} is not that of replica 0 of {key}")
+    if not _is_from(answer, key):
+        raise msgspec.ValidationError(f"the agent at {address} does not belong to replica 0 of {key}")
     return Progress(
         attempt=answer.attempt,
         observed_at=observed_at,
@@ -99,7 +99,7 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
         epoch=answer.epoch,
         loss=answer.loss,
         samples_per_second=answer.samples_per_second,
-        eta_s=_sane(answer.eta_seconds),
+        eta_s=_plausible(answer.eta_seconds),
         rejoin=answer.rejoin,
         in_place=answer.restarts.in_place if answer.restarts else 0,
         ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
@@ -108,18 +108,21 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
         hang=None
         if answer.hang is None
         else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
-        missing=tuple(Missing(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()),
+        silent_replicas=tuple(
+            SilentReplica(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()
+        ),
     )
 
 
-def _is_of(answer: _Answer, key: Key) -> bool:
-    """Pods on the host network share an address, and a free one is given away: others may answer there.
+def _is_from(answer: _Answer, key: Key) -> bool:
+    """Whether the answer is from replica 0 of this job, as far as it says.
 
-    An agent need not say who it is; then it is believed.
+    Another pod may answer: pods on the host network share an address, and addresses are reused. An answer
+    that does not name its job, namespace or replica is accepted.
     """
-    told = (answer.namespace, answer.job, answer.replica)
-    asked = (key.namespace, key.name, 0)
-    return all(name in (None, wanted) for name, wanted in zip(told, asked, strict=True))
+    named = (answer.namespace, answer.job, answer.replica)
+    expected = (key.namespace, key.name, 0)
+    return all(name in (None, wanted) for name, wanted in zip(named, expected, strict=True))
 
 
 def _straggler(answer: _Answer) -> Straggler | None:
@@ -128,6 +131,6 @@ def _straggler(answer: _Answer) -> Straggler | None:
     return None if answer.slowest_rank is None else Straggler(rank=answer.slowest_rank)
 
 
-def _sane(seconds: float | None) -> float | None:
-    """An estimate beyond ten years is none, and no date holds it."""
+def _plausible(seconds: float | None) -> float | None:
+    """Drop an estimate of more than ten years, which may not fit into a date."""
     return seconds if seconds is not None and 0 <= seconds <= 10 * 365 * 86_400 else None

@@ -1,7 +1,8 @@
-"""Runs actions: slow start, 409 on our own name is success, deletes carry the uid, answers enter the cache.
+"""Carries out actions with calls to the API server.
 
-What the API server refuses becomes a `Refusal` for the status, in its own words; what may be tried again is
-raised.
+Creates start slowly, a 409 on an object of our own counts as success, deletes carry the uid, and answers go
+into the cache. A request that the API server refuses becomes a `Refusal` with the server's message, for the
+status. An error that may be retried is raised.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dtj_operator import names
-from dtj_operator.gather import Caches, as_made
+from dtj_operator.gather import Caches, is_unedited
 from dtj_operator.kube import views
 from dtj_operator.kube.api import Api, Json
 from dtj_operator.kube.children import ChildCache, ChildView
@@ -36,12 +37,12 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 32  # calls in flight; more only queue up in the API server
+CALLS_IN_FLIGHT = 32  # more calls would only queue up in the API server
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of the actions: refusals to tell, and whether something must go first."""
+    """The result of the actions: refusals, and whether an old object has to be deleted first."""
 
     refusals: tuple[Refusal, ...] = ()
     blocked: bool = False
@@ -50,12 +51,12 @@ class Outcome:
 class Applier:
     def __init__(self, api: Api, caches: Caches) -> None:
         self._api, self._caches, self._pods = api, caches, caches.pods
-        self._in_flight = asyncio.Semaphore(AT_ONCE)
+        self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
-        """Do everything, network before pods; stop creating at the first refusal.
+        """Carry out all actions, Service and NetworkPolicy before pods; stop creating at the first refusal.
 
-        uid   of the job, where it exists: what it controls is ours
+        uid   of the job, if it exists: the objects that it controls are ours
         """
         deletes = [a for a in actions if isinstance(a, DeletePod)]
         creates = [a for a in actions if isinstance(a, CreatePod)]
@@ -71,17 +72,18 @@ class Applier:
         return await self._create_pods(creates, uid)
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str) -> Outcome:
-        """One, and with each that is taken one more at once: a spent quota is met by one request, not by all.
+        """Start with one create in flight and allow one more after each success.
 
-        What is under way when one is refused or fails comes to its end.
+        So a used-up quota refuses one request, not all of them. If a create is refused or fails, those in
+        flight still finish.
         """
-        left, crew = iter(creates), 1
+        left, in_flight = iter(creates), 1
         refusals: list[Refusal] = []
         failures: list[ApiError] = []
         blocked = False
 
         async def create() -> None:
-            nonlocal blocked, crew
+            nonlocal blocked, in_flight
             while not (refusals or failures) and (action := next(left, None)) is not None:
                 try:
                     async with self._in_flight:
@@ -93,8 +95,8 @@ class Applier:
                     refusals.append(result)
                     return
                 blocked = blocked or not result
-                if crew < AT_ONCE:
-                    crew += 1
+                if in_flight < CALLS_IN_FLIGHT:
+                    in_flight += 1
                     group.create_task(create())
 
         async with asyncio.TaskGroup() as group:
@@ -104,23 +106,26 @@ class Applier:
         return Outcome(refusals=tuple(refusals[:1]), blocked=blocked)
 
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
-        """Return True where the pod exists now, False where an old one is in its place."""
+        """Return True if the pod exists now, False if an old pod has its name."""
         meta = body["metadata"]
         folder = names.pods_path(meta["namespace"])
         try:
             raw = await self._api.create(folder, body)
         except Conflict:
-            return await self._occupied(f"{folder}/{meta['name']}", body, uid)
+            return await self._name_taken(f"{folder}/{meta['name']}", body, uid)
         except Refused as error:
             return refusal_of(error)
-        except Unavailable:  # it may have come through
-            self._pods.doubts.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
+        except Unavailable:  # the API server may have created it
+            self._pods.unverified.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
             raise
         self._pods.observe(views.decode_pod(raw), quiet=True)
         return True
 
-    async def _occupied(self, path: str, body: Json, uid: str) -> Refusal | bool:
-        """Who has the name: ourselves, before a restart or a lost answer; an old pod of ours; a stranger?"""
+    async def _name_taken(self, path: str, body: Json, uid: str) -> Refusal | bool:
+        """Read the pod that has the name. True: it is the wanted pod. False: it is an old pod of ours.
+
+        It is the wanted pod if we created it before the operator restarted, or if the answer was lost.
+        """
         try:
             found = views.decode_pod(await self._api.get(path))
         except NotFound:
@@ -133,30 +138,30 @@ class Applier:
         return usable and str(found.attempt) == labels[names.ATTEMPT]
 
     async def _delete_pod(self, action: DeletePod) -> bool:
-        """Return False where it has changed and was to be deleted only if not."""
+        """Return False if the pod has changed and was to be deleted only if unchanged."""
         pod = action.pod
         path = f"{names.pods_path(pod.namespace)}/{pod.name}"
         version = pod.version if action.unchanged else None
         try:
             raw = await self._api.delete(path, uid=pod.uid, version=version, grace_s=action.grace_s)
         except NotFound:
-            self._pods.forget(pod)
+            self._pods.remove(pod)
             return True
         except Conflict:
-            if not action.unchanged:  # the name belongs to a younger pod
-                self._pods.forget(pod)
+            if not action.unchanged:  # a newer pod has the name
+                self._pods.remove(pod)
             return not action.unchanged
         left = views.decode_pod(raw)
-        # Without a version: its kubelet took it away between the two steps of this deletion. The watch may
-        # have told so already, and never will again.
+        # No version: its kubelet removed it between the two steps of this deletion. The watch may have
+        # reported that already, and does not report it again.
         if left.uid == pod.uid and left.deleting and left.version:
             self._pods.observe(left, quiet=True)
-        else:  # it had ended or never started, and was removed at once
-            self._pods.forget(pod)
+        else:  # it had ended or never started, so the API server removed it at once
+            self._pods.remove(pod)
         return True
 
     async def _other(self, key: Key, uid: str, action: Action) -> Refusal | bool:
-        """Return False where something must go first."""
+        """Return False if an old object has to be deleted first."""
         match action:
             case CreateService(body):
                 return await self._create(self._caches.services, key, body, uid)
@@ -172,7 +177,7 @@ class Applier:
         return True
 
     async def _create(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
-        """Make it; in the place of one that a job of this name left, or that somebody has edited."""
+        """Create the object; replace one that was edited, or that an earlier job of this name left."""
         folder = cache.kind.path(key.namespace)
         try:
             try:
@@ -181,24 +186,24 @@ class Applier:
                 found = cache.kind.decode(await self._api.get(f"{folder}/{key.name}"))
                 if found.owner != key.name:
                     return name_conflict(cache.kind.kind, key.name)
-                if found.owner_uid == uid and not found.deleting and as_made(cache, found, body):
+                if found.owner_uid == uid and not found.deleting and is_unedited(cache, found, body):
                     cache.observe(found, quiet=True)
                     return True
                 if not found.deleting:
                     await self._remove(cache, found)
                 if found.owner_uid == uid:
-                    cache.mended(key)
-                    _log.warning("child was edited and is made anew", extra={"kind": cache.kind.kind})
+                    cache.note_recreated(key)
+                    _log.warning("recreating a child object that was edited", extra={"kind": cache.kind.kind})
                 raw = await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)
-        except (Conflict, NotFound):  # it is on its way out, or was a moment ago
+        except (Conflict, NotFound):  # the old object is being deleted, or was a moment ago
             return False
         cache.observe(cache.kind.decode(raw), quiet=True)
         return True
 
     async def _delete(self, cache: ChildCache, key: Key, known: str | None, uid: str) -> bool:
-        """Delete the object of the known uid, if unchanged; else the one that the job controls."""
+        """Delete the object with the known uid, if unchanged; without a known uid, the job's own object."""
         found = cache.get(key)
         if found is None or (found.uid != known if known else found.owner_uid != uid):
             return True
@@ -209,16 +214,16 @@ class Applier:
         try:
             raw = await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
         except NotFound:
-            cache.forget(child)
+            cache.remove(child)
             return True
         except Conflict:
             return not unchanged
-        if not decode_named(raw).metadata.deletion_timestamp:  # else something holds it up
-            cache.forget(child)
+        if not decode_named(raw).metadata.deletion_timestamp:  # otherwise a finalizer delays its deletion
+            cache.remove(child)
         return True
 
     async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run all to their end, a few at a time; the first failure is raised after the last answer."""
+        """Run all calls, a few at a time; raise the first failure only after all have ended."""
 
         async def bounded(call: Coroutine[Any, Any, T]) -> T:
             async with self._in_flight:
@@ -232,6 +237,6 @@ class Applier:
 
 
 def refusal_of(error: Refused) -> Refusal:
-    """The API server's words under one of PodsReady's reasons."""
+    """Return the API server's message with one of the reasons of the condition PodsReady."""
     reason = "QuotaExceeded" if "exceeded quota" in error.message else "PodRejected"
     return Refusal(reason=reason, message=error.message)

@@ -1,8 +1,8 @@
-"""A key becomes a snapshot: the job read from the API, all else from caches, progress from the last poll.
+"""Makes a snapshot for a key: reads the job from the API, the rest from caches, progress from the last poll.
 
-The job is always read, never taken from an event: its status is the operator's memory. Children of which the
-caches cannot be sure are looked for before anything is concluded. Before this stands the worker, after it the
-planner.
+The job is always read, never taken from an event, because its status is the operator's memory. Children whose
+absence the caches are not sure of are read before anything is concluded. A worker reconciles the key; the
+planner gets the snapshot.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -16,21 +16,21 @@ from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import PodView
-from dtj_operator.lookup import Lookup
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
 from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
+from dtj_operator.verify import Verifier
 
-MEND_PAUSE_S = 60.0  # between two times that an edited child is made anew
+RECREATE_PAUSE_S = 60.0  # between two recreations of an edited child
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """All that is known of the cluster without asking.
+    """What is known about the cluster without a request.
 
-    nodes   None from the call: they may not be read, or are in doubt
+    nodes   returns None if nodes may not be read, or if their cache is not current
     """
 
     pods: PodCache
@@ -40,7 +40,7 @@ class Caches:
 
 
 class AbsentNodes:
-    """Since when nodes are gone that this process has seen; of others the cluster's own collector knows."""
+    """Since when nodes that this process has seen are gone; Kubernetes deletes the pods of others itself."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -49,7 +49,7 @@ class AbsentNodes:
     def since(
         self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
     ) -> Mapping[str, float]:
-        """Return the moments for the nodes of these pods."""
+        """Return when the nodes of these pods were first missing."""
         if nodes is None:
             return self._since
         for name in {pod.node for pod in pods if pod.node}:
@@ -62,7 +62,7 @@ class AbsentNodes:
 
 
 class Gatherer:
-    """Reads; never writes."""
+    """Reads from the cluster; never writes."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Gatherer:
         wall: Callable[[], float],
     ) -> None:
         self._api, self._caches = api, caches
-        self._lookup = Lookup(api, caches.pods, caches.services, caches.policies, refresh)
+        self._verifier = Verifier(api, caches.pods, caches.services, caches.policies, refresh)
         self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
         self._leases, self._absent = leases, AbsentNodes()
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
-        """Return the snapshot and the job's resourceVersion; Gone: there is no job; None: hands off."""
+        """Return the snapshot and the job's resourceVersion; Gone: no job; None: not for us to manage."""
         try:
             raw = decode(await self._api.get(names.job_path(key)))
         except NotFound:
@@ -90,25 +90,27 @@ class Gatherer:
         orphaning = "deletionTimestamp" in meta and "orphan" in (meta.get("finalizers") or ())
         if orphaning or not spec.managed_by_us(raw):
             return None
-        snapshot = self._complete(key, raw)
-        if await self._lookup.make_sure(key, snapshot):
-            snapshot = self._complete(key, raw)
-        if doubted := snapshot.doubted_nodes:
-            snapshot = replace(snapshot, leases=await self._leases.look(doubted))
+        snapshot = self._snapshot(key, raw)
+        if await self._verifier.verify(key, snapshot):
+            snapshot = self._snapshot(key, raw)
+        if unchecked := snapshot.nodes_to_check:
+            snapshot = replace(snapshot, leases=await self._leases.read(unchecked))
         return snapshot, str(meta["resourceVersion"])
 
-    def _complete(self, key: Key, raw: Json) -> Snapshot:
+    def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         policy = network_policy(job, self._operator_namespace)
         pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
-        mended_s = min(cache.since_mended(key) for cache in (self._caches.services, self._caches.policies))
+        recreated_s = min(
+            cache.since_recreated(key) for cache in (self._caches.services, self._caches.policies)
+        )
         snapshot = Snapshot(
             job=job,
             memory=memory,
             pods=pods,
             service=_state(self._caches.services, key, job.uid, service(job)),
             network_policy=_state(self._caches.policies, key, job.uid, policy),
-            mend_at=now + max(0.0, MEND_PAUSE_S - mended_s),
+            repair_at=now + max(0.0, RECREATE_PAUSE_S - recreated_s),
             nodes=nodes,
             gone_since=self._absent.since(nodes, pods, now),
             progress=self._poller.last(key, job.uid, memory.attempt),
@@ -124,9 +126,9 @@ class Gatherer:
 
     def _gone(self, key: Key) -> Gone:
         self._poller.forget(key)
-        self._lookup.gone(key)
+        self._verifier.forget(key)
         for cache in (self._caches.services, self._caches.policies):
-            cache.settle(key)
+            cache.forget_job(key)
         pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
         return Gone(
             namespace=key.namespace,
@@ -135,13 +137,13 @@ class Gatherer:
             nodes=nodes,
             gone_since=self._absent.since(nodes, pods, now),
             now=now,
-            service_uid=_left_behind(self._caches.services.get(key), key),
-            network_policy_uid=_left_behind(self._caches.policies.get(key), key),
+            service_uid=_orphan_uid(self._caches.services.get(key), key),
+            network_policy_uid=_orphan_uid(self._caches.policies.get(key), key),
         )
 
 
 def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
-    """What a job of this name left behind counts as absent, as what is going does: ours takes its place."""
+    """An object that an earlier job left, or that is being deleted, counts as absent: ours replaces it."""
     found = cache.get(key)
     if found is None:
         return Child.ABSENT
@@ -149,14 +151,14 @@ def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
         return Child.FOREIGN
     if found.owner_uid != uid or found.deleting:
         return Child.ABSENT
-    return Child.PRESENT if as_made(cache, found, wanted) else Child.EDITED
+    return Child.PRESENT if is_unedited(cache, found, wanted) else Child.EDITED
 
 
-def as_made(cache: ChildCache, found: ChildView, wanted: Json) -> bool:
-    """Whether it is what we make; one without our label would soon be out of our sight."""
+def is_unedited(cache: ChildCache, found: ChildView, wanted: Json) -> bool:
+    """Whether the object has the spec that we set, and our label: our watch does not see one without it."""
     return found.label == found.owner and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
 
 
-def _left_behind(found: ChildView | None, key: Key) -> str | None:
-    """The uid of an object whose controller is a job of this name, which is gone."""
+def _orphan_uid(found: ChildView | None, key: Key) -> str | None:
+    """Return the uid of an object that is controlled by a job of this name, which is gone."""
     return found.uid if found is not None and found.owner == key.name and not found.deleting else None

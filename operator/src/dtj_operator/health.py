@@ -1,6 +1,7 @@
-"""/healthz: the engine makes progress. /readyz: the caches are filled. /metrics: Prometheus.
+"""Serves /healthz (workers make progress), /readyz (caches are filled) and /metrics (Prometheus).
 
-Served by the loop that does the work, so a loop that hangs fails its probe and is restarted.
+They run on the event loop of the workers, so if the loop hangs the probe fails and the container is
+restarted.
 """
 
 import logging
@@ -17,16 +18,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What the probes ask; a check returns what is wrong, or None."""
+    """The checks behind the probes; a check returns what is wrong, or None."""
 
     live: Check
     ready: Check
 
 
 async def serve(health: Health, *, health_port: int, metrics_port: int) -> list[web.AppRunner]:
-    """Listen on both ports; port 0 takes a free one, which is logged.
+    """Listen on both ports; port 0 takes a free port, which is logged.
 
-    Raises OSError, with the flag that mends it, where a port is taken; then none is listened on.
+    If a port is in use, closes the other one and raises OSError with the flag to set.
     """
     probes = web.Application()
     probes.router.add_get("/healthz", _probe(health.live))
@@ -48,8 +49,8 @@ async def _listen(app: web.Application, what: str, port: int) -> web.AppRunner:
         await web.TCPSite(runner, port=port).start()
     except OSError as error:
         await runner.cleanup()
-        mend = f"choose another with --{what}-port"
-        raise OSError(error.errno, f"port {port} for {what} cannot be had, {mend}") from error
+        message = f"cannot listen on port {port} ({what}): {error.strerror}; use --{what}-port"
+        raise OSError(error.errno, message) from error
     _log.info("listening", extra={"what": what, "port": runner.addresses[0][1]})
     return runner
 

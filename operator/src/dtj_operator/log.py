@@ -1,4 +1,4 @@
-"""JSON lines on standard error; the job that a line is about is bound once, where its key is taken."""
+"""JSON lines on standard error. A worker binds the job once, when it takes the key, to all lines about it."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 @contextlib.contextmanager
 def about(job: str) -> Iterator[None]:
-    """Bind a job to every line logged within."""
+    """Add a job to every line logged inside the context."""
     token = _job.set(job)
     try:
         yield
@@ -23,7 +23,7 @@ def about(job: str) -> Iterator[None]:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, job, and whatever was given as `extra`."""
+    """One JSON object per line: time, level, logger, message, job, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(self.fields(record), default=str)
@@ -45,7 +45,7 @@ class JsonLines(logging.Formatter):
 
 
 class Text(JsonLines):
-    """The same for people: the message first, fields behind it."""
+    """The same fields for people: the message first, then name=value pairs."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = self.fields(record)
@@ -57,7 +57,7 @@ class Text(JsonLines):
 
 
 def configure(level: str, form: str) -> None:
-    """Send everything to standard error; `form` is json or text."""
+    """Log to standard error; `form` is json or text."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Text())
     root = logging.getLogger()

@@ -1,6 +1,6 @@
-"""The fixed words of the API: group, labels, names of children, REST paths.
+"""Constants of the API: group, labels, names of children, REST paths.
 
-Stands at the bottom: everything else may import it, it imports nothing of ours.
+The lowest layer: every other module may import it, and it imports none of them.
 """
 
 from typing import NamedTuple
@@ -18,19 +18,19 @@ REPLICA_INDEX = f"{GROUP}/replica-index"
 ATTEMPT = f"{GROUP}/attempt"
 
 AGENT_PORT = 29400
-DEFAULT_GRACE_S = 30  # of a pod that says nothing about it
+DEFAULT_GRACE_S = 30  # Kubernetes' default terminationGracePeriodSeconds
 TRAINER_CONTAINER = "trainer"
 SHM_VOLUME = "dtj-shm"
 CHECKPOINT_VOLUME = "dtj-checkpoints"
 
 NODES_PATH = "/api/v1/nodes"
-NODE_LEASES = "kube-node-lease"  # the namespace in which kubelets renew theirs
+NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' Leases
 
-HOST_NAME_LIMIT = 63  # of a DNS label, and so of a pod's hostname
+HOST_NAME_LIMIT = 63  # of a DNS label, so also of a pod's hostname
 
 
 class Key(NamedTuple):
-    """What the queue holds: the name of a job, never its contents."""
+    """Namespace and name of a job: what the queue holds, never the job itself."""
 
     namespace: str
     name: str
@@ -40,12 +40,12 @@ class Key(NamedTuple):
 
 
 def pod_name(job: str, index: int) -> str:
-    """The same name in every attempt: the API server itself refuses a second pod of a rank."""
+    """The same name in every attempt, so that the API server rejects a second pod of a replica."""
     return f"{job}-{index}"
 
 
 def child_labels(job: str, uid: str) -> dict[str, str]:
-    """Labels that every child carries, and by which the Service and the NetworkPolicy select pods."""
+    """Labels of every child; the Service and the NetworkPolicy select pods by them."""
     return {JOB_NAME: job, JOB_UID: uid}
 
 
@@ -82,5 +82,5 @@ def node_lease_path(node: str) -> str:
 
 
 def _collection(root: str, plural: str, namespace: str | None) -> str:
-    """All objects of a kind in one namespace, or in the whole cluster where it is None."""
+    """Path of all objects of a kind in a namespace, or in the whole cluster if it is None."""
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"

@@ -1,9 +1,9 @@
-"""Polls the agent of replica 0 of running jobs, and keeps each one's last answer.
+"""Polls the agent of replica 0 of each running job and keeps its last answer.
 
-An agent is optional: no answer means none, and is asked ever more rarely. One that has answered and falls
-silent, or that waits for another replica, is asked more often: somebody's node may be lost. What a pod
-answers is somebody else's program talking: it is bounded in size and in time here, in values by agent_status.
-Before this stands reconcile, which says whom to ask.
+An agent is optional: a pod that does not answer is polled less often. An agent that answered and then stops
+answering, or that is waiting for another replica, is polled more often, because a node may be lost. The
+answers come from a user's program: this module limits their size and time, `agent_status.py` checks their
+values. `reconcile.py` says which pods to poll.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ import msgspec
 
 from dtj_operator import agent_status, metrics, names
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import CUT_OFF_S, DOUBT_S, Progress
+from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S, Progress
 
-AT_ONCE = 16
-TIMEOUT_S = 3.0
-LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; a line per local rank and metric fits many times
-RARELY = 6  # times the usual pause, where so many questions in a row were not answered
-OFTEN = 0.5  # of the usual pause, while a node may be lost
-SILENT = 2  # questions in a row that an agent which has answered leaves open; one may have been lost
+POLLS_IN_FLIGHT = 16
+POLL_TIMEOUT_S = 3.0
+LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; many times what a line per local rank and metric takes
+SLOW = 6  # after this many unanswered polls in a row, poll this many times less often
+FAST = 0.5  # of the usual interval, while a node may be lost
+SILENT_AFTER = 2  # unanswered polls in a row of an agent that answered before; a single poll may get lost
 
 Ask = Callable[[str], Awaitable[bytes]]
 
@@ -33,17 +33,17 @@ class _Followed:
     attempt: int
     address: str
     has_answered: bool
-    heard_at: float  # when it last answered, or the first question was asked
-    unanswered: int = 0  # in a row
+    answered_at: float  # when it last answered, or when polling started
+    unanswered: int = 0  # polls in a row
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    def is_in_doubt(self, now: float) -> bool:
-        """Its silence is news; for so long only, however quickly a network says that it is not there."""
-        return self.has_answered and self.unanswered > 0 and now - self.heard_at < DOUBT_S
+    def is_newly_silent(self, now: float) -> bool:
+        """Whether it answered before and stopped less than SILENCE_COUNTS_S ago."""
+        return self.has_answered and self.unanswered > 0 and now - self.answered_at < SILENCE_COUNTS_S
 
 
 class Poller:
-    """One task per running job; `ask` fetches the answer of an address, and raises OSError for none."""
+    """Runs one task per running job; `ask` returns the answer of an address, or raises OSError."""
 
     def __init__(
         self,
@@ -51,90 +51,91 @@ class Poller:
         on_news: Callable[[Key], None],
         wall: Callable[[], float],
         *,
-        every_s: float,
-        tell_s: float,
+        poll_s: float,
+        progress_s: float,
     ) -> None:
         self._ask, self._on_news, self._wall = ask, on_news, wall
-        self._every_s, self._tell_s = every_s, tell_s
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._poll_s, self._progress_s = poll_s, progress_s
+        self._in_flight = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._followed: dict[Key, _Followed] = {}
         self._last: dict[Key, tuple[str, Progress]] = {}
 
     def follow(self, key: Key, uid: str, attempt: int, address: str, *, has_answered: bool = False) -> None:
-        """Ask this address from now on, until told otherwise.
+        """Poll this address until `stop` or another `follow`.
 
-        has_answered  it has in this attempt, before this process began to ask
+        has_answered  the agent answered in this attempt before this process started to poll it
         """
         known = self._followed.get(key)
         if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
             return
-        self.leave(key)
+        self.stop(key)
         followed = self._followed[key] = _Followed(uid, attempt, address, has_answered, _now())
         followed.task = asyncio.create_task(self._follow(key, followed), name=f"poll {key}")
 
-    def leave(self, key: Key) -> None:
-        """Ask no more; the last answer stays."""
+    def stop(self, key: Key) -> None:
+        """Stop polling; keep the last answer."""
         if (known := self._followed.pop(key, None)) is not None and known.task is not None:
             known.task.cancel()
 
     def forget(self, key: Key) -> None:
-        self.leave(key)
+        """Stop polling and drop the last answer."""
+        self.stop(key)
         self._last.pop(key, None)
 
     def last(self, key: Key, uid: str, attempt: int) -> Progress | None:
-        """The last answer of this attempt of this very job."""
+        """The last answer of this attempt of the job with this uid."""
         known_uid, progress = self._last.get(key, ("", None))
         return progress if known_uid == uid and progress is not None and progress.attempt == attempt else None
 
     def silent(self, key: Key, uid: str, attempt: int) -> bool:
-        """Whether the agent that is asked now has answered in this attempt, and does so no more."""
+        """Whether the polled agent answered in this attempt and has now stopped answering."""
         known = self._followed.get(key)
         if known is None or (known.uid, known.attempt) != (uid, attempt):
             return False
-        return known.is_in_doubt(_now()) and known.unanswered >= SILENT
+        return known.is_newly_silent(_now()) and known.unanswered >= SILENT_AFTER
 
     async def close(self) -> None:
         tasks = [followed.task for followed in self._followed.values() if followed.task is not None]
         for key in list(self._followed):
-            self.leave(key)
+            self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, key: Key, asked: _Followed) -> None:
-        told = float("-inf")
+    async def _follow(self, key: Key, followed: _Followed) -> None:
+        notified_at = float("-inf")
         while True:
-            progress = await self._poll(key, asked.address)
+            progress = await self._poll(key, followed.address)
             if progress is None:
-                self._unanswered(key, asked)
+                self._note_unanswered(key, followed)
             else:
-                asked.unanswered, asked.heard_at = 0, _now()
-            if progress is not None and progress.attempt == asked.attempt:
-                asked.has_answered = True
-                fresh = self.last(key, asked.uid, asked.attempt)
-                self._last[key] = asked.uid, progress
-                moved = fresh is None or fresh.step != progress.step
-                patient = fresh is not None and _urgent(fresh) == _urgent(progress)
-                if not patient or (moved and _now() - told >= self._tell_s - self._every_s / 2):
-                    told = _now()
+                followed.unanswered, followed.answered_at = 0, _now()
+            if progress is not None and progress.attempt == followed.attempt:
+                followed.has_answered = True
+                last = self.last(key, followed.uid, followed.attempt)
+                self._last[key] = followed.uid, progress
+                moved = last is None or last.step != progress.step
+                can_wait = last is not None and _urgent(last) == _urgent(progress)
+                if not can_wait or (moved and _now() - notified_at >= self._progress_s - self._poll_s / 2):
+                    notified_at = _now()
                     self._on_news(key)
-            await asyncio.sleep(self._every_s * _pace(asked, progress, _now()))
+            await asyncio.sleep(self._poll_s * _pace(followed, progress, _now()))
 
-    def _unanswered(self, key: Key, asked: _Followed) -> None:
-        asked.unanswered += 1
-        if asked.has_answered and asked.unanswered == SILENT:
+    def _note_unanswered(self, key: Key, followed: _Followed) -> None:
+        followed.unanswered += 1
+        if followed.has_answered and followed.unanswered == SILENT_AFTER:
             self._on_news(key)
-        if asked.unanswered == RARELY:
-            self._clear_slow(key)
+        if followed.unanswered == SLOW:
+            self._clear_reported(key)
 
-    def _clear_slow(self, key: Key) -> None:
-        """Who was slow, hung or missing when the agent last spoke may not be so any more."""
+    def _clear_reported(self, key: Key) -> None:
+        """Clear the slow, hung and missing ranks of the last answer: they may have recovered since."""
         uid, last = self._last.get(key, ("", None))
-        if last is not None and (last.slowest or last.hang or last.missing):
-            self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
+        if last is not None and (last.slowest or last.hang or last.silent_replicas):
+            self._last[key] = uid, replace(last, slowest=None, hang=None, silent_replicas=())
             self._on_news(key)
 
     async def _poll(self, key: Key, address: str) -> Progress | None:
         try:
-            async with self._at_once, asyncio.timeout(TIMEOUT_S):
+            async with self._in_flight, asyncio.timeout(POLL_TIMEOUT_S):
                 raw = await self._ask(address)
             progress = agent_status.parse(raw, key, self._wall(), address)
         except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
@@ -148,33 +149,35 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _pace(asked: _Followed, progress: Progress | None, now: float) -> float:
-    """The pause until the next question, in usual ones."""
-    waits = progress is not None and any(missing.seconds < DOUBT_S for missing in progress.missing)
-    if waits or asked.is_in_doubt(now):
-        return OFTEN
-    return RARELY if asked.unanswered > RARELY else 1
+def _pace(followed: _Followed, progress: Progress | None, now: float) -> float:
+    """The pause until the next poll, in usual intervals."""
+    waits = progress is not None and any(each.seconds < SILENCE_COUNTS_S for each in progress.silent_replicas)
+    if waits or followed.is_newly_silent(now):
+        return FAST
+    return SLOW if followed.unanswered > SLOW else 1
 
 
 def _urgent(progress: Progress) -> tuple[object, ...]:
-    """What the next fault is judged by, and who holds the others up."""
+    """What decides about the next fault, and which ranks delay the others: a change is news at once."""
     slow, hang = progress.slowest, progress.hang
-    missing = [(each.replica, each.seconds >= CUT_OFF_S) for each in progress.missing]
-    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, missing
+    silent = [(each.replica, each.seconds >= ISOLATED_AFTER_S) for each in progress.silent_replicas]
+    return progress.rejoin, progress.in_place, slow and slow.rank, hang and hang.ranks, silent
 
 
 class HttpAsk:
-    """Asks over HTTP: no proxy, no redirect, no more than a bounded answer."""
+    """Polls over HTTP: without proxies, redirects or an unlimited answer."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=POLLS_IN_FLIGHT, force_close=True)
+        )
 
     async def __call__(self, address: str) -> bytes:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{names.AGENT_PORT}/status"
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
-                raise OSError(f"agent of {address} answered {response.status}")
+                raise OSError(f"agent at {address} returned HTTP status {response.status}")
             raw = await response.content.read(LARGEST_ANSWER)
             while not response.content.at_eof() and len(raw) < LARGEST_ANSWER:
                 raw += await response.content.read(LARGEST_ANSWER - len(raw))

@@ -1,6 +1,6 @@
 """Kubernetes quantities ("500m", "2Gi", "1e3") as numbers.
 
-Used by the planner to size /dev/shm, to count accelerators and to choose the number of threads.
+The planner uses them to size /dev/shm, to count accelerators and to choose the number of threads.
 """
 
 import re
@@ -13,7 +13,7 @@ _FACTORS |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE
 
 
 def parse(text: object) -> Decimal | None:
-    """Return the number, or None where it is no quantity: the API server judges it, we only read it."""
+    """Return the number, or None if it is not a quantity: validation is left to the API server."""
     match = _FORM.fullmatch(str(text).strip())
     if match is None or isinstance(text, bool):
         return None

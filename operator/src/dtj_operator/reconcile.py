@@ -1,4 +1,4 @@
-"""gather -> plan -> apply -> one status patch -> events. The only place that orders I/O."""
+"""One reconcile: gather, plan, apply, one status patch, Events. The only module that orders this I/O."""
 
 import logging
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from dtj_operator.plan import pace
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from dtj_operator.progress import Poller
 
-PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
+PROGRESS_WRITES_PER_S = 5.0  # for all jobs together
 
 _log = logging.getLogger(__name__)
 
@@ -43,58 +43,58 @@ class Reconciler:
         self._api, self._cache, self._gatherer, self._applier = api, cache, gatherer, applier
         self._recorder, self._poller, self._progress_s, self._may_act = recorder, poller, progress_s, may_act
         self._progress_writes = Bucket(PROGRESS_WRITES_PER_S)
-        # When this process last wrote, and which version came of it.
+        # When this process last wrote the status, and the resourceVersion after that.
         self._written: dict[Key, tuple[float, str]] = {}
-        self._behind: dict[Key, float] = {}  # since when more than progress is to be written
+        self._behind: dict[Key, float] = {}  # since when a change other than progress is not written yet
 
     def wrote(self, key: Key, version: str) -> bool:
-        """Whether this version of the job is news to nobody: it came of our own last write."""
+        """Whether our own last write created this version of the job."""
         return self._written.get(key, (0.0, ""))[1] == version
 
     async def __call__(self, key: Key) -> float | None:
-        """Return the seconds until the next look, or None where only news can change anything."""
+        """Return the seconds until the next reconcile, or None if only an event can change anything."""
         if not self._may_act():
-            raise TryLater("the lease is not certain")
+            raise TryLater("this process may no longer hold the lease")
         found = await self._gatherer.gather(key)
         if found is None:
             return None
         if isinstance(found, Gone):
-            self._settle(key)
-            rest = plan_gone(found)
-            outcome = await self._applier.apply(key, "", rest.actions)
+            self._forget(key)
+            decision = plan_gone(found)
+            outcome = await self._applier.apply(key, "", decision.actions)
             if outcome.blocked:
-                raise TryLater("what is left of the job has changed meanwhile")
-            return None if rest.look_again_at is None else max(0.0, rest.look_again_at - found.now)
-        return await self._bring_closer(key, *found)
+                raise TryLater("an object of the deleted job changed during the reconcile")
+            return None if decision.requeue_at is None else max(0.0, decision.requeue_at - found.now)
+        return await self._reconcile(key, *found)
 
-    def _settle(self, key: Key) -> None:
+    def _forget(self, key: Key) -> None:
         self._written.pop(key, None)
         self._behind.pop(key, None)
 
-    async def _bring_closer(self, key: Key, s: Snapshot, version: str) -> float | None:
+    async def _reconcile(self, key: Key, s: Snapshot, version: str) -> float | None:
         decision = plan(s)
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
-            return None if decision.look_again_at is None else max(0.0, decision.look_again_at - s.now)
+            return None if decision.requeue_at is None else max(0.0, decision.requeue_at - s.now)
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
-        status = report(after, decision.verdict)
+        status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
         begun = not outcome.refusals and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
-        again_at = pace.soonest(decision.look_again_at, write_at)
+        again_at = pace.soonest(decision.requeue_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
-            why = outcome.refusals[0].message if outcome.refusals else "old pods are still there"
-            raise TryLater(why, within_s=again_s)  # a deadline does not wait for a back-off
-        # What decisions depend on is written down now, and no event will tell of it.
-        decisive = decision.verdict is not None or (write_at is None and _decides(s, status))
-        return 0.0 if decisive else again_s
+            why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
+            raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
+        # The status now has values that the next decision depends on, and no event will trigger a reconcile.
+        again_now = decision.verdict is not None or (write_at is None and _affects_decisions(s, status))
+        return 0.0 if again_now else again_s
 
     async def _write(
         self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str, *, begun: bool
     ) -> float | None:
-        """Write the status if it is due; return when it will be, if it is not yet."""
+        """Write the status if it is due; otherwise return when it will be due."""
         stored = s.memory.raw
         last_write, _ = self._written.get(key, (0.0, ""))
         due = pace.write_at(
@@ -103,8 +103,8 @@ class Reconciler:
             now=s.now,
             last_write=last_write,
             progress_s=self._progress_s,
-            behind_since=self._behind.get(key),
-            begun=begun,
+            stale_since=self._behind.get(key),
+            pods_created=begun,
         )
         if pace.only_progress(stored, status):
             self._behind.pop(key, None)
@@ -118,41 +118,41 @@ class Reconciler:
         try:
             answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
         except Conflict as error:
-            raise TryLater("the job changed meanwhile") from error
+            raise TryLater("the job changed during the reconcile") from error
         except NotFound:
             return s.now
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
         self._behind.pop(key, None)
-        self._tell(key, s, verdict, status)
+        self._announce(key, s, verdict, status)
         return None
 
-    def _tell(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
-        """Events, metrics and one log line, once it is written down."""
+    def _announce(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
+        """Send Events, count metrics and log one line, after the status was written."""
         regarding = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": s.job.uid} | key._asdict()
         for event in events(s, verdict, status):
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
-        if isinstance(verdict, Restart) and not verdict.goes_on:
+        if isinstance(verdict, Restart) and not verdict.same_incident:
             metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
         if isinstance(verdict, Succeed | Fail):
             metrics.FINISHED.labels(status["phase"]).inc()
         if status["phase"] != s.memory.phase:
-            told = {"from": s.memory.phase, "to": status["phase"], "attempt": status.get("attempt", 0)}
-            _log.info("phase changed", extra={**told, "why": status.get("message", "")})
+            fields = {"from": s.memory.phase, "to": status["phase"], "attempt": status.get("attempt", 0)}
+            _log.info("phase changed", extra={**fields, "why": status.get("message", "")})
 
     def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
         pod = s.current.get(0)
         trains = status["phase"] in (RUNNING, RECOVERING)
         if trains and pod is not None and pod.address and pod.phase == "Running":
-            # The status remembers it, for those who lead after us.
-            trusted = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA
-            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address, has_answered=trusted)
+            # The status tells a new leader that the agent answered before.
+            has_answered = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA
+            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address, has_answered=has_answered)
         else:
-            self._poller.leave(key)
+            self._poller.stop(key)
 
 
-def _decides(s: Snapshot, status: Json) -> bool:
-    """Whether something is told, or told anew, by which the next look judges: of a deadline, of room."""
+def _affects_decisions(s: Snapshot, status: Json) -> bool:
+    """Whether the status changes a field on which the next decision about a deadline or the size depends."""
     read = ["wantedReplicas"] + ["startTime"] * (s.job.deadline_s is not None)
     return any(s.memory.raw.get(name) != status.get(name) for name in read)

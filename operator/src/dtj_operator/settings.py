@@ -1,4 +1,4 @@
-"""Every flag of the operator with its unit, default and reason, and kopf's own settings in one block."""
+"""The operator's flags, each with its unit, default and reason, and the settings of kopf."""
 
 import argparse
 import socket
@@ -12,7 +12,7 @@ import kopf
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The command line, read once."""
+    """The parsed command line."""
 
     namespace: str | None
     operator_namespace: str
@@ -31,91 +31,108 @@ class Settings:
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
-    """Read the flags; a flag that makes no sense ends the program with a sentence and code 2."""
+    """Parse the flags; an invalid flag prints an error and exits with code 2."""
     flags = vars(_parser(env).parse_args(argv))
     return Settings(identity=_identity(env), **flags)
 
 
 def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dtj-operator", description="Runs DistributedTrainingJobs.")
-    add = parser.add_argument
-    add("--namespace", help="serve this namespace only (default: all)")
-    # Ranks let the operator's namespace through to their agents, and the lease lives there.
-    add(
-        "--operator-namespace", default=env.get("POD_NAMESPACE", "dtj-system"), help="where the operator runs"
+    parser = argparse.ArgumentParser(
+        prog="dtj-operator", description="Operator for DistributedTrainingJob objects."
     )
-    add("--lease-name", default="dtj-operator", help="name of the Lease that operators agree by")
+    add = parser.add_argument
+    add("--namespace", help="watch only this namespace (default: all namespaces)")
+    # The NetworkPolicies of jobs let this namespace reach the agents, and the Lease is in it.
+    add(
+        "--operator-namespace",
+        default=env.get("POD_NAMESPACE", "dtj-system"),
+        help="namespace in which the operator runs (default: POD_NAMESPACE, else dtj-system)",
+    )
+    add("--lease-name", default="dtj-operator", help="name of the leader election Lease (dtj-operator)")
     add(
         "--no-leader-election",
         dest="leader_election",
         action="store_false",
-        help="work at once; one process only",
+        help="start without a Lease; run only one process",
     )
-    # High enough not to be what a burst of jobs waits for; the API server's own fairness protects it.
-    add("--requests-per-second", type=_positive, default=500.0, help="to the API server, on average (500)")
-    # Workers mostly wait for answers; more of them only lengthen each other's bursts.
-    add("--workers", type=_count, default=16, help="jobs that are looked at at once (16)")
+    # High enough that a burst of jobs does not wait for it; API Priority and Fairness protects the server.
+    add(
+        "--requests-per-second",
+        type=positive_number,
+        default=500.0,
+        help="limit of requests to the API server, averaged over one second (500)",
+    )
+    # Workers mostly wait for answers. More workers only lengthen each other's bursts.
+    add("--workers", type=positive_integer, default=16, help="jobs reconciled in parallel (16)")
     add(
         "--progress-seconds",
         dest="progress_s",
-        type=_positive,
+        type=positive_number,
         default=60.0,
-        help="between progress writes (60)",
+        help="seconds between two writes of a job's progress to its status (60)",
     )
     add(
         "--agent-poll-seconds",
         dest="agent_poll_s",
-        type=_positive,
+        type=positive_number,
         default=10.0,
-        help="between questions (10)",
+        help="seconds between two polls of a job's agent (10)",
     )
-    # Nothing should ever need it: it bounds the harm of an event that is lost by a bug.
+    # Nothing should need the resync: it limits the harm if a bug loses an event.
     add(
         "--resync-seconds",
         dest="resync_s",
-        type=_positive,
+        type=positive_number,
         default=600.0,
-        help="between looks at all jobs (600)",
+        help="seconds between two full relists, after which all jobs are reconciled (600)",
     )
-    add("--health-port", type=_port, default=8081, help="/healthz and /readyz (8081)")
-    add("--metrics-port", type=_port, default=8080, help="/metrics (8080)")
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    add("--log-format", choices=("json", "text"), default="json")
+    add(
+        "--health-port",
+        type=port_number,
+        default=8081,
+        help="port of /healthz and /readyz; 0 takes a free port (8081)",
+    )
+    add("--metrics-port", type=port_number, default=8080, help="port of /metrics; 0 takes a free port (8080)")
+    levels = ("debug", "info", "warning", "error")
+    add("--log-level", choices=levels, default="info", help="lowest level that is logged (info)")
+    add("--log-format", choices=("json", "text"), default="json", help="json: one object a line (json)")
     return parser
 
 
 def _identity(env: Mapping[str, str]) -> str:
-    """A pod keeps its name when its container restarts, and takes its own lease back without waiting."""
+    """Use the pod name: after a container restart the operator takes its own lease back without waiting."""
     return env.get("POD_NAME") or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
-def _positive(text: str) -> float:
+def positive_number(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"must be greater than 0, got {text}")
     return number
 
 
-def _count(text: str) -> int:
+def positive_integer(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
 
 
-def _port(text: str) -> int:
+def port_number(text: str) -> int:
     number = int(text)
-    if not 0 <= number <= 65535:  # 0: any free one, which is then logged
-        raise argparse.ArgumentTypeError(f"{text} is no port")
+    if not 0 <= number <= 65535:  # 0: a free port, which is logged
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {text}")
     return number
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Kopf watches the jobs and nothing else: it must write nothing and keep nothing."""
+    """Let kopf only watch the jobs: it writes nothing to the cluster and stores nothing."""
     settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # our Events are deduplicated, its are not
-    settings.peering.standalone = True  # leader election is the Lease's
-    settings.scanning.disabled = True  # no watch of namespaces and CRDs: less to be permitted
+    settings.posting.enabled = False  # Recorder sends our Events and deduplicates them; kopf does not
+    settings.peering.standalone = True  # kube/lease.py does leader election
+    settings.scanning.disabled = (
+        True  # does not watch namespaces and CRDs, so the operator needs no rights to them
+    )
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 290
     settings.watching.client_timeout = 300
@@ -123,16 +140,24 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.enforce_retry_after = True
-    settings.networking.error_backoffs = (1, 1, 2, 3, *[5] * 600)  # back soon when the API server is
-    settings.queueing.idle_timeout = 0.2  # a task per job seen lives this long
+    settings.networking.error_backoffs = (
+        1,
+        1,
+        2,
+        3,
+        *[5] * 600,
+    )  # reconnect soon after the API server is back
+    settings.queueing.idle_timeout = 0.2  # how long kopf keeps the task of each job without events
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()
-    settings.process.ultimate_exiting_timeout = 10  # below the pod's grace period
+    settings.process.ultimate_exiting_timeout = (
+        10  # less than terminationGracePeriodSeconds of the operator's pod
+    )
     return settings
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
-    """kopf compares every object with its last handled state, five deep copies an event; we never ask."""
+    """Stores nothing: kopf's comparison with the last handled state costs five deep copies an event."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -145,7 +170,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """There are no handlers whose progress could be kept."""
+    """Stores nothing: kopf keeps no progress of event handlers."""
 
     def fetch(self, **_: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""All that touches kopf: its watch of the jobs, start and stop. A handler only enqueues a key."""
+"""The only module that uses kopf, for the watch of the jobs, start and stop. A handler only queues a key."""
 
 import asyncio
 import logging
@@ -9,30 +9,32 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from dtj_operator import names
-from dtj_operator.core import Core
+from dtj_operator.app import App
 from dtj_operator.kube import config
 from dtj_operator.names import Key
 from dtj_operator.settings import Settings, kopf_settings
 
-AGAIN_S = 2.0
+RESTART_PAUSE_S = 2.0
 
 _log = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> None:
-    """Run until a signal comes; raises NoCluster where there is nothing to run against.
+    """Run until a signal arrives; raises NoCluster if no cluster is configured.
 
-    kopf gives up when its watch is answered with an error that it does not expect, such as a plain 410. All
-    is then stopped in good order, the lease given back, and begun anew here: the container need not crash
-    for it.
+    kopf gives up if its watch gets an error that it does not expect, such as a plain 410. Then everything is
+    stopped cleanly, the lease is released, and kopf is started again here, without a restart of the
+    container.
     """
     asyncio.run(config.load())
     while True:
         try:
             _run_once(settings)
-        except Exception as error:  # noqa: BLE001 - of kopf's errors those of the API are not public
-            _log.error("the job watch ended, beginning anew", extra={"error": str(error), "in_s": AGAIN_S})
-            time.sleep(AGAIN_S)
+        except Exception as error:  # noqa: BLE001 - kopf's classes of API errors are not public
+            _log.error(
+                "kopf failed; restarting it", extra={"error": str(error), "retry_in_s": RESTART_PAUSE_S}
+            )
+            time.sleep(RESTART_PAUSE_S)
         else:
             return
 
@@ -42,8 +44,8 @@ def _run_once(settings: Settings) -> None:
         registry=_registry(settings),
         settings=kopf_settings(),
         standalone=True,
-        # Else kopf looks up the user's name, which in a container need not exist.
-        identity=settings.identity,  # type: ignore[arg-type]  # a NewType of str that kopf keeps to itself
+        # Otherwise kopf looks up the user's name, which may not exist in a container.
+        identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
         clusterwide=settings.namespace is None,
         namespaces=[settings.namespace] if settings.namespace else [],
         memo=kopf.Memo(),
@@ -53,30 +55,30 @@ def _run_once(settings: Settings) -> None:
 def _registry(settings: Settings) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=registry, backoff=AGAIN_S)
+    @kopf.on.login(registry=registry, backoff=RESTART_PAUSE_S)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return _credentials(await config.load())
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: kopf.Memo, **_: Any) -> None:
-        memo.core = Core(settings, await config.load())
-        await memo.core.start()
+        memo.app = App(settings, await config.load())
+        await memo.app.start()
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(memo: kopf.Memo, **_: Any) -> None:
-        await memo.core.stop()
+        await memo.app.stop()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, memo: Any, namespace: str | None, name: str, **_: Any) -> None:
         version = str(event["object"]["metadata"].get("resourceVersion"))
         kind = event["type"]
-        memo.core.seen(Key(str(namespace), name), version, gone=kind == "DELETED", listed=kind is None)
+        memo.app.on_job(Key(str(namespace), name), version, gone=kind == "DELETED", listed=kind is None)
 
     return registry
 
 
 def _credentials(loaded: Configuration) -> kopf.ConnectionInfo:
-    """Kopf asks again when they expire."""
+    """Convert the credentials for kopf, which calls login again when they expire."""
     scheme, _, token = str((loaded.api_key or {}).get("BearerToken") or "").rpartition(" ")
     return kopf.ConnectionInfo(
         server=loaded.host,

@@ -1,7 +1,7 @@
-"""The CR as a frozen `Job`: read once at the edge, defaults filled, nonsense refused with the mend.
+"""The custom resource as a frozen `Job`: parsed once, with defaults; an error names the field and the fix.
 
-The schema and its CEL rules refuse almost all of this before it is stored. What stands here is for objects
-that an older or newer schema let in, so that they end in a condition and never in a crash loop. The defaults
+The schema and its CEL rules reject almost all invalid objects before they are stored. The checks here are for
+objects that an older or newer schema accepted: they end in a condition, never in a crash loop. The defaults
 are those of the schema (a test compares them).
 """
 
@@ -14,7 +14,7 @@ from dtj_operator import names, quantity
 
 Json = dict[str, Any]
 
-MOST_REPLICAS = 10_000  # as in the schema
+MAX_REPLICAS = 10_000  # as in the schema
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
 RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -23,21 +23,22 @@ ACCELERATORS = ("google.com/tpu", "habana.ai/gaudi", "gpu.intel.com/xe", "gpu.in
 
 
 class SpecError(Exception):
-    """A field that makes no sense: which one, what it holds, what to write instead."""
+    """An invalid field: its name, its value, and what to write instead."""
 
-    def __init__(self, field: str, value: object, mend: str) -> None:
-        super().__init__(f"{field}: {value!r} cannot be used; {mend}")
+    def __init__(self, field: str, value: object, fix: str) -> None:
+        problem = "required value" if value is None else f"invalid value {value!r}"
+        super().__init__(f"{field}: {problem}: {fix}")
         self.field = field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One line of recovery.rules; it matches where each given part matches."""
+    """One entry of recovery.rules; it matches if each part that is set matches."""
 
     action: str  # FailJob | Restart | RestartUncounted
     exit_codes: frozenset[int] | None = None
     codes_listed: bool = True  # In; False is NotIn
-    conditions: tuple[tuple[str, str], ...] = ()  # (type, status); any of them suffices
+    conditions: tuple[tuple[str, str], ...] = ()  # (type, status); one match is enough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +47,17 @@ class Recovery:
     max_restarts: int = 10
     max_restarts_without_progress: int = 3
     backoff_s: int = 1
-    node_lost_s: int = 40  # 0: a node is never taken for lost
-    avoid_node_after: int = 2  # faults; 0: no node is avoided
+    node_lost_s: int = 40  # 0: a node never counts as lost
+    avoid_node_after: int = 2  # faults; 0: nodes are never avoided
     rules: tuple[Rule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """Between how many replicas the job may have."""
+    """The range of replicas that the job may have."""
 
-    lowest: int
-    highest: int
+    min_replicas: int
+    max_replicas: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +69,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """What the agents take for a hang, and what they do about it."""
+    """When the agents treat the job as hung, and what they do about it."""
 
-    timeout_s: int = 0  # 0: found out from the steps
+    timeout_s: int = 0  # 0: derived from the step times
     action: str = "Restart"  # | Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that the planner knows of one job's identity and wishes."""
+    """The identity and the spec of one job."""
 
     namespace: str
     name: str
@@ -97,20 +98,20 @@ class Job:
     hang: Hang = Hang()
     checkpoint: Checkpoint | None = None
     isolated: bool = True
-    error: SpecError | None = None  # set: only the identity and the fields without a fault are to be trusted
+    error: SpecError | None = None  # if set, all but the identity is a placeholder
 
     @property
-    def lowest(self) -> int:
-        """The fewest replicas that it may train with."""
-        return self.elastic.lowest if self.elastic else self.replicas
+    def min_replicas(self) -> int:
+        """The fewest replicas that the job may train with."""
+        return self.elastic.min_replicas if self.elastic else self.replicas
 
     @property
-    def highest(self) -> int:
-        return self.elastic.highest if self.elastic else self.replicas
+    def max_replicas(self) -> int:
+        return self.elastic.max_replicas if self.elastic else self.replicas
 
     @property
     def grace_s(self) -> int:
-        """Seconds that its pods have to end once they are asked to."""
+        """The pods' termination grace period in seconds."""
         grace_s: int = self.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S)
         return grace_s
 
@@ -121,12 +122,12 @@ class Job:
 
 
 def managed_by_us(raw: Json) -> bool:
-    """Whether this operator may touch the job at all."""
+    """Whether spec.managedBy names this operator."""
     return bool((raw.get("spec") or {}).get("managedBy") in (None, names.MANAGER))
 
 
 def parse(raw: Json) -> Job:
-    """Read a CR as the API server gives it; a bad spec becomes `Job.error`, never an exception."""
+    """Parse the custom resource; an invalid spec becomes `Job.error`, never an exception."""
     meta = raw["metadata"]
     identity: Json = {
         "namespace": meta["namespace"],
@@ -136,75 +137,75 @@ def parse(raw: Json) -> Job:
         "deleting": "deletionTimestamp" in meta,
     }
     try:
-        return Job(**identity, **_wishes(meta["name"], _Fields("spec", raw.get("spec"))))
+        return Job(**identity, **_parse_spec(meta["name"], _Fields("spec", raw.get("spec"))))
     except SpecError as error:
         wrong = error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # of a shape that nobody thought of
-        wrong = SpecError("spec", str(error), "compare it with `kubectl explain dtj.spec --recursive`")
-    nothing = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}
-    return Job(**identity, template=nothing, error=wrong)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a shape without a check of its own
+        wrong = SpecError("spec", str(error), "compare the spec with `kubectl explain dtj.spec --recursive`")
+    placeholder = {"spec": {"containers": [{"name": names.TRAINER_CONTAINER}]}}
+    return Job(**identity, template=placeholder, error=wrong)
 
 
 class _Fields:
-    """A mapping that knows its path, so that every complaint names the field."""
+    """A mapping that knows its path, so that every error names the field."""
 
     def __init__(self, path: str, raw: object) -> None:
         if not isinstance(raw, Mapping):
-            raise SpecError(path, raw, "write a mapping")
+            raise SpecError(path, raw, "must be an object")
         self.path, self.raw = path, raw
 
     def child(self, name: str) -> "_Fields | None":
         value = self.raw.get(name)
         return None if value is None else _Fields(f"{self.path}.{name}", value)
 
-    def fail(self, name: str, mend: str) -> SpecError:
-        return SpecError(f"{self.path}.{name}", self.raw.get(name), mend)
+    def fail(self, name: str, fix: str) -> SpecError:
+        return SpecError(f"{self.path}.{name}", self.raw.get(name), fix)
 
-    def integer(self, name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
+    def integer(self, name: str, default: int, minimum: int, maximum: int = 2**31 - 1) -> int:
         value = self.raw.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise self.fail(name, f"write a whole number from {lowest} to {highest}")
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self.fail(name, f"must be an integer between {minimum} and {maximum}")
         return value
 
-    def optional_integer(self, name: str, lowest: int) -> int | None:
-        return None if self.raw.get(name) is None else self.integer(name, lowest, lowest)
+    def optional_integer(self, name: str, minimum: int) -> int | None:
+        return None if self.raw.get(name) is None else self.integer(name, minimum, minimum)
 
     def flag(self, name: str) -> bool:
         value = self.raw.get(name) or False
         if not isinstance(value, bool):
-            raise self.fail(name, "write true or false")
+            raise self.fail(name, "must be true or false")
         return value
 
     def integers(self, name: str) -> frozenset[int]:
         values = self.raw.get(name) or []
         if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
-            raise self.fail(name, "write a list of whole numbers")
+            raise self.fail(name, "must be a list of integers")
         return frozenset(values)
 
     def choice(self, name: str, *choices: str) -> str:
         value = self.raw.get(name, choices[0])
         if value not in choices:
-            raise self.fail(name, f"write one of {', '.join(choices)}")
+            raise self.fail(name, f"must be one of {', '.join(choices)}")
         return str(value)
 
     def items(self, name: str) -> "list[_Fields]":
         value = self.raw.get(name) or []
         if not isinstance(value, list):
-            raise self.fail(name, "write a list")
+            raise self.fail(name, "must be a list")
         return [_Fields(f"{self.path}.{name}[{i}]", item) for i, item in enumerate(value)]
 
 
-def _wishes(name: str, spec: _Fields) -> Json:
+def _parse_spec(name: str, spec: _Fields) -> Json:
     elastic = _elastic(spec.child("elastic"))
-    lowest, highest = (elastic.lowest, elastic.highest) if elastic else (1, MOST_REPLICAS)
-    replicas = spec.integer("replicas", 1, lowest, highest)
-    most = elastic.highest if elastic else replicas
+    minimum, maximum = (elastic.min_replicas, elastic.max_replicas) if elastic else (1, MAX_REPLICAS)
+    replicas = spec.integer("replicas", 1, minimum, maximum)
+    most = elastic.max_replicas if elastic else replicas
     if len(names.pod_name(name, most - 1)) > names.HOST_NAME_LIMIT:
         longest = names.HOST_NAME_LIMIT - len(str(most - 1)) - 1
-        raise SpecError("metadata.name", name, f"with {most} replicas it may have {longest} characters")
+        raise SpecError("metadata.name", name, f"must have at most {longest} characters with {most} replicas")
     port = spec.integer("masterPort", 29500, 1, 65535)
     if port == names.AGENT_PORT:
-        raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's; write another port")
+        raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's port; choose another port")
     template = _template(spec)
     recovery, hang = spec.child("recovery"), spec.child("hang")
     network = spec.child("network")
@@ -230,30 +231,33 @@ def _wishes(name: str, spec: _Fields) -> Json:
 def _elastic(fields: _Fields | None) -> Elastic | None:
     if fields is None:
         return None
-    lowest = fields.integer("minReplicas", 1, 1)
-    return Elastic(lowest=lowest, highest=fields.integer("maxReplicas", 0, lowest, MOST_REPLICAS))
+    minimum = fields.integer("minReplicas", 1, 1)
+    maximum = fields.integer("maxReplicas", 0, minimum, MAX_REPLICAS)
+    return Elastic(min_replicas=minimum, max_replicas=maximum)
 
 
 def _template(spec: _Fields) -> Json:
     template = spec.child("template")
     pod = template.child("spec") if template else None
     if template is None or pod is None or not pod.items("containers"):
-        raise SpecError("spec.template.spec.containers", None, "write at least one container")
+        raise SpecError("spec.template.spec.containers", None, "must have at least one container")
     if pod.raw.get("restartPolicy") not in (None, "Never"):
-        raise pod.fail("restartPolicy", "leave it out: the operator restarts, not the kubelet")
+        raise pod.fail(
+            "restartPolicy", "must be Never or absent: the operator, not the kubelet, restarts the ranks"
+        )
     for owned in ("hostname", "subdomain"):
         if pod.raw.get(owned):
-            raise pod.fail(owned, "leave it out: ranks find each other by names that the operator sets")
+            raise pod.fail(owned, "must be absent: the operator sets it, so that the ranks find each other")
     for volume in pod.items("volumes"):
         if volume.raw.get("name") in (names.SHM_VOLUME, names.CHECKPOINT_VOLUME):
-            raise volume.fail("name", "choose another name: this one is the operator's")
+            raise volume.fail("name", "the operator adds a volume of this name; choose another name")
     for container in pod.items("containers"):
         if not container.raw.get("name"):
-            raise container.fail("name", "name the container")
+            raise container.fail("name", "every container needs a name")
         for variable in container.items("env"):
             name = str(variable.raw.get("name"))
             if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
-                raise variable.fail("name", "leave it out: the operator sets it")
+                raise variable.fail("name", "must be absent: the operator sets this variable")
     return dict(template.raw)
 
 
@@ -261,10 +265,10 @@ def _processes(spec: _Fields, template: Json) -> int:
     if spec.raw.get("processesPerReplica", "auto") != "auto":
         return spec.integer("processesPerReplica", 1, 1)
     resources = _trainer(template).get("resources") or {}
-    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     accelerators = sum(
         int(quantity.parse(amount) or 0)
-        for name, amount in asked.items()
+        for name, amount in amounts.items()
         if name.endswith("/gpu") or name in ACCELERATORS
     )
     return max(1, accelerators)
@@ -298,9 +302,9 @@ def _rule(fields: _Fields) -> Rule:
     codes = fields.child("onExitCodes")
     conditions = fields.items("onPodConditions")
     if "action" not in fields.raw:
-        raise fields.fail("action", "write FailJob, Restart or RestartUncounted")
+        raise fields.fail("action", "must be one of FailJob, Restart, RestartUncounted")
     if codes is None and not conditions:
-        raise fields.fail("onExitCodes", "say when the rule applies: onExitCodes or onPodConditions")
+        raise fields.fail("onExitCodes", "a rule needs onExitCodes or onPodConditions")
     return Rule(
         action=fields.choice("action", "FailJob", "Restart", "RestartUncounted"),
         exit_codes=codes.integers("values") if codes else None,
@@ -312,8 +316,9 @@ def _rule(fields: _Fields) -> Rule:
 def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
     mount_path = fields.raw.get("mountPath", "/checkpoints")
     if not isinstance(mount_path, str) or not mount_path.startswith("/"):
-        raise fields.fail("mountPath", "write an absolute path, such as /checkpoints")
-    trainer = _trainer(template)  # others may mount the same volume there, to send checkpoints elsewhere, say
+        raise fields.fail("mountPath", "must be an absolute path, such as /checkpoints")
+    # Other containers may mount the same volume there, for example to upload checkpoints.
+    trainer = _trainer(template)
     taken = [str(mount.get("mountPath")).rstrip("/") for mount in trainer.get("volumeMounts") or ()]
     if mount_path.rstrip("/") in taken:
         raise fields.fail(
@@ -321,11 +326,14 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
         )
     volume = fields.child("volume")
     if volume is None or not volume.raw:
-        raise fields.fail("volume", "name a volume source, such as persistentVolumeClaim: {claimName: runs}")
+        raise fields.fail(
+            "volume", "must be a volume source, such as persistentVolumeClaim: {claimName: runs}"
+        )
     resume = fields.raw.get("resumeFrom")
     if resume is not None and (not isinstance(resume, str) or not resume or ".." in resume.split("/")):
         raise fields.fail(
-            "resumeFrom", "write a job of this namespace, or a path below the mount without '..'"
+            "resumeFrom",
+            "must be the name of a job in this namespace, or a path below the mount without '..'",
         )
     return Checkpoint(
         mount_path=mount_path, volume={k: v for k, v in volume.raw.items() if k != "name"}, resume_from=resume

@@ -1,4 +1,4 @@
-"""helm on our chart."""
+"""Helm for the tests of the chart."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 
 @dataclass(frozen=True)
 class Helm:
-    """The program and the folder that holds all it would write to the home directory."""
+    """The helm program, with its own home directory."""
 
     program: Path
     home: Path
 
     def __call__(self, *words: str, given: Json | None = None, fails: bool = False) -> str:
-        """Run helm, with `given` as values; return what it printed, or its complaint where it must fail."""
+        """Run helm with `given` as values; return its output, or its error output if it must fail."""
         values = ["--values=-"] if given is not None else []
         done = subprocess.run(
             [self.program, *words, *values],
@@ -46,7 +46,7 @@ class Helm:
 
 @pytest.fixture(scope="session")
 def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Return helm with a home of its own."""
+    """Return helm with its own home directory."""
     return Helm(programs["helm"], tmp_path_factory.mktemp("helm"))
 
 

@@ -9,7 +9,7 @@ from tests.support.kubectl import Kubectl
 CRD = "distributedtrainingjobs.dtj.dev"
 
 
-def test_release_comes_and_goes_and_leaves_the_crd(helm: Helm, plane: ControlPlane, kubectl: Kubectl):
+def test_uninstallation_keeps_the_crd(helm: Helm, plane: ControlPlane, kubectl: Kubectl):
     namespace = f"--namespace={kubectl.namespace}"
     flags = (namespace, f"--kubeconfig={plane.kubectl.kubeconfig}")
     selector = "app.kubernetes.io/instance=release-test"
@@ -22,7 +22,7 @@ def test_release_comes_and_goes_and_leaves_the_crd(helm: Helm, plane: ControlPla
         }
     )
 
-    # The tests' CRD was applied by kubectl; a new cluster would not need to hand it over.
+    # The tests applied the CRD with kubectl, so helm has to take ownership; a new cluster does not need this.
     helm("install", "release-test", str(CHART), *flags, "--take-ownership")
     assert kubectl.get("deployment", "release-test-operator")
     assert len(kubectl.list("clusterrole", selector)) == 4

@@ -1,4 +1,4 @@
-"""What the chart renders: valid for Kubernetes, the same as it was, no more rights than needed."""
+"""The rendered chart: valid for Kubernetes, equal to the snapshot, with no more rights than needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES: dict[str, Json] = {
     "one namespace gets a Role instead of a ClusterRole": {"watchNamespace": "team-a"},
     "one namespace and no right beyond it": {"watchNamespace": "team-a", "rbac": {"readNodes": False}},
     "a digest wins over the tag": {"image": {"tag": "x", "digest": f"sha256:{'a' * 64}"}},
-    "roles and account of somebody else": {
+    "roles and account of another owner": {
         "rbac": {"create": False, "readNodes": False, "aggregateToDefaultRoles": False},
         "serviceAccount": {"create": False, "name": "theirs"},
     },
@@ -60,7 +60,7 @@ def kinds(manifests: list[Json], kind: str) -> list[Json]:
     return [each for each in manifests if each["kind"] == kind]
 
 
-def test_chart_has_nothing_for_lint_to_say(helm: Helm):
+def test_helm_lint_reports_nothing(helm: Helm):
     printed = helm("lint", "--strict", str(CHART))
     assert "[WARNING]" not in printed
     assert "[ERROR]" not in printed
@@ -84,14 +84,14 @@ def test_crd_is_shipped_byte_for_byte(helm: Helm):
     assert CRD.read_text() in helm.template({"crds": {"keep": False}})
 
 
-def test_crd_is_kept_when_the_release_goes(render: Render):
+def test_crd_is_kept_after_an_uninstallation(render: Render):
     (crd,) = kinds(render({}), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd == yaml.safe_load(CRD.read_text())
 
 
 def test_notes_say_what_to_do_next(helm: Helm, plane: ControlPlane):
-    # Only a real installation prints them; a dry run asks the API server and changes nothing there.
+    # helm prints notes only for an installation; a server-side dry run changes nothing.
     kubeconfig = f"--kubeconfig={plane.kubectl.kubeconfig}"
     notes = helm("install", "dtj", str(CHART), kubeconfig, "--dry-run=server", "--take-ownership").partition(
         "NOTES:"
@@ -100,7 +100,7 @@ def test_notes_say_what_to_do_next(helm: Helm, plane: ControlPlane):
 
 
 @case
-def test_operator_can_do_nothing_that_it_does_not_need(render: Render, values: Json):
+def test_operator_has_no_unneeded_rights(render: Render, values: Json):
     operators = [
         rule
         for role in kinds(render(values), "ClusterRole") + kinds(render(values), "Role")
@@ -130,11 +130,11 @@ def test_pods_pass_the_restricted_standard(render: Render, values: Json, plane: 
 
 REFUSED = [
     ("a misspelt key", {"replica": 2}, "additional properties 'replica' not allowed"),
-    ("a misspelt key, deeper", {"image": {"tags": "x"}}, "additional properties 'tags' not allowed"),
+    ("a misspelt nested key", {"image": {"tags": "x"}}, "additional properties 'tags' not allowed"),
     ("no replica", {"replicas": 0}, "at '/replicas': minimum: got 0, want 1"),
     ("replicas as text", {"replicas": "2"}, "got string, want integer"),
     (
-        "a digest that is none",
+        "an invalid digest",
         {"image": {"digest": "latest"}},
         "'/image/digest': 'latest' does not match pattern",
     ),
@@ -143,17 +143,17 @@ REFUSED = [
     ("a log level that does not exist", {"logging": {"level": "verbose"}}, "must be one of 'debug'"),
     ("a log format that does not exist", {"logging": {"format": "xml"}}, "must be one of 'json'"),
     (
-        "a namespace that cannot be",
+        "an invalid namespace",
         {"watchNamespace": "Team A"},
         "'/watchNamespace': 'Team A' does not match",
     ),
     ("several namespaces", {"watchNamespace": ["a", "b"]}, "got array, want string"),
     ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
-    ("labels that are no text", {"podLabels": {"a": 1}}, "got number, want string"),
+    ("labels that are not text", {"podLabels": {"a": 1}}, "got number, want string"),
     ("a pull secret as an object", {"imagePullSecrets": [{"name": "a"}]}, "got object, want string"),
 ]
 
 
 @pytest.mark.parametrize(("values", "words"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED])
-def test_values_that_are_refused(helm: Helm, values: Json, words: str):
+def test_values_that_are_rejected(helm: Helm, values: Json, words: str):
     assert words in helm("template", "dtj", str(CHART), given=values, fails=True)

@@ -1,4 +1,4 @@
-"""Small jobs for the tables of the CRD's rules; helpers return changes: dotted path below spec -> value."""
+"""Small jobs for the tables of CRD rules. The helpers return changes: dotted path below spec -> value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ABSENT = object()
 
 
 def job(name: str = "digits", **changes: Any) -> Json:
-    """Return the smallest job with these changes."""
+    """Return the minimal job with these changes."""
     made: Json = {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -25,7 +25,7 @@ def job(name: str = "digits", **changes: Any) -> Json:
 
 
 def put(spec: Json, path: str, value: Any) -> None:
-    """Set what a dotted path names; ABSENT removes it."""
+    """Set the field at a dotted path; ABSENT removes it."""
     *parents, last = path.split(".")
     for parent in parents:
         spec = spec.setdefault(parent, {})
@@ -36,30 +36,30 @@ def put(spec: Json, path: str, value: Any) -> None:
 
 
 def pod(**fields: Any) -> Json:
-    """Change the pods."""
+    """Set fields of the pod template."""
     return {f"template.spec.{name}": value for name, value in fields.items()}
 
 
 def env(*names: str) -> Json:
-    """Give the only container these variables."""
+    """Set environment variables of the only container."""
     return pod(containers=[{"name": "trainer", "env": [{"name": name, "value": "x"} for name in names]}])
 
 
 def recovery(**fields: Any) -> Json:
-    """Change what happens after failures."""
+    """Set fields of spec.recovery."""
     return {f"recovery.{name}": value for name, value in fields.items()}
 
 
 def rule(action: str = "Restart", **when: Any) -> Json:
-    """Have one rule."""
+    """Set one recovery rule."""
     return recovery(rules=[{"action": action, **when}])
 
 
 def codes(*values: int, operator: str = "In") -> Json:
-    """Have one rule on exit codes."""
+    """Set one recovery rule for exit codes."""
     return rule(onExitCodes={"operator": operator, "values": list(values)})
 
 
 def checkpoint(volume: Any, **fields: Any) -> Json:
-    """Keep checkpoints on a volume."""
+    """Set spec.checkpoint."""
     return {"checkpoint": {"volume": volume, **fields}}

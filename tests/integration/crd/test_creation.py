@@ -1,4 +1,4 @@
-"""Every rule about one manifest: what the API server lets pass, and with which words it refuses."""
+"""Every rule for new jobs: what the API server accepts, and with which message it rejects the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESERVED = (
 NFS = {"nfs": {"server": "a", "path": "/"}}
 
 TABLE: list[tuple[str, Json, str]] = [
-    ("the smallest job", {}, ACCEPTED),
+    ("the minimal job", {}, ACCEPTED),
     ("no template", {"template": ABSENT}, "spec.template: Required value"),
     ("a field that does not exist", {"replica": 2}, 'unknown field "spec.replica"'),
     ("a deep field that does not exist", recovery(maxRestart=2), 'unknown field "spec.recovery.maxRestart"'),
@@ -31,34 +31,42 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a name of 60 characters for 11 pods", {"name": "n" * 60, "replicas": 11}, ACCEPTED),
     # size
     ("one replica", {"replicas": 1}, ACCEPTED),
-    ("no replica", {"replicas": 0}, "spec.replicas in body should be greater than or equal to 1"),
+    ("zero replicas", {"replicas": 0}, "spec.replicas in body should be greater than or equal to 1"),
     ("a negative number of replicas", {"replicas": -3}, "greater than or equal to 1"),
-    ("a million replicas by mistake", {"replicas": 1000000}, "less than or equal to 10000"),
+    ("a million replicas", {"replicas": 1000000}, "less than or equal to 10000"),
     ("replicas as text", {"replicas": "2"}, 'spec.replicas: Invalid value: "string"'),
     ("processes as a number", {"processesPerReplica": 8}, ACCEPTED),
     ("processes left to the accelerators", {"processesPerReplica": "auto"}, ACCEPTED),
-    ("no process", {"processesPerReplica": 0}, "processesPerReplica must be a whole number from 1 to 1024"),
+    (
+        "zero processes",
+        {"processesPerReplica": 0},
+        "processesPerReplica must be a whole number from 1 to 1024",
+    ),
     ("processes as text", {"processesPerReplica": "8"}, "without quotes, or auto"),
     ("another port", {"masterPort": 23456}, ACCEPTED),
     ("the port of the agent", {"masterPort": 29400}, "masterPort must not be 29400"),
     ("a privileged port", {"masterPort": 80}, "greater than or equal to 1024"),
     ("an elastic job", {"replicas": 2, "elastic": {"minReplicas": 1, "maxReplicas": 4}}, ACCEPTED),
     ("an elastic job at its largest", {"replicas": 4, "elastic": {"maxReplicas": 4}}, ACCEPTED),
-    ("elastic without a limit", {"elastic": {"minReplicas": 1}}, "spec.elastic.maxReplicas: Required value"),
+    (
+        "elastic without maxReplicas",
+        {"elastic": {"minReplicas": 1}},
+        "spec.elastic.maxReplicas: Required value",
+    ),
     (
         "more replicas than allowed",
         {"replicas": 5, "elastic": {"maxReplicas": 4}},
-        "replicas of an elastic job must be a number from elastic.minReplicas to elastic.maxReplicas",
+        "replicas of an elastic job must be between elastic.minReplicas and elastic.maxReplicas",
     ),
     (
         "fewer replicas than allowed",
         {"replicas": 1, "elastic": {"minReplicas": 2, "maxReplicas": 4}},
-        "replicas of an elastic job must be a number",
+        "replicas of an elastic job must be between",
     ),
     (
-        "limits the wrong way round",
+        "minReplicas above maxReplicas",
         {"replicas": 3, "elastic": {"minReplicas": 4, "maxReplicas": 3}},
-        "elastic.minReplicas must not be above elastic.maxReplicas",
+        "elastic.minReplicas must not exceed elastic.maxReplicas",
     ),
     (
         "a name of 61 characters that may grow to 11 pods",
@@ -70,10 +78,14 @@ TABLE: list[tuple[str, Json, str]] = [
     ("containers left out", pod(containers=ABSENT), "spec.template.spec.containers: Required value"),
     ("a container without a name", pod(containers=[{"image": "a"}]), "containers[0].name: Required value"),
     ("two containers", pod(containers=[{"name": "trainer"}, {"name": "logs"}]), ACCEPTED),
-    ("two containers of one name", pod(containers=[{"name": "a"}, {"name": "a"}]), "Duplicate value"),
+    ("two containers with the same name", pod(containers=[{"name": "a"}, {"name": "a"}]), "Duplicate value"),
     ("restartPolicy Never", pod(restartPolicy="Never"), ACCEPTED),
     ("restartPolicy Always", pod(restartPolicy="Always"), "restartPolicy must be Never or absent"),
-    ("restartPolicy OnFailure", pod(restartPolicy="OnFailure"), "say in spec.recovery how often"),
+    (
+        "restartPolicy OnFailure",
+        pod(restartPolicy="OnFailure"),
+        "limit the restarts with spec.recovery.maxRestarts",
+    ),
     ("a hostname", pod(hostname="a"), "hostname, subdomain and hostnameOverride are set by the operator"),
     ("a subdomain", pod(subdomain="a"), "remove them from the template"),
     ("a hostnameOverride", pod(hostnameOverride="a"), "remove them from the template"),
@@ -85,29 +97,33 @@ TABLE: list[tuple[str, Json, str]] = [
     ),
     ("a label of the user", {"template.metadata.labels": {"team": "a"}}, ACCEPTED),
     (
-        "a label of ours",
+        "a label reserved for the operator",
         {"template.metadata.labels": {"dtj.dev/job-name": "a"}},
         "start with dtj.dev/ are set",
     ),
     ("a volume of the user", pod(volumes=[{"name": "data", "emptyDir": {}}]), ACCEPTED),
-    ("a volume named like ours", pod(volumes=[{"name": "dtj-shm", "emptyDir": {}}]), "choose another name"),
+    (
+        "a volume name reserved for the operator",
+        pod(volumes=[{"name": "dtj-shm", "emptyDir": {}}]),
+        "choose another name",
+    ),
     ("a pod field newer than the schema", pod(notYetInvented={"a": 1}), ACCEPTED),
     # recovery
-    ("no restart", recovery(maxRestarts=0), ACCEPTED),
+    ("maxRestarts 0", recovery(maxRestarts=0), ACCEPTED),
     ("a negative number of restarts", recovery(maxRestarts=-1), "greater than or equal to 0"),
     ("negative without progress", recovery(maxRestartsWithoutProgress=-1), "greater than or equal to 0"),
-    ("a patience with silence", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
-    ("a negative patience", {"hang": {"timeoutSeconds": -1}}, "greater than or equal to 0"),
-    ("an unknown answer to a hang", {"hang": {"action": "Ignore"}}, 'supported values: "Restart", "Report"'),
+    ("a hang timeout", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
+    ("a negative hang timeout", {"hang": {"timeoutSeconds": -1}}, "greater than or equal to 0"),
+    ("an unknown hang action", {"hang": {"action": "Ignore"}}, 'supported values: "Restart", "Report"'),
     ("a scope", recovery(scope="Replica"), ACCEPTED),
     ("a scope that does not exist", recovery(scope="Pod"), '"Auto", "Replica", "Job"'),
-    ("nodes that are never lost", recovery(nodeLostSeconds=0, avoidNodeAfter=0), ACCEPTED),
-    ("a node lost before it was", recovery(nodeLostSeconds=-1), "greater than or equal to 0"),
-    ("a pause of an hour", recovery(backoffSeconds=3600), "less than or equal to 300"),
-    ("a rule on a condition", rule(onPodConditions=[{"type": "A"}]), ACCEPTED),
-    ("a rule on nothing", rule(), "exactly one of onExitCodes and onPodConditions"),
+    ("nodes that never count as lost", recovery(nodeLostSeconds=0, avoidNodeAfter=0), ACCEPTED),
+    ("a negative nodeLostSeconds", recovery(nodeLostSeconds=-1), "greater than or equal to 0"),
+    ("a back-off of an hour", recovery(backoffSeconds=3600), "less than or equal to 300"),
+    ("a rule for a condition", rule(onPodConditions=[{"type": "A"}]), ACCEPTED),
+    ("a rule without a criterion", rule(), "exactly one of onExitCodes and onPodConditions"),
     (
-        "a rule on both",
+        "a rule with two criteria",
         rule(onExitCodes={"operator": "In", "values": [7]}, onPodConditions=[{"type": "A"}]),
         "exactly one of onExitCodes and onPodConditions",
     ),
@@ -117,10 +133,10 @@ TABLE: list[tuple[str, Json, str]] = [
         "rules[0].action: Required value",
     ),
     ("an action that does not exist", rule("Retry"), '"FailJob", "RestartUncounted", "Restart"'),
-    ("a rule on exit codes", codes(7, 42), ACCEPTED),
-    ("a rule on code 0", codes(0), "onExitCodes.values[0] in body should be greater than or equal to 1"),
-    ("a rule on code 256", codes(256), "less than or equal to 255"),
-    ("a rule on no code", codes(), "at least 1 items"),
+    ("a rule for exit codes", codes(7, 42), ACCEPTED),
+    ("a rule for code 0", codes(0), "onExitCodes.values[0] in body should be greater than or equal to 1"),
+    ("a rule for code 256", codes(256), "less than or equal to 255"),
+    ("a rule for no code", codes(), "at least 1 items"),
     ("an operator that does not exist", codes(1, operator="="), '"In", "NotIn"'),
     # checkpoint
     ("a checkpoint volume", checkpoint({"persistentVolumeClaim": {"claimName": "a"}}), ACCEPTED),
@@ -130,16 +146,16 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a relative path", checkpoint(NFS, mountPath="runs"), "mountPath must be an absolute path"),
     ("resume from a job", checkpoint(NFS, resumeFrom="monday-1"), ACCEPTED),
     ("resume from a path", checkpoint(NFS, resumeFrom="default/monday-1/1a2b"), ACCEPTED),
-    ("resume from outside", checkpoint(NFS, resumeFrom="a/../../b"), "resumeFrom must be the name"),
-    ("resume from an absolute path", checkpoint(NFS, resumeFrom="/a"), "does not begin with one"),
-    ("resume from what is no name", checkpoint(NFS, resumeFrom="Monday"), "resumeFrom must be the name"),
+    ("resume from outside the mount", checkpoint(NFS, resumeFrom="a/../../b"), "resumeFrom must be the name"),
+    ("resume from an absolute path", checkpoint(NFS, resumeFrom="/a"), "does not start with '/'"),
+    ("resume from an invalid name", checkpoint(NFS, resumeFrom="Monday"), "resumeFrom must be the name"),
     # the rest
-    ("a deadline of no time", {"activeDeadlineSeconds": 0}, "greater than or equal to 1"),
-    ("a TTL of no time", {"ttlSecondsAfterFinished": 0}, ACCEPTED),
+    ("a deadline of 0 seconds", {"activeDeadlineSeconds": 0}, "greater than or equal to 1"),
+    ("a TTL of 0 seconds", {"ttlSecondsAfterFinished": 0}, ACCEPTED),
     ("a negative TTL", {"ttlSecondsAfterFinished": -1}, "greater than or equal to 0"),
-    ("a clean-up that does not exist", {"cleanPodPolicy": "Some"}, '"Running", "All", "None"'),
-    ("a success that does not exist", {"successPolicy": "Any"}, '"All", "Rank0"'),
-    ("a network that does not exist", {"network": {"policy": "Open"}}, '"Isolated", "None"'),
+    ("a cleanPodPolicy that does not exist", {"cleanPodPolicy": "Some"}, '"Running", "All", "None"'),
+    ("a successPolicy that does not exist", {"successPolicy": "Any"}, '"All", "Rank0"'),
+    ("a network policy that does not exist", {"network": {"policy": "Open"}}, '"Isolated", "None"'),
     ("another manager", {"managedBy": "kueue.x-k8s.io/multikueue"}, ACCEPTED),
 ]
 
@@ -181,7 +197,7 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
     }
 
 
-def test_template_is_stored_as_it_was_written(kubectl: Kubectl):
+def test_template_is_stored_unchanged(kubectl: Kubectl):
     variable = {"name": "A", "valueFrom": {"newerSource": {}}}
     spec = {
         "containers": [{"name": "trainer", "image": "a", "env": [variable], "newer": [1, {"a": "b"}]}],

@@ -24,7 +24,7 @@ STATUS: Json = {
     "step": "1200/5000",
     "worldSize": 4,
     "restarts": {"total": 3},
-    "message": "every replica runs",
+    "message": "all replicas are running or finished",
     "goodput": {"percent": "97.2"},
     "avoidedNodes": [
         {"node": "w1", "faults": 1, "at": "2026-01-01T00:00:00Z"},
@@ -36,7 +36,7 @@ STATUS: Json = {
 
 
 def columns(text: str) -> Json:
-    """Return the one line of a table as heading -> cell; cells are separated by three spaces."""
+    """Return the only row of a table as heading -> cell; cells are separated by three spaces."""
     head, line = text.splitlines()
     starts = [match.start() for match in re.finditer(r"\S+( \S+)*", head)]
     ends = [*starts[1:], None]
@@ -69,8 +69,8 @@ def test_wide_table_adds_world_goodput_nodes_and_message(running: Kubectl):
     line = columns(running("get", "dtj", "-o", "wide"))
     assert line["WORLD"] == "4"
     assert line["GOODPUT"] == "97.2"
-    assert line["NODE AVOIDED"] == "w2", "a single fault is no reason yet"
-    assert line["MESSAGE"] == "every replica runs"
+    assert line["NODE AVOIDED"] == "w2", "a single fault is not enough"
+    assert line["MESSAGE"] == "all replicas are running or finished"
 
 
 def test_scale_subresource_reports_pods_that_have_a_node(running: Kubectl):
@@ -81,7 +81,7 @@ def test_scale_subresource_reports_pods_that_have_a_node(running: Kubectl):
     }
 
 
-def test_status_is_written_apart_from_the_specification(running: Kubectl):
+def test_status_is_ignored_when_the_spec_is_written(running: Kubectl):
     before = running.get("dtj", "digits")
     running.apply({**JOB, "status": {"phase": "Failed"}})
     after = running.get("dtj", "digits")
@@ -95,12 +95,12 @@ def test_status_is_written_apart_from_the_specification(running: Kubectl):
     ("field", "words"),
     [
         ("dtj.spec", "processesPerReplica"),
-        ("dtj.spec.recovery.maxRestarts", "0 fails at the first fault"),
+        ("dtj.spec.recovery.maxRestarts", "0 the job fails at the first fault"),
         ("dtj.spec.checkpoint.volume", "Exactly one volume source"),
         ("dtj.spec.template.spec.hostname", "Set by the operator"),
         ("dtj.spec.elastic", "kubectl scale"),
         ("dtj.spec.hang.action", "the ranks that the others wait for"),
-        ("dtj.spec.recovery.scope", "the agents in the others heal around them"),
+        ("dtj.spec.recovery.scope", "the agents in the others can recover in place"),
         ("dtj.spec.recovery.nodeLostSeconds", "force-deleted and replaced"),
         ("dtj.status.failure", "Rank that failed first"),
         ("dtj.status.avoidedNodes", "Nodes on which this job had faults"),
@@ -119,7 +119,7 @@ def test_example_is_accepted(kubectl: Kubectl, example: Path):
     for job in jobs:
         stored = kubectl.get("dtj", job["metadata"]["name"])
         assert stored is not None
-        assert stored["spec"]["template"] == job["spec"]["template"], "nothing of it was dropped"
+        assert stored["spec"]["template"] == job["spec"]["template"], "no field was dropped"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -129,7 +129,7 @@ def test_example_can_be_applied_twice(kubectl: Kubectl, example: Path):
     assert "serverside-applied" in kubectl(*command)
 
 
-def test_one_of_several_jobs_of_an_example_is_chosen_by_its_label(kubectl: Kubectl):
+def test_label_selects_one_of_several_jobs_of_an_example(kubectl: Kubectl):
     (strategies,) = (each for each in EXAMPLES if each.stem == "strategies")
     kubectl("apply", "-f", str(strategies), "-l", "strategy=pp-ddp")
     assert [each["metadata"]["name"] for each in kubectl.list("dtj")] == ["text-pp-ddp"]

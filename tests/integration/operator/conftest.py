@@ -26,10 +26,10 @@ RBAC = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAcco
 
 
 def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
-    """Apply the chart's account and roles, and return all that it renders."""
+    """Apply the chart's ServiceAccount and roles, and return everything that it renders."""
     rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}")
     manifests = [each for each in yaml.safe_load_all(rendered) if each]
-    # Kubernetes makes the second one too, a moment after the API server is ready.
+    # Kubernetes creates the second one too, shortly after the API server is ready.
     namespaces: list[Json] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         for name in (process.NAMESPACE, "kube-node-lease")
@@ -41,17 +41,17 @@ def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
 
 @pytest.fixture(scope="session")
 def granted(helm: Helm, plane: ControlPlane) -> ControlPlane:
-    """Return the control plane, in which the operator's user has the chart's roles and no others."""
+    """Return the control plane, with only the chart's roles bound to the operator's user."""
     grant(helm, plane)
     return plane
 
 
 @contextlib.asynccontextmanager
 async def without(plane: ControlPlane, binding: str, forbidden: str) -> AsyncIterator[None]:
-    """Take a binding away from the operator's user until the block ends.
+    """Remove a binding of the operator's user until the block ends.
 
     binding    path of the ClusterRoleBinding or RoleBinding
-    forbidden  what cannot be read without it: the API server says so at the beginning, and no more at the end
+    forbidden  path that cannot be read without it; waits until reading it is refused, and allowed again
     """
     async with rest.connect(plane) as admin, rest.connect(plane, "operator") as operator:
         taken = await admin.get(binding)
@@ -81,7 +81,7 @@ async def kubelet(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
 
 @pytest.fixture
 async def witness(api: Api, namespace: str) -> AsyncIterator[Witness]:
-    """Return a witness of all that happens in the test's namespace; what it must not see fails the test."""
+    """Return a witness of all events in the test's namespace; a violation that it sees fails the test."""
     async with watching(api, namespace) as witness:
         yield witness
         assert witness.violations() == []
@@ -89,14 +89,14 @@ async def witness(api: Api, namespace: str) -> AsyncIterator[Witness]:
 
 @pytest.fixture
 async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
-    """Return an operator that serves the test's namespace."""
+    """Return an operator that watches the test's namespace."""
     async with process.kept(granted, watch=namespace) as operator:
         yield operator
         operator.check()
 
 
 class Cluster:
-    """What a test does with the jobs of its namespace."""
+    """Operations on the jobs of the test's namespace."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.namespace = api, namespace
@@ -107,7 +107,7 @@ class Cluster:
         return await self.api.create(self.jobs, job(name, **spec))
 
     async def change(self, name: str = "job", **spec: Any) -> Json:
-        """Change fields of a job's specification."""
+        """Change fields of a job's spec."""
         return await self.api.patch(f"{self.jobs}/{name}", {"spec": spec})
 
     async def job(self, name: str = "job") -> Json:
@@ -121,7 +121,7 @@ class Cluster:
         )
 
     async def until(self, holds: Any, name: str = "job") -> Json:
-        """Wait until a job looks right."""
+        """Wait until `holds` is true for a job."""
         return await self.api.until(f"{self.jobs}/{name}", holds)
 
 

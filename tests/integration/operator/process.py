@@ -1,4 +1,4 @@
-"""The operator as a process of its own, with the rights that the chart gives it: started, stopped, killed."""
+"""The operator as a separate process with the rights from the chart: started, stopped, killed."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from tests.integration.controlplane import ControlPlane
+from tests.support import forked
+from tests.support.forked import Forked, warmed
 from tests.support.ports import free_port
 
+Process = Forked | asyncio.subprocess.Process
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "dtj-system"
 LEASE = "dtj-operator"  # the name that the chart's Role allows
 READY_S = 120.0
-# The machine was too slow to renew the lease; somebody else took the port before the operator did.
-EXCUSES = ("was not renewed for", "cannot be had")
+# The machine was too slow to renew the lease, or another process took the port before the operator did.
+EXCUSES = ("was not renewed for", "cannot listen on port")
 
 
 @dataclass
 class Operator:
     """A running operator.
 
-    identity  name of its pod, by which it holds the lease
-    log       everything that it printed
+    identity  name of its pod, with which it holds the lease
+    log       its standard output and error
     """
 
-    process: asyncio.subprocess.Process
+    process: Process
     identity: str
     log: Path
     health_port: int
     metrics_port: int
 
     async def ready(self) -> None:
-        """Wait until it says that its caches are filled."""
+        """Wait until /readyz reports that its caches are filled."""
         url = f"http://127.0.0.1:{self.health_port}/readyz"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
@@ -49,29 +53,34 @@ class Operator:
                         async with session.get(url) as answer:
                             if answer.status == 200:
                                 return
-                    await asyncio.sleep(0.05)  # between two questions
+                    await asyncio.sleep(0.05)  # between two requests
         raise AssertionError(f"the operator did not become ready:\n{self.log.read_text()[-4000:]}")
 
     def freeze(self) -> None:
-        """Let it hang in the middle of whatever it does."""
+        """Stop it with SIGSTOP in the middle of its work."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on where it was."""
+        """Continue it with SIGCONT."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
-        """End it at once, as the kernel does when memory is short."""
+        """Kill it, as the kernel does when memory runs out."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
     async def stop(self) -> int:
-        """Ask it to end, as a rolling update does, and return its exit code."""
+        """Send SIGTERM, as a rolling update does, and return its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), 30)
+
+
+def warm() -> ForkServerContext:
+    """Return what forks operators."""
+    return warmed("dtj_operator.shell", "dtj_operator.app")
 
 
 async def start(
@@ -87,12 +96,12 @@ async def start(
 ) -> Operator:
     """Start an operator.
 
-    watch        the only namespace it serves; all where empty
-    server       another way to the API server
-    rate         requests a second
-    resync_s     seconds between looks at everything
-    poll_s       seconds between questions to an agent
-    environment  variables beside the usual ones
+    watch        the only namespace it watches; empty: all
+    server       URL of the API server, if not the direct one
+    rate         requests per second
+    resync_s     seconds between full resyncs
+    poll_s       seconds between polls of an agent
+    environment  additional environment variables
     """
     health, metrics = free_port(), free_port()
     log = plane.folder / f"{identity}-{health}.log"
@@ -104,30 +113,39 @@ async def start(
         "POD_NAMESPACE": NAMESPACE,
         **(environment or {}),
     }
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-W", "error", "-m", "dtj_operator"),
-            *([f"--namespace={watch}"] if watch else []),
-            f"--lease-name={LEASE}",
-            f"--requests-per-second={rate}",
-            f"--resync-seconds={resync_s}",
-            f"--agent-poll-seconds={poll_s}",
-            f"--health-port={health}",
-            f"--metrics-port={metrics}",
-            *("--log-level=info", "--log-format=text"),
-            env=variables,
-            stdout=out,
-            stderr=out,
-            stdin=asyncio.subprocess.DEVNULL,
-            cwd=plane.folder,
+    arguments = [
+        *([f"--namespace={watch}"] if watch else []),
+        f"--lease-name={LEASE}",
+        f"--requests-per-second={rate}",
+        f"--resync-seconds={resync_s}",
+        f"--agent-poll-seconds={poll_s}",
+        f"--health-port={health}",
+        f"--metrics-port={metrics}",
+        *("--log-level=info", "--log-format=text"),
+    ]
+    process: Process
+    if environment:  # such as libfaketime's, which the dynamic linker reads before Python starts
+        with log.open("wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-W", "error", "-m", "dtj_operator"),
+                *arguments,
+                env=variables,
+                stdout=out,
+                stderr=out,
+                stdin=asyncio.subprocess.DEVNULL,
+                cwd=plane.folder,
+            )
+    else:
+        process = forked.start(
+            warm(), "dtj_operator", arguments, environment=variables, out=log, folder=plane.folder
         )
     return Operator(process, identity, log, health, metrics)
 
 
 @contextlib.asynccontextmanager
 async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator]:
-    """Have an operator that is ready; whatever happens, it is gone at the end."""
+    """Run an operator that is ready; it is killed at the end in any case."""
     operator = await start(plane, **options)
     try:
         await operator.ready()
@@ -138,10 +156,10 @@ async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator
 
 
 class Kept:
-    """An operator that is started again whenever it ends, as a kubelet does with a container.
+    """An operator that is restarted whenever it exits, as a kubelet does with a container.
 
-    now   the process of this moment
-    dead  those before it
+    now   the current process
+    dead  the earlier processes
     """
 
     def __init__(self, begin: Callable[[], Awaitable[Operator]]) -> None:
@@ -150,30 +168,30 @@ class Kept:
         self.now: Operator | None = None
 
     async def keep(self) -> None:
-        """Start it again, for ever."""
+        """Restart it, forever."""
         while True:
             self.now = await self._begin()
             await self.now.process.wait()
             self.dead.append(self.now)
 
     def freeze(self) -> None:
-        """Let it hang in the middle of whatever it does."""
+        """Stop it with SIGSTOP in the middle of its work."""
         assert self.now is not None
         self.now.freeze()
 
     def thaw(self) -> None:
-        """Let it go on where it was."""
+        """Continue it with SIGCONT."""
         assert self.now is not None
         self.now.thaw()
 
     def check(self) -> None:
-        """Fail where it has ended for a reason that is not one of EXCUSES."""
+        """Fail if it has exited for a reason that is not one of EXCUSES."""
         for operator in self.dead:
             log = operator.log.read_text()
-            assert any(excuse in log for excuse in EXCUSES), f"the operator has ended:\n{log[-4000:]}"
+            assert any(excuse in log for excuse in EXCUSES), f"the operator has exited:\n{log[-4000:]}"
 
     async def ready(self) -> None:
-        """Wait until it is ready, whichever process that then is."""
+        """Wait until it is ready, even if its process changes meanwhile."""
         async with asyncio.timeout(READY_S):
             while True:
                 self.check()
@@ -187,7 +205,7 @@ class Kept:
 
 @contextlib.asynccontextmanager
 async def kept(plane: ControlPlane, **options: Any) -> AsyncIterator[Kept]:
-    """Have an operator that comes back whenever it ends."""
+    """Run an operator that is restarted whenever it exits."""
     kept = Kept(lambda: start(plane, **options))
     task = asyncio.create_task(kept.keep())
     try:

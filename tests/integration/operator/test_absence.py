@@ -1,4 +1,4 @@
-"""What happens while no operator is there, or when one takes over from another."""
+"""Changes while no operator is running, and takeovers between operators."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from tests.support.predicates import condition, phase
 
 
 async def holder(cluster: Cluster) -> str:
-    """Return who has the lease."""
+    """Return the holder of the lease."""
     lease = await cluster.api.get(f"{LEASES.format(NAMESPACE)}/{LEASE}")
     found: str = lease["spec"].get("holderIdentity") or ""
     return found
 
 
-async def test_change_made_meanwhile_is_found(granted: ControlPlane, cluster: Cluster, kubelet: Kubelet):
+async def test_change_without_an_operator_is_found_later(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
     async with process.running(granted, watch=cluster.namespace):
         await cluster.submit()
         await cluster.submit("other")
@@ -35,7 +37,7 @@ async def test_change_made_meanwhile_is_found(granted: ControlPlane, cluster: Cl
         await kubelet.until_running("other-0", "other-1")
 
 
-async def test_job_deleted_meanwhile_leaves_nothing(
+async def test_job_deleted_without_an_operator_leaves_nothing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with process.running(granted, watch=cluster.namespace):
@@ -50,7 +52,7 @@ async def test_job_deleted_meanwhile_leaves_nothing(
         await cluster.api.until_gone(f"{POLICIES.format(cluster.namespace)}/job")
 
 
-async def test_job_made_again_under_its_name_is_another_job(
+async def test_job_recreated_with_the_same_name_is_another_job(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with process.running(granted, watch=cluster.namespace):
@@ -68,14 +70,14 @@ async def test_job_made_again_under_its_name_is_another_job(
         assert child["metadata"]["ownerReferences"][0]["uid"] == again["metadata"]["uid"]
 
 
-async def test_deadline_that_passed_meanwhile_counts(
+async def test_deadline_that_passed_without_an_operator_counts(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with process.running(granted, watch=cluster.namespace):
         await cluster.submit(activeDeadlineSeconds=3600)
         await cluster.until(phase("Running"))
 
-    # The hour is over.
+    # The hour has passed.
     await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"startTime": LONG_AGO}})
 
     async with process.running(granted, watch=cluster.namespace):
@@ -84,7 +86,7 @@ async def test_deadline_that_passed_meanwhile_counts(
         await kubelet.until(lambda pods: not pods)
 
 
-async def test_of_two_operators_one_works_and_the_other_takes_over(
+async def test_one_of_two_operators_leads_and_the_second_takes_over(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with (
@@ -108,7 +110,7 @@ async def test_of_two_operators_one_works_and_the_other_takes_over(
         assert await pair[follower].stop() == 0
 
 
-async def test_operator_that_is_asked_to_end_hands_over_at_once(
+async def test_operator_that_gets_sigterm_releases_the_lease_at_once(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with process.running(granted, watch=cluster.namespace, identity="operator-0") as one:

@@ -10,7 +10,7 @@ from tests.chaos import run as chaos
 from tests.integration.controlplane import ControlPlane
 
 SEED = 1
-WITHOUT = frozenset({"restart_apiserver"})  # the long runs have the time that it takes
+WITHOUT = frozenset({"restart_apiserver"})  # takes too long for a short run
 
 
 @pytest.mark.timeout(900)
@@ -19,4 +19,4 @@ async def test_a_hundred_faults_and_no_violation(granted: ControlPlane, namespac
 
     assert result.violations == []
     assert result.faults.total() == 100
-    assert len(result.faults) >= 20, "of many kinds"
+    assert len(result.faults) >= 20, "faults of many kinds"

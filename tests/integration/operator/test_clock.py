@@ -1,4 +1,4 @@
-"""The operator's clock is set an hour forwards or backwards while it works (Debian's libfaketime)."""
+"""The operator's clock is set forward or back by an hour while it works (with Debian's libfaketime)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock(tmp_path: Path) -> Clock:
 
 
 @pytest.mark.parametrize("hours", [1, -1], ids=["an hour forwards", "an hour backwards"])
-async def test_clock_that_is_set_stops_nothing(
+async def test_clock_change_stops_nothing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness, clock: Clock, hours: int
 ):
     async with process.running(
@@ -37,11 +37,11 @@ async def test_clock_that_is_set_stops_nothing(
         for name in ("crashed", "again"):
             await cluster.submit(name, recovery={"backoffSeconds": 1})
             await cluster.until(phase("Running"), name)
-        # Deadline and time to live are longer than the jump: neither may be over by it.
+        # The deadline and the TTL are longer than the jump, so the jump must not end either.
         await cluster.submit("limited", activeDeadlineSeconds=9000)
         await cluster.until(phase("Running"), "limited")
         before = await cluster.job("limited")
-        kubelet.holds = {"crashed-0"}  # it waits for its pod in the middle of a restart
+        kubelet.holds = {"crashed-0"}  # the job waits for this pod in the middle of a restart
         await kubelet.finish("crashed-1", 1)
         await cluster.until(phase("Recovering"), "crashed")
 
@@ -58,7 +58,7 @@ async def test_clock_that_is_set_stops_nothing(
             assert job["status"]["restarts"]["counted"] == 1
         moved = await cluster.job("new")
         apart_s = hour_of(moved) - hour_of(before)
-        assert round(apart_s / 3600) == hours, "the clock did move"
+        assert round(apart_s / 3600) == hours, "the clock was changed"
         assert phase("Running")(await cluster.job("limited"))
         await witness.settled()
 

@@ -1,4 +1,4 @@
-"""The operator is killed over and over while it works: nothing is made twice, nothing is forgotten."""
+"""The operator is killed again and again while it works: nothing is created twice or forgotten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEED = 20260117
 
 
 class Births:
-    """Every pod that ever comes into being, as a watch that began before the first of them sees it."""
+    """Every pod that is ever created, from a watch that started before the first one."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -35,7 +35,7 @@ class Births:
         self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
-        """Watch for ever."""
+        """Watch forever."""
         async with aclosing(self._api.watch(PODS.format("jobs"))) as events:
             async for kind, pod in events:
                 if kind == "ADDED":
@@ -45,7 +45,7 @@ class Births:
                         self._changed.notify_all()
 
     async def reach(self, count: int, within_s: float) -> bool:
-        """Wait until so many pods have been born; False if that takes too long."""
+        """Wait until `count` pods have been created; False if that takes too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(lambda: self.count >= count)
@@ -54,7 +54,7 @@ class Births:
 
 
 def created_by_operator(plane: ControlPlane) -> Counter[str]:
-    """Return how often the API server let the operator create each pod, by its audit log."""
+    """Return how many times the API server let the operator create each pod, from its audit log."""
     return Counter(
         line["objectRef"]["name"]
         for line in plane.audit()
@@ -78,12 +78,12 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
                 await api.create(JOBS.format("jobs"), job(f"job-{number}", replicas=PODS_EACH))
 
             total = JOBS_MADE * PODS_EACH
-            # Moments spread over the whole work: between any two pods, and some after the last.
+            # Kill at moments spread over all the work: between any two pods, and some after the last one.
             for moment in sorted(chance.randint(1, total) for _ in range(KILLS)):
-                # Slow enough that a kill hits the middle of something.
+                # Slow enough that a kill interrupts some work.
                 operator = await process.start(plane, rate=60)
                 await births.reach(moment, within_s=WITHIN_S)
-                await asyncio.sleep(chance.uniform(0, 0.05))  # not always right behind a create
+                await asyncio.sleep(chance.uniform(0, 0.05))  # not always right after a create
                 await operator.kill()
 
             async with process.running(plane):
@@ -98,5 +98,5 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
 
         expected = {f"job-{number}-{index}" for number in range(JOBS_MADE) for index in range(PODS_EACH)}
         assert {name: len(uids) for name, uids in births.uids.items()} == dict.fromkeys(expected, 1)
-        # Not equal: a create that a kill has interrupted may come through without a 201 in the log.
+        # Not equal: a create that a kill interrupts may succeed without a 201 in the log.
         assert created_by_operator(plane) <= Counter(expected)

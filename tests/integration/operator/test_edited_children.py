@@ -1,4 +1,4 @@
-"""Others delete, edit and relabel what belongs to a job, or are in its way: it is put right, or named."""
+"""Other clients delete, edit and relabel children of a job, or take their names: fixed or reported."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ NETWORK = {"Service": SERVICES, "NetworkPolicy": POLICIES}
 
 @pytest.fixture
 async def running(cluster: Cluster, kubelet: Kubelet) -> Json:
-    """Return a job that runs."""
+    """Return a running job."""
     await cluster.submit()
     await kubelet.until_running("job-0", "job-1")
     return await cluster.until(phase("Running"))
 
 
 def changing(patch: Json) -> Change:
-    """Return the change of merging this into an object."""
+    """Return a function that merges this into an object."""
     return lambda cluster, path: cluster.api.patch(path, patch)
 
 
@@ -44,17 +44,17 @@ OTHER_LABEL: Json = {"metadata": {"labels": {"dtj.dev/job-name": "other"}}}
 CHANGES = [
     pytest.param("Service", removing, id="Service deleted"),
     pytest.param("NetworkPolicy", removing, id="NetworkPolicy deleted"),
-    pytest.param("Service", changing({"spec": {"selector": {"a": "b"}}}), id="Service selects others"),
+    pytest.param("Service", changing({"spec": {"selector": {"a": "b"}}}), id="Service selects other pods"),
     pytest.param(
         "Service", changing({"spec": {"publishNotReadyAddresses": False}}), id="Service hides starting ranks"
     ),
     pytest.param(
-        "NetworkPolicy", changing({"spec": {"ingress": [{}]}}), id="NetworkPolicy lets everybody in"
+        "NetworkPolicy", changing({"spec": {"ingress": [{}]}}), id="NetworkPolicy allows all ingress"
     ),
     pytest.param(
         "NetworkPolicy",
         changing({"spec": {"podSelector": {"matchLabels": None}}}),
-        id="NetworkPolicy of all pods",
+        id="NetworkPolicy selects all pods",
     ),
     pytest.param("Service", changing(NO_LABEL), id="Service loses its label"),
     pytest.param("NetworkPolicy", changing(OTHER_LABEL), id="NetworkPolicy relabelled"),
@@ -62,7 +62,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("kind", "change"), CHANGES)
-async def test_network_of_a_job_is_put_right(
+async def test_service_and_network_policy_are_restored(
     cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness, kind: str, change: Change
 ):
     path = f"{NETWORK[kind].format(cluster.namespace)}/job"
@@ -77,13 +77,13 @@ async def test_network_of_a_job_is_put_right(
 
     await cluster.api.until(path, restored)
     await witness.settled()
-    assert len(kubelet.born) == 2, "its pods run on"
+    assert len(kubelet.born) == 2, "its pods keep running"
 
 
-async def test_edit_that_comes_again_and_again_is_put_right_in_measure(
+async def test_repeated_edit_is_reverted_at_a_limited_rate(
     cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness
 ):
-    """As of a webhook or another controller that has its own idea of the object."""
+    """For example by a webhook or another controller."""
     path = f"{SERVICES.format(cluster.namespace)}/job"
     theirs: Json = {"spec": {"selector": {"a": "b"}}}
     first = await cluster.api.get(path)
@@ -91,7 +91,7 @@ async def test_edit_that_comes_again_and_again_is_put_right_in_measure(
     second = await cluster.api.until(path, lambda seen: seen["metadata"]["uid"] != first["metadata"]["uid"])
     await cluster.api.patch(path, theirs)
 
-    # Other jobs live their lives, so it had time enough.
+    # Other jobs start and finish meanwhile, so it had enough time.
     await cluster.submit("other")
     await cluster.until(phase("Running"), "other")
     now = await cluster.api.get(path)
@@ -101,7 +101,7 @@ async def test_edit_that_comes_again_and_again_is_put_right_in_measure(
     )
 
 
-async def test_annotations_and_labels_of_others_may_stay(
+async def test_foreign_annotations_and_labels_are_kept(
     cluster: Cluster, kubelet: Kubelet, running: Json, granted: ControlPlane
 ):
     path = f"{SERVICES.format(cluster.namespace)}/job"
@@ -116,10 +116,10 @@ async def test_annotations_and_labels_of_others_may_stay(
 @pytest.mark.parametrize(
     "patch",
     [
-        pytest.param(NO_LABEL, id="label taken off"),
+        pytest.param(NO_LABEL, id="label removed"),
         pytest.param(OTHER_LABEL, id="another job's label"),
         pytest.param({"metadata": {"labels": {"dtj.dev/attempt": "7"}}}, id="another attempt"),
-        pytest.param({"metadata": {"labels": {"dtj.dev/replica-index": "first"}}}, id="no index"),
+        pytest.param({"metadata": {"labels": {"dtj.dev/replica-index": "first"}}}, id="invalid index"),
     ],
 )
 async def test_relabelled_pod_is_replaced(
@@ -138,7 +138,7 @@ async def test_relabelled_pod_is_replaced(
     assert (await cluster.job("other"))["status"]["restarts"]["total"] == 0
 
 
-async def test_pod_that_lost_its_owner_is_not_touched(cluster: Cluster, kubelet: Kubelet, running: Json):
+async def test_pod_without_an_owner_is_not_touched(cluster: Cluster, kubelet: Kubelet, running: Json):
     orphan = await cluster.api.patch(f"{cluster.pods}/job-1", {"metadata": {"ownerReferences": None}})
 
     job = await cluster.until(condition("PodsReady", "False", "NameConflict"))
@@ -150,10 +150,10 @@ async def test_pod_that_lost_its_owner_is_not_touched(cluster: Cluster, kubelet:
     await cluster.until(lambda job: phase("Running")(job) and condition("PodsReady")(job))
 
 
-async def test_service_of_somebody_else_in_the_place_of_ours(
+async def test_foreign_service_in_place_of_ours_is_not_touched(
     cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness
 ):
-    """Deleted and replaced at once, before the operator can make its own again; theirs stays."""
+    """Our Service is deleted and replaced before the operator can recreate it; the foreign one stays."""
     services = SERVICES.format(cluster.namespace)
     theirs: Json = {"metadata": {"name": "late"}, "spec": {"ports": [{"port": 80}]}}
     mine = await cluster.api.create(services, theirs)

@@ -1,4 +1,4 @@
-"""An elastic job follows its size: by the user's wish, and by the room that there is."""
+"""An elastic job changes its size: when the user scales it, and with the capacity of the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = {"scope": "Job", "backoffSeconds": 0}
 
 
 def settled(replicas: int) -> Any:
-    """Return a predicate: the job runs with so many pods, all of them ready."""
+    """Return a predicate: the job runs with this number of pods, and all are ready."""
     return lambda job: phase("Running")(job) and job["status"].get("ready") == f"{replicas}/{replicas}"
 
 
@@ -37,7 +37,7 @@ async def find_no_room(kubelet: Kubelet, name: str, since: str = LONG_AGO) -> No
 async def submit_with_room_for_two(
     cluster: Cluster, kubelet: Kubelet, *, since: str = LONG_AGO, **spec: Any
 ) -> None:
-    """Of three replicas the last is refused by the scheduler, since then."""
+    """Of three replicas the last one is unschedulable since then."""
     kubelet.starts = False
     await cluster.submit(replicas=3, **spec)
     await kubelet.until(lambda pods: len(pods) == 3)
@@ -67,10 +67,10 @@ async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, 
     assert shrunk.items() <= first.items()
     status = job["status"]
     assert (status["attempt"], status["restarts"]["total"], status["worldSize"]) == (0, 0, 1)
-    assert (await cluster.until_event("Resized"))["note"].startswith("1 replicas: spec.replicas is 1")
+    assert (await cluster.until_event("Resized"))["note"].startswith("Scaling down to 1 replicas")
 
 
-async def test_pod_that_leaves_slowly_and_is_wanted_again_is_no_fault(cluster: Cluster, kubelet: Kubelet):
+async def test_pod_that_stops_slowly_and_is_wanted_again_is_not_a_fault(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
     first = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(settled(2))
@@ -79,14 +79,14 @@ async def test_pod_that_leaves_slowly_and_is_wanted_again_is_no_fault(cluster: C
     await cluster.change(replicas=1)
     await kubelet.until(lambda pods: "deletionTimestamp" in pods["job-1"]["metadata"])
     await cluster.change(replicas=2)
-    await kubelet.let_go("job-1")
+    await kubelet.confirm_stopped("job-1")
 
     await kubelet.until(lambda pods: uids(pods).get("job-1", first["job-1"]) != first["job-1"])
     job = await cluster.until(settled(2))
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
 
 
-async def test_without_healing_agents_another_size_is_another_attempt(cluster: Cluster, kubelet: Kubelet):
+async def test_without_in_place_restarts_a_new_size_is_a_new_attempt(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(elastic={"maxReplicas": 4}, recovery=WHOLE)
     await kubelet.until_running("job-0", "job-1")
     await cluster.until(settled(2))
@@ -101,7 +101,9 @@ async def test_without_healing_agents_another_size_is_another_attempt(cluster: C
     assert job["status"]["restarts"]["total"] == 0
 
 
-async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: Cluster, kubelet: Kubelet):
+async def test_job_with_in_place_restarts_continues_without_an_unschedulable_pod(
+    cluster: Cluster, kubelet: Kubelet
+):
     await submit_with_room_for_two(
         cluster, kubelet, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING, since=now()
     )
@@ -121,7 +123,7 @@ async def test_healing_job_goes_on_without_the_pod_that_finds_no_room(cluster: C
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
 
 
-async def test_pod_that_finds_room_where_the_first_of_the_others_ended_is_not_waited_for(
+async def test_pod_that_is_scheduled_after_the_first_pod_ended_is_not_waited_for(
     cluster: Cluster, kubelet: Kubelet
 ):
     await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=HEALING)
@@ -137,7 +139,7 @@ async def test_pod_that_finds_room_where_the_first_of_the_others_ended_is_not_wa
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})
 
 
-async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: Cluster, kubelet: Kubelet):
+async def test_job_waits_if_fewer_than_its_minimum_are_schedulable(cluster: Cluster, kubelet: Kubelet):
     await submit_with_room_for_two(
         cluster, kubelet, elastic={"minReplicas": 3, "maxReplicas": 3}, recovery=HEALING
     )
@@ -151,7 +153,7 @@ async def test_job_waits_rather_than_train_with_fewer_than_its_minimum(cluster: 
     assert phase("Pending")(job)
 
 
-async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: Cluster, kubelet: Kubelet):
+async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: Cluster, kubelet: Kubelet):
     await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=WHOLE)
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
     for name in ("job-0", "job-1"):
@@ -161,10 +163,10 @@ async def test_attempt_is_made_smaller_by_lack_of_room_and_tried_again(cluster: 
         lambda job: phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]
     )
     assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
-    assert "there was room for 2 of 3 pods" in of(job, "PodsReady")["message"]
+    assert "only 2 of 3 pods could be scheduled" in of(job, "PodsReady")["message"]
     assert job["status"]["shortage"]["tries"] == 1
 
-    # The ten minutes are over.
+    # The ten minutes have passed.
     kubelet.starts = True
     await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"shortage": {"retryAt": LONG_AGO}}})
     job = await cluster.until(settled(3))

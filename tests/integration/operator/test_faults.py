@@ -1,4 +1,4 @@
-"""The way between operator and API server is bad: answers late, lost or refused, watches cut."""
+"""Faults between operator and API server: late, lost or refused answers, and cut watches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.predicates import phase
 
 @pytest.fixture
 async def proxy(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[FaultProxy]:
-    """Return a proxy through which the only operator of the test's namespace talks."""
+    """Return a proxy between the API server and the only operator of the test's namespace."""
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,
         process.running(granted, watch=namespace, server=proxy.url),
@@ -37,12 +37,12 @@ FAULTS = [
     ("a created pod is not confirmed", 0, Fault(calling("POST", "pods"), 0, times=2)),
     ("the Service is not confirmed", 0, Fault(calling("POST", "services"), 0)),
     ("the status is not confirmed", 0, Fault(calling("PATCH", "status"), 0, times=2)),
-    ("somebody else changed the status", 409, Fault(calling("PATCH", "status"), 409, times=2)),
+    ("another client changed the status", 409, Fault(calling("PATCH", "status"), 409, times=2)),
 ]
 
 
 @pytest.mark.parametrize(("kind", "fault"), [pytest.param(*row[1:], id=row[0]) for row in FAULTS])
-async def test_job_runs_in_spite_of(
+async def test_job_runs_despite(
     cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy, kind: int, fault: Fault
 ):
     proxy.inject(fault)
@@ -53,12 +53,12 @@ async def test_job_runs_in_spite_of(
         await kubelet.finish(name)
     await cluster.until(phase("Succeeded"))
 
-    assert proxy.hits[kind] >= 1, "the fault did happen"
-    assert [name for name, _ in sorted(kubelet.born)] == ["job-0", "job-1"], "each pod was made once"
+    assert proxy.hits[kind] >= 1, "the fault was injected"
+    assert [name for name, _ in sorted(kubelet.born)] == ["job-0", "job-1"], "each pod was created once"
     assert job["status"]["restarts"]["total"] == 0
 
 
-async def test_restart_whose_status_is_not_confirmed_counts_once(
+async def test_restart_with_an_unconfirmed_status_write_counts_once(
     cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
 ):
     await cluster.submit()
@@ -72,7 +72,7 @@ async def test_restart_whose_status_is_not_confirmed_counts_once(
     assert proxy.hits[0] == 2
 
 
-async def test_deletion_that_is_not_confirmed_hits_no_younger_pod(
+async def test_unconfirmed_deletion_does_not_hit_a_newer_pod(
     cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
 ):
     await cluster.submit()
@@ -86,25 +86,25 @@ async def test_deletion_that_is_not_confirmed_hits_no_younger_pod(
     assert len(kubelet.born) == 4, "two attempts of two pods"
 
 
-async def test_what_happens_while_watches_are_cut_is_noticed(
+async def test_changes_while_watches_are_cut_are_noticed(
     cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
 ):
     await cluster.submit()
     await cluster.until(phase("Running"))
-    # No watch comes through, so the deletion and the crash are not told to anybody ...
+    # No watch gets through, so no event reports the deletion and the crash ...
     closed = Fault(lambda request: request.query.get("watch") == "true", 503, times=3)
     proxy.inject(closed)
-    assert proxy.cut_watches() >= 2, "one of pods, one of jobs"
+    assert proxy.cut_watches() >= 2, "one watch of pods, one of jobs"
     await cluster.api.delete(f"{PODS.format(cluster.namespace)}/job-1")
 
-    # ... and are found all the same.
+    # ... and the operator finds both anyway.
     job = await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
     assert job["status"]["restarts"]["disruptions"] == 1
     assert closed.times < 3
 
 
 @pytest.mark.parametrize("resource", ["pods", "distributedtrainingjobs"])
-async def test_history_that_is_too_old_is_read_anew(
+async def test_expired_history_leads_to_a_new_list(
     cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy, resource: str
 ):
     await cluster.submit()
@@ -120,9 +120,7 @@ async def test_history_that_is_too_old_is_read_anew(
     assert proxy.hits[410] == 1
 
 
-async def test_server_that_is_away_for_a_while_is_waited_for(
-    cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy
-):
+async def test_unavailable_server_is_waited_for(cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy):
     await cluster.submit()
     await cluster.until(phase("Running"))
     proxy.inject(Fault(lambda request: "leases" not in request.path, 503, times=12))
@@ -138,7 +136,7 @@ async def test_server_that_is_away_for_a_while_is_waited_for(
 
 
 async def test_slow_server_is_waited_for(cluster: Cluster, kubelet: Kubelet, proxy: FaultProxy):
-    """Slower than the lease's period, faster than what it may take in all."""
+    """Slower than the lease's renewal period, but faster than the timeouts."""
     slow = Fault(lambda request: not is_watch(request), 0, times=10**6, late_s=2.5)
     await cluster.submit("before")
     await cluster.until(phase("Running"), "before")
@@ -169,8 +167,8 @@ async def test_storm_of_expired_watches_passes(cluster: Cluster, kubelet: Kubele
 
 
 @pytest.fixture
-async def distrustful(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[FaultProxy]:
-    """Return a proxy whose operator looks at everything anew every two seconds."""
+async def resyncing(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[FaultProxy]:
+    """Return a proxy whose operator resyncs every two seconds."""
     async with (
         FaultProxy(granted.url, granted.tls()).serving() as proxy,
         process.running(granted, watch=namespace, server=proxy.url, resync_s=2),
@@ -178,14 +176,14 @@ async def distrustful(granted: ControlPlane, namespace: str, witness: Witness) -
         yield proxy
 
 
-async def test_watches_that_say_nothing_any_more_are_made_up_for(
-    cluster: Cluster, kubelet: Kubelet, distrustful: FaultProxy, witness: Witness
+async def test_resync_makes_up_for_silent_watches(
+    cluster: Cluster, kubelet: Kubelet, resyncing: FaultProxy, witness: Witness
 ):
     for name in ("crashed", "deleted"):
         await cluster.submit(name)
         await cluster.until(phase("Running"), name)
 
-    distrustful.silent = True
+    resyncing.silent = True
     await kubelet.finish("crashed-1", 1)
     await cluster.api.delete(f"{cluster.jobs}/deleted")
     await cluster.submit("new")
@@ -195,11 +193,11 @@ async def test_watches_that_say_nothing_any_more_are_made_up_for(
     await witness.settled()
 
 
-async def test_events_that_are_lost_doubled_and_reordered_are_made_up_for(
-    cluster: Cluster, kubelet: Kubelet, distrustful: FaultProxy, witness: Witness
+async def test_resync_makes_up_for_lost_repeated_and_reordered_events(
+    cluster: Cluster, kubelet: Kubelet, resyncing: FaultProxy, witness: Witness
 ):
-    distrustful.mangle = losing(random.Random(7), lost=0.3, doubled=0.2, swapped=0.2)
-    distrustful.cut_watches()
+    resyncing.mangle = losing(random.Random(7), lost=0.3, doubled=0.2, swapped=0.2)
+    resyncing.cut_watches()
     for number in range(6):
         await cluster.submit(f"job-{number}", recovery={"maxRestarts": 2, "backoffSeconds": 0})
     for number in range(6):

@@ -1,4 +1,4 @@
-"""Our label is taken off a child at the worst moment: to a watch by label it is gone, and yet it is there."""
+"""A child loses our label at the worst moment: the watch reports it as deleted, but it still exists."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ONE_FAULT = {"backoffSeconds": 0, "maxRestarts": 0}
 
 
 async def running(cluster: Cluster, kubelet: Kubelet, **spec: Any) -> None:
-    """Have a job of three replicas that runs."""
+    """Start a job of three replicas and wait until it is running."""
     await cluster.submit(replicas=3, **spec)
     await kubelet.until_running("job-0", "job-1", "job-2")
     await cluster.until(phase("Running"))
 
 
 async def restarting(cluster: Cluster, kubelet: Kubelet) -> None:
-    """Have it begin anew, while the node of pod 0 takes its time to stop that."""
+    """Make it restart, while pod 0 keeps terminating."""
     kubelet.holds.add("job-0")
     await kubelet.finish("job-1", 1)
     await kubelet.until(lambda pods: "deletionTimestamp" in pods.get("job-0", {"metadata": {}})["metadata"])
@@ -38,20 +38,20 @@ async def restarting(cluster: Cluster, kubelet: Kubelet) -> None:
 
 
 async def still_alone(cluster: Cluster, kubelet: Kubelet) -> None:
-    """Give the operator time to do the wrong thing: another job lives a life meanwhile."""
+    """Give the operator time to do the wrong thing: another job starts meanwhile."""
     await cluster.submit("other")
     await cluster.until(phase("Running"), "other")
     assert {name for name in kubelet.pods if name.startswith("job-")} == {"job-0"}
 
 
-async def goes_on(cluster: Cluster, kubelet: Kubelet) -> None:
-    """Let the pod go at last."""
+async def recovers(cluster: Cluster, kubelet: Kubelet) -> None:
+    """Let the pod stop, and wait until the job is running again."""
     await kubelet.release("job-0")
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["ready"] == "3/3")
     assert (await cluster.job())["status"]["attempt"] == 1
 
 
-async def test_next_attempt_waits_for_a_pod_that_lost_its_label_on_its_way_out(
+async def test_next_attempt_waits_for_a_terminating_pod_without_its_label(
     cluster: Cluster, kubelet: Kubelet, operator: Kept, witness: Witness
 ):
     await running(cluster, kubelet)
@@ -60,7 +60,7 @@ async def test_next_attempt_waits_for_a_pod_that_lost_its_label_on_its_way_out(
     await cluster.api.patch(f"{cluster.pods}/job-0", UNSEEN)
 
     await still_alone(cluster, kubelet)
-    await goes_on(cluster, kubelet)
+    await recovers(cluster, kubelet)
     await witness.settled()
 
 
@@ -74,7 +74,7 @@ async def test_next_attempt_waits_for_a_pod_that_a_new_operator_never_saw(
 
     async with process.running(granted, watch=cluster.namespace, identity="operator-1"):
         await still_alone(cluster, kubelet)
-        await goes_on(cluster, kubelet)
+        await recovers(cluster, kubelet)
         await witness.settled()
 
 
@@ -120,10 +120,10 @@ async def test_pod_that_lost_its_label_as_the_job_was_suspended_is_stopped(
     await witness.settled()
 
 
-async def test_api_server_says_of_a_pod_that_goes_that_it_has_no_time_left(
+async def test_last_state_of_a_deleted_pod_has_no_grace_period_left(
     cluster: Cluster, kubelet: Kubelet, api: Api
 ):
-    """By this the operator tells, without asking, a pod that is gone from one that it only sees no more."""
+    """So the operator can distinguish, without a request, a deleted pod from one that only lost its label."""
     ways: dict[str, Json] = {
         "in-its-own-time": {},
         "at-once": {"gracePeriodSeconds": 0},
@@ -146,12 +146,12 @@ async def test_api_server_says_of_a_pod_that_goes_that_it_has_no_time_left(
     for name, options in ways.items():
         await api.delete(f"{cluster.pods}/{name}", **options)
 
-    told: dict[str, Any] = {}
+    grace_s: dict[str, Any] = {}
     async for name, grace in _ends(api, cluster.pods, version):
-        told[name] = grace
-        if len(told) == len(ways):
+        grace_s[name] = grace
+        if len(grace_s) == len(ways):
             break
-    assert told == dict.fromkeys(ways, 0)
+    assert grace_s == dict.fromkeys(ways, 0)
 
 
 async def _ends(api: Api, folder: str, version: str) -> AsyncIterator[tuple[str, Any]]:

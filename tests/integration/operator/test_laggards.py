@@ -1,4 +1,4 @@
-"""Ranks that hold the others up are named while they do, as replica 0's agent says."""
+"""Ranks that delay the others are named in the status while replica 0's agent reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 @pytest.mark.usefixtures("operator")
-async def test_rank_that_is_slow_or_hangs_is_named_until_that_is_over(cluster: Cluster, kubelet: Kubelet):
+async def test_slow_or_hung_rank_is_named_until_it_recovers(cluster: Cluster, kubelet: Kubelet):
     calm: Json = {"attempt": 0, "step": 7, "rejoin": True, "slowest": None, "hang": None}
     async with agent(ADDRESS, calm | {"slowest": {"rank": 1, "replica": 1, "ratio": 2.1}}) as says:
         kubelet.starts = False
@@ -27,15 +27,14 @@ async def test_rank_that_is_slow_or_hangs_is_named_until_that_is_over(cluster: C
         await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
 
         job = await cluster.until(condition("Healthy", "False", "Straggler"))
-        slow = (
-            "rank 1 (replica 1) on node node-1 needs 2.1 times as long as the others for its part of a step"
-        )
+        who = "rank 1 (replica 1) on node node-1"
+        slow = f"{who} takes 2.1 times as long as the other ranks for its part of a step"
         assert of(job, "Healthy")["message"] == slow
         assert (await cluster.until_event("Straggler"))["note"] == slow
 
         says.update({"slowest": None, "hang": {"ranks": [0], "message": "no step for 33 s"}})
         job = await cluster.until(condition("Healthy", "False", "Hang"))
-        assert "rank 0 (replica 0) on node node-0 hangs: no step for 33 s" in of(job, "Healthy")["message"]
+        assert "rank 0 (replica 0) on node node-0 is hung: no step for 33 s" in of(job, "Healthy")["message"]
         assert (await cluster.until_event("Hang"))["note"] == of(job, "Healthy")["message"]
         assert job["status"]["phase"] == "Running"
         assert job["status"]["restarts"]["total"] == 0

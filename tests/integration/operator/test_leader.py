@@ -1,4 +1,4 @@
-"""Two operators, one of which hangs at the worst moment: never do both of them write."""
+"""Two operators, one of which freezes at the worst moment: they never both write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST, JOBS_MADE, REPLICAS = 2, 8, 5
 
 
 def writers(audit: list[Json]) -> list[str]:
-    """Return who wrote, request by request in the order of their arrival; renewals of the lease aside."""
+    """Return the writer of each request, in order of arrival, without renewals of the lease."""
     writes = [
         (line["requestReceivedTimestamp"], line["userAgent"])
         for line in audit
@@ -33,12 +33,12 @@ def writers(audit: list[Json]) -> list[str]:
 
 
 def pods_after(count: int) -> Callable[[web.Request], bool]:
-    """Return a predicate: a pod is created, and so many have been before."""
+    """Return a predicate: a pod is created after this number of pods."""
     is_creation, created = calling("POST", "pods"), itertools.count()
     return lambda request: is_creation(request) and next(created) >= count
 
 
-async def test_leader_that_hangs_while_it_writes_is_followed_and_writes_no_more(
+async def test_leader_that_freezes_while_writing_is_replaced_and_stops_writing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
     before = len(granted.audit())
@@ -48,7 +48,7 @@ async def test_leader_that_hangs_while_it_writes_is_followed_and_writes_no_more(
     ):
         await cluster.submit("first", replicas=FIRST)
         await cluster.until(phase("Running"), "first")
-        # It tries in vain to get beyond the middle of its work, however long it takes until it hangs.
+        # It cannot get beyond the middle of its work, however long it takes until it freezes.
         proxy.inject(Fault(pods_after(REPLICAS), 503, times=10**6))
         async with process.running(granted, watch=cluster.namespace, identity="follower") as follower:
             for number in range(JOBS_MADE):
@@ -60,7 +60,7 @@ async def test_leader_that_hangs_while_it_writes_is_followed_and_writes_no_more(
             await witness.settled()
             proxy.clear()
             leader.thaw()
-            assert await leader.process.wait() == 1, "it has lost the lease, and ends"
+            assert await leader.process.wait() == 1, "it has lost the lease and exits"
             await witness.settled()
             assert await holder(cluster) == "follower"
             await follower.stop()
@@ -68,5 +68,7 @@ async def test_leader_that_hangs_while_it_writes_is_followed_and_writes_no_more(
     order = writers(granted.audit()[before:])
     first, second = (f"dtj-operator ({name})" for name in ("leader", "follower"))
     assert set(order) == {first, second}
-    # One request may have been between the last look at the lease and the wire.
-    assert order[order.index(second) :].count(first) <= 1, "the second began after the first had ended"
+    # One request may have been sent after the last check of the lease.
+    assert order[order.index(second) :].count(first) <= 1, (
+        "the second operator started after the first had stopped"
+    )

@@ -1,4 +1,4 @@
-"""A job's life against a real API server: from the first pod to the last trace of it."""
+"""The life of a job on a real API server, from the first pod to the deletion of the last child."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ async def test_exit_code_1_restarts_all_pods(cluster: Cluster, kubelet: Kubelet)
 async def test_attempts_never_overlap(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit()
     await kubelet.until_running("job-0", "job-1")
-    kubelet.holds = {"job-0"}  # its node is slow to stop it
+    kubelet.holds = {"job-0"}  # it stops slowly
 
     await kubelet.finish("job-1", 1)
     await kubelet.until(lambda pods: "deletionTimestamp" in pods["job-0"]["metadata"] and "job-1" not in pods)
-    # Another job's whole life passes by, and still nothing of the new attempt may be there.
+    # Another job starts and ends meanwhile, and no pod of the new attempt may exist.
     await cluster.submit("other", replicas=1)
     await kubelet.until(lambda pods: "other-0" in pods)
     assert set(kubelet.pods) == {"job-0", "other-0"}
 
-    await kubelet.let_go("job-0")
+    await kubelet.confirm_stopped("job-0")
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
 
 
@@ -110,10 +110,10 @@ async def test_exit_code_78_fails_the_job_at_once(cluster: Cluster, kubelet: Kub
     assert job["status"]["failure"]["exitCode"] == 78
     await kubelet.until(
         lambda pods: set(pods) == {"job-0"}
-    )  # the one that ran on goes, the failed one's log stays
+    )  # the running pod is deleted, the failed pod stays with its log
 
 
-async def test_a_rule_of_the_user_comes_first(cluster: Cluster, kubelet: Kubelet):
+async def test_rule_of_the_user_takes_precedence(cluster: Cluster, kubelet: Kubelet):
     rule = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
     await cluster.submit(recovery={"rules": [rule]})
     await kubelet.until_running("job-0", "job-1")
@@ -133,7 +133,7 @@ async def test_spent_budget_fails_the_job_and_names_the_culprit(cluster: Cluster
     job = await cluster.until(phase("Failed"))
     failed = of(job, "Failed")
     assert failed["reason"] == "RestartBudgetSpent"
-    for words in ("rank 1", "node-1", "exit code 3", "out of luck", "maxRestarts is 1"):
+    for words in ("rank 1", "node-1", "exited with code 3", "out of luck", "maxRestarts is 1"):
         assert words in failed["message"]
     for reason in ("Restarting", "RestartBudgetSpent"):
         assert "out of luck" in (await cluster.until_event(reason))["note"]
@@ -142,7 +142,7 @@ async def test_spent_budget_fails_the_job_and_names_the_culprit(cluster: Cluster
 async def test_deleted_pod_is_a_disruption_that_costs_nothing(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(recovery={"maxRestarts": 0, "backoffSeconds": 0})
     await kubelet.until_running("job-0", "job-1")
-    await cluster.until(phase("Running"))  # a pod that goes before all have started is simply made again
+    await cluster.until(phase("Running"))  # a pod that is deleted before all have started is simply recreated
 
     await cluster.api.delete(f"{cluster.pods}/job-1")
 
@@ -150,7 +150,7 @@ async def test_deleted_pod_is_a_disruption_that_costs_nothing(cluster: Cluster, 
     assert (job["status"]["restarts"]["counted"], job["status"]["restarts"]["disruptions"]) == (0, 1)
 
 
-async def test_suspended_job_gives_its_pods_up_and_comes_back(cluster: Cluster, kubelet: Kubelet):
+async def test_suspended_job_deletes_its_pods_and_can_be_resumed(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit()
     await kubelet.until_running("job-0", "job-1")
 
@@ -183,7 +183,7 @@ async def test_deadline_fails_the_job(cluster: Cluster, kubelet: Kubelet):
     await kubelet.until(lambda pods: not pods)
 
 
-async def test_finished_job_goes_when_its_time_is_over(cluster: Cluster, kubelet: Kubelet):
+async def test_finished_job_is_deleted_after_its_ttl(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(ttlSecondsAfterFinished=1)
     await kubelet.until_running("job-0", "job-1")
     for name in ("job-0", "job-1"):
@@ -231,11 +231,11 @@ async def test_job_of_another_manager_is_left_alone(cluster: Cluster, kubelet: K
     assert set(kubelet.pods) == {"ours-0", "ours-1"}
 
 
-async def test_nothing_is_written_where_nothing_happens(cluster: Cluster, kubelet: Kubelet):
+async def test_nothing_is_written_if_nothing_happens(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit("still")
     await cluster.until(condition("PodsReady"), "still")
     before = await cluster.job("still")
-    # News that change nothing, and another job's whole life.
+    # Events that change nothing, and another job that starts and ends.
     await cluster.api.patch(f"{cluster.pods}/still-0", {"metadata": {"annotations": {"a": "b"}}})
     await cluster.submit("busy")
     await kubelet.until(lambda pods: {"busy-0", "busy-1"} <= set(pods))

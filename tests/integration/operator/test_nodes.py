@@ -1,4 +1,4 @@
-"""Nodes that die take nothing with them: their pods are let go and replaced, and bad nodes are avoided."""
+"""Lost nodes: their pods are force-deleted and replaced, and nodes with repeated faults are avoided."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG_AGO = "2026-01-01T00:00:00Z"
 
 
 class Nodes:
-    """The nodes of the rig: objects only, nothing runs on them."""
+    """The nodes of the test: objects only, nothing runs on them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._api = cluster.api
@@ -51,13 +51,13 @@ async def nodes(cluster: Cluster) -> AsyncIterator[Nodes]:
         await made.remove_all()
 
 
-async def test_pod_of_a_lost_node_is_replaced_although_its_kubelet_is_dead(
+async def test_pod_on_a_lost_node_is_replaced_although_its_kubelet_is_dead(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
     await cluster.submit(replicas=3, recovery={**HEALING, "maxRestarts": 0})
     before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     await cluster.until(phase("Running"))
-    kubelet.holds = {"job-1"}  # nobody will ever say that it has stopped
+    kubelet.holds = {"job-1"}  # its kubelet will never report that it has stopped
     kubelet.starts = False
 
     await nodes.say("node-1", ready=False)
@@ -71,13 +71,13 @@ async def test_pod_of_a_lost_node_is_replaced_although_its_kubelet_is_dead(
     assert job["status"]["failure"]["node"] == "node-1"
 
 
-async def test_lost_node_does_not_hold_up_a_new_attempt(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
+async def test_lost_node_does_not_delay_a_new_attempt(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
     await cluster.submit(recovery={"scope": "Job", "backoffSeconds": 0})
     await kubelet.until_running("job-0", "job-1")
     await cluster.until(phase("Running"))
     kubelet.holds = {"job-1"}
     kubelet.starts = False
-    await kubelet.finish("job-0", 76)  # it lost its peer long before anybody knows why
+    await kubelet.finish("job-0", 76)  # it lost its peer long before the cause is known
     await kubelet.until(lambda pods: "deletionTimestamp" in pods["job-1"]["metadata"])
 
     await nodes.say("node-1", ready=False)
@@ -88,7 +88,7 @@ async def test_lost_node_does_not_hold_up_a_new_attempt(cluster: Cluster, kubele
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
 
 
-async def test_node_is_not_lost_before_its_time_nor_where_that_is_turned_off(
+async def test_node_is_not_lost_before_the_timeout_or_if_that_is_disabled(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
     await cluster.submit("patient", recovery={**HEALING, "nodeLostSeconds": 3600})
@@ -101,7 +101,7 @@ async def test_node_is_not_lost_before_its_time_nor_where_that_is_turned_off(
 
     kubelet.starts = False
     await nodes.say("node-1", ready=False, since=now())
-    # Its time comes without any further news.
+    # The timeout passes without any further event.
     await kubelet.until(lambda pods: uids(pods).get("quick-1", before["quick-1"]) != before["quick-1"])
     await kubelet.start("quick-1", node="node-2")
 
@@ -110,7 +110,7 @@ async def test_node_is_not_lost_before_its_time_nor_where_that_is_turned_off(
     assert {name for name in after if after[name] != before[name]} == {"quick-1"}
 
 
-async def test_where_no_node_is_ready_none_is_lost(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
+async def test_no_node_is_lost_if_none_is_ready(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
     await cluster.submit("job", recovery=HEALING)
     before = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(phase("Running"))
@@ -119,7 +119,7 @@ async def test_where_no_node_is_ready_none_is_lost(cluster: Cluster, kubelet: Ku
         await nodes.say(name, ready=False, since=now())
     for name in ("node-2", "node-0", "node-1"):
         await nodes.say(name, ready=False)
-    # Another job's whole life passes by.
+    # Another job starts and ends meanwhile.
     await cluster.submit("other", replicas=1)
     await kubelet.until(lambda pods: "other-0" in pods)
     await cluster.until(phase("Running"), "other")
@@ -128,7 +128,7 @@ async def test_where_no_node_is_ready_none_is_lost(cluster: Cluster, kubelet: Ku
 
 
 @pytest.mark.parametrize("way", ["suspended", "deleted"])
-async def test_pods_that_are_stuck_on_a_lost_node_are_let_go(
+async def test_terminating_pods_on_a_lost_node_are_force_deleted(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes, way: str
 ):
     await cluster.submit()
@@ -146,7 +146,7 @@ async def test_pods_that_are_stuck_on_a_lost_node_are_let_go(
 
 
 def avoids(pod: Json) -> list[str]:
-    """Return the nodes that a pod must not be placed on."""
+    """Return the nodes on which a pod must not be placed."""
     required = (
         pod["spec"]
         .get("affinity", {})
@@ -183,4 +183,4 @@ async def test_node_with_two_faults_is_avoided_until_nothing_fits(
     await kubelet.start("job-1")
     job = await cluster.until(recovered(2))
     assert "avoidedNodes" not in job["status"]
-    assert "no node is avoided any more" in (await cluster.until_event("NodesAllowed"))["note"]
+    assert "node avoidance is disabled" in (await cluster.until_event("NodesAllowed"))["note"]

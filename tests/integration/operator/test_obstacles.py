@@ -1,4 +1,4 @@
-"""What stands in a job's way is named in its status, in the words of whoever said no."""
+"""Whatever prevents a job from running is in its status, with the message of the component that refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
 
 
-async def test_service_of_somebody_else_is_not_touched(cluster: Cluster, kubelet: Kubelet):
+async def test_foreign_service_is_not_touched(cluster: Cluster, kubelet: Kubelet):
     services = SERVICES.format(cluster.namespace)
     theirs: Json = {"metadata": {"name": "job"}, "spec": {"ports": [{"port": 80}]}}
     before = await cluster.api.create(services, theirs)
@@ -30,7 +30,7 @@ async def test_service_of_somebody_else_is_not_touched(cluster: Cluster, kubelet
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
-async def test_pod_of_somebody_else_is_not_touched(cluster: Cluster, kubelet: Kubelet):
+async def test_foreign_pod_is_not_touched(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     theirs: Json = {"metadata": {"name": "job-1"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
     before = await cluster.api.create(cluster.pods, theirs)
@@ -43,10 +43,10 @@ async def test_pod_of_somebody_else_is_not_touched(cluster: Cluster, kubelet: Ku
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-async def test_quota_is_quoted_and_waited_for(cluster: Cluster, kubelet: Kubelet):
+async def test_quota_error_is_quoted_and_waited_for(cluster: Cluster, kubelet: Kubelet):
     quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
     await cluster.api.create(quotas, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}})
-    # There is no controller that fills this in.
+    # No controller fills this in here.
     used: Json = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
     await cluster.api.patch(f"{quotas}/small/status", used)
     await cluster.submit()
@@ -59,7 +59,7 @@ async def test_quota_is_quoted_and_waited_for(cluster: Cluster, kubelet: Kubelet
     await cluster.until(phase("Running"))
 
 
-async def test_pod_security_is_quoted(cluster: Cluster):
+async def test_pod_security_error_is_quoted(cluster: Cluster):
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     await cluster.api.patch(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": label}})
     container = {"name": "trainer", "image": "a", "securityContext": {"privileged": True}}
@@ -78,7 +78,7 @@ async def test_pods_pass_the_restricted_standard_by_themselves(cluster: Cluster,
     await kubelet.until_running("job-0", "job-1")
 
 
-async def test_invalid_pod_is_quoted(cluster: Cluster):
+async def test_error_about_an_invalid_pod_is_quoted(cluster: Cluster):
     container = {"name": "trainer", "image": "a", "resources": {"requests": {"cpu": "a lot"}}}
     await cluster.submit(template={"spec": {"containers": [container]}})
 
@@ -87,7 +87,7 @@ async def test_invalid_pod_is_quoted(cluster: Cluster):
     assert "quantities must match" in of(job, "PodsReady")["message"]
 
 
-async def test_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
+async def test_message_of_the_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     await cluster.submit()
     await kubelet.until(lambda pods: "job-1" in pods)
@@ -101,7 +101,9 @@ async def test_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
     assert phase("Pending")(job)
 
 
-async def test_kubelet_is_quoted_when_an_image_cannot_be_pulled(cluster: Cluster, kubelet: Kubelet):
+async def test_message_of_the_kubelet_is_quoted_if_an_image_cannot_be_pulled(
+    cluster: Cluster, kubelet: Kubelet
+):
     kubelet.starts = False
     await cluster.submit()
     await kubelet.until(lambda pods: "job-0" in pods)

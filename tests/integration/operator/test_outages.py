@@ -1,4 +1,4 @@
-"""The API server or its etcd dies, hangs, forgets its history or the operator's rights, and comes back."""
+"""Outages of the API server or etcd: killed, frozen, history compacted, the operator's rights removed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
 
 @pytest.fixture
 async def kept(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
-    """Return an operator that comes back whenever it ends."""
+    """Return an operator that is restarted whenever it exits."""
     async with process.kept(granted, watch=namespace) as kept:
         yield kept
 
 
 async def restart_apiserver(plane: ControlPlane) -> None:
-    """Kill it; its clients find nobody for some seconds."""
+    """Kill it; its clients cannot connect for some seconds."""
     await asyncio.to_thread(plane.restart, plane.apiserver)
 
 
 async def restart_etcd(plane: ControlPlane) -> None:
-    """Kill it; the API server answers with errors until it is back."""
+    """Kill it; the API server returns errors until it is back."""
     await asyncio.to_thread(plane.restart, plane.etcd)
 
 
 async def hang(plane: ControlPlane) -> None:
-    """Have the API server take requests and answer none of them, for longer than a request may take."""
+    """Freeze the API server: it accepts requests and answers none for longer than their timeout."""
     plane.apiserver.freeze()
     try:
         await asyncio.sleep(11)
@@ -66,7 +66,7 @@ async def test_outage_in_the_middle_of_everything(
     await cluster.until(phase("Running"), "crashed")
     kubelet.holds = {"crashed-0"}
     for number in range(6):
-        await cluster.submit(f"begun-{number}", replicas=5)
+        await cluster.submit(f"started-{number}", replicas=5)
     await kubelet.finish("crashed-1", 1)
 
     await outage(granted)
@@ -78,7 +78,7 @@ async def test_outage_in_the_middle_of_everything(
     assert all(status["restarts"]["total"] == 0 for name, status in jobs.items() if name != "crashed")
 
 
-async def test_history_that_etcd_has_forgotten_is_read_anew(
+async def test_compacted_history_leads_to_a_new_list(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
     async with process.running(granted, watch=cluster.namespace) as operator:
@@ -86,12 +86,12 @@ async def test_history_that_etcd_has_forgotten_is_read_anew(
             await cluster.submit(name)
             await cluster.until(phase("Running"), name)
 
-        operator.freeze()  # and sees nothing of what comes
+        operator.freeze()  # it misses the following events
         await cluster.api.delete(f"{cluster.jobs}/deleted")
         await cluster.submit("new")
         await kubelet.finish("crashed-1", 1)
         await asyncio.to_thread(granted.compact)
-        await restart_apiserver(granted)  # it had the history in memory, too
+        await restart_apiserver(granted)  # the API server had the history in memory too
         operator.thaw()
 
         await cluster.until(phase("Running"), "new")
@@ -99,7 +99,7 @@ async def test_history_that_etcd_has_forgotten_is_read_anew(
         await witness.settled()
 
 
-async def test_without_the_right_to_read_nodes_all_else_works(
+async def test_operator_works_without_the_right_to_read_nodes(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
     binding = f"{BINDING}-nodes-{NAMESPACE}"  # what the chart leaves out with rbac.readNodes=false
@@ -111,12 +111,12 @@ async def test_without_the_right_to_read_nodes_all_else_works(
         await cluster.until(phase("Running"))
         await kubelet.finish("job-1", 1)
         await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
-        told = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
-    assert len(told) == 1
-    assert "not permitted to read these, going on without" in told[0]
+        lines = [line for line in operator.log.read_text().splitlines() if "what=nodes" in line]
+    assert len(lines) == 1
+    assert "no permission to read these objects; continuing without them" in lines[0]
 
 
-async def test_rights_that_are_taken_away_and_given_back(
+async def test_rights_are_removed_and_restored(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
     async with (
@@ -129,7 +129,7 @@ async def test_rights_that_are_taken_away_and_given_back(
             proxy.cut_watches()
             await cluster.submit("meanwhile")
             await kubelet.finish("before-1", 1)
-            # The lease is another role's: it goes on being renewed.
+            # Another role grants the lease, so it is still renewed.
             renewed = f"{LEASES.format(NAMESPACE)}/{LEASE}"
             lease = await cluster.api.get(renewed)
             await cluster.api.until(renewed, lambda seen: seen["spec"] != lease["spec"])

@@ -1,4 +1,4 @@
-"""The chart's roles are exactly what the operator uses, by the API server's own audit log."""
+"""The chart's roles grant exactly the rights that the operator uses, according to the audit log."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.support.predicates import condition, phase
 Json = dict[str, Any]
 Right = tuple[str, str, str]  # API group, resource, verb
 
-# Never asked for by a request: the API server itself looks for it when an owner reference blocks deletion.
+# Not used by a request: the API server checks it when an owner reference blocks deletion.
 BY_ADMISSION = {("dtj.dev", "distributedtrainingjobs/finalizers", "update")}
-# What everybody may do: find out what the API server serves.
+# Every user may do this: discover what the API server serves.
 DISCOVERY = ("/api", "/apis", "/version", "/openapi")
 
 
 @pytest.fixture
 def own_plane(tmp_path: Path, helm: Helm) -> Iterator[tuple[ControlPlane, set[Right]]]:
-    """Return a control plane whose audit log is this test's alone, and the rights that the chart grants."""
+    """Return a control plane with its own audit log, and the rights that the chart grants."""
     with controlplane.running(tmp_path) as plane:
         controlplane.install_crd(plane)
         plane.kubectl("create", "namespace", "jobs")
@@ -40,7 +40,7 @@ def own_plane(tmp_path: Path, helm: Helm) -> Iterator[tuple[ControlPlane, set[Ri
 
 
 def rights(manifests: list[Json]) -> Iterator[Right]:
-    """Yield what the operator's roles allow."""
+    """Yield the rights in the operator's roles."""
     users = ("-edit", "-view")
     for role in manifests:
         if role["kind"] in ("Role", "ClusterRole") and not role["metadata"]["name"].endswith(users):
@@ -50,7 +50,7 @@ def rights(manifests: list[Json]) -> Iterator[Right]:
 
 
 def used(plane: ControlPlane) -> set[Right]:
-    """Return the rights that the operator has used, and check that nothing was forbidden."""
+    """Return the rights that the operator has used; check that no request was forbidden."""
     found = set()
     for line in plane.audit():
         target = line.get("objectRef")
@@ -65,12 +65,12 @@ def used(plane: ControlPlane) -> set[Right]:
 
 
 def forbidden_by_policy(line: Json) -> bool:
-    """Whether a quota, not a missing right, said no."""
+    """Whether a quota, not a missing right, refused the request."""
     return "exceeded quota" in line["responseStatus"].get("message", "")
 
 
 async def live(cluster: Cluster, kubelet: Kubelet) -> None:
-    """Let jobs go through all that the operator does anything about."""
+    """Let jobs go through everything that the operator acts on."""
     theirs: Json = {"metadata": {"name": "blocked"}, "spec": {"ports": [{"port": 80}]}}
     await cluster.api.create(SERVICES.format("jobs"), theirs)
     theirs = {"metadata": {"name": "walled"}, "spec": {"podSelector": {}}}
@@ -104,7 +104,7 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
 
 
 async def fits_nowhere(cluster: Cluster, kubelet: Kubelet) -> None:
-    """Have the scheduler say so."""
+    """Mark the pod as unschedulable, as the scheduler does."""
     await kubelet.until(lambda pods: "waiting-1" in pods)
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}
     await kubelet.set_status("waiting-1", {"conditions": [refused]})
@@ -127,7 +127,7 @@ async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane,
             await operator.stop()
         async with process.running(
             plane
-        ) as operator:  # finds the Event that was told before, and counts it on
+        ) as operator:  # finds the Event of the earlier process and increases its count
             await fits_nowhere(cluster, kubelet)
             event = await api.until_any(EVENTS.format("jobs"), lambda event: event.get("series") is not None)
             assert event["series"]["count"] == 2
@@ -157,7 +157,7 @@ async def test_owner_references_need_the_right_on_finalizers(own_plane: tuple[Co
 
 
 async def refusal(api: Api, folder: str, body: Json) -> str:
-    """Try to create an object until that is refused: the API server learns of a change a moment later."""
+    """Create an object until that is refused: a change of rights takes effect a moment later."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         body["metadata"]["name"] = f"try-{time.monotonic_ns()}"
@@ -170,7 +170,7 @@ async def refusal(api: Api, folder: str, body: Json) -> str:
 
 
 async def take_away(admin: Api, resource: str) -> None:
-    """Remove what the operator's ClusterRole says about a resource."""
+    """Remove the rules about a resource from the operator's ClusterRole."""
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/dtj-operator"
     role = await admin.get(path)
     await admin.patch(path, {"rules": [rule for rule in role["rules"] if resource not in rule["resources"]]})

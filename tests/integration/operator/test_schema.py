@@ -1,4 +1,4 @@
-"""Objects that another version of the schema let in: each ends in a condition, and holds nobody up."""
+"""Objects that another version of the schema accepted: each gets a condition and delays no other job."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ POD: Json = {"spec": {"containers": [{"name": "trainer", "image": "a"}]}}
 
 
 def container(**fields: Any) -> Json:
-    """Return a specification with one container that has these fields."""
+    """Return a spec with one container that has these fields."""
     return {"template": {"spec": {"containers": [{"name": "a", **fields}]}}}
 
 
 def rule(**fields: Any) -> Json:
-    """Return a specification with one recovery rule."""
+    """Return a spec with one recovery rule."""
     return {"template": POD, "recovery": {"rules": [{"action": "FailJob", **fields}]}}
 
 
 CONTAINERS = "spec.template.spec.containers"
-# name -> (spec, the field that the complaint names)
+# name -> (spec, the field that the error names)
 NONSENSE: dict[str, tuple[Any, str]] = {
     "nothing": (None, "spec"),
     "no-template": ({"replicas": 2}, CONTAINERS),
@@ -53,23 +53,23 @@ NONSENSE: dict[str, tuple[Any, str]] = {
         "spec",
     ),
     "suspend-is-text": ({"suspend": "yes", "template": POD}, "spec.suspend"),
-    "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # somebody else's
+    "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # managed by another controller
 }
 
 
 @pytest.fixture
 def loosened(granted: ControlPlane) -> Iterator[None]:
-    """Have the API server take any object at all for a job, until the test tightens the schema again."""
+    """Make the API server accept any object as a job, until the test restores the schema."""
     crd = json.loads(granted.kubectl("get", "crd", CRD, "-o", "json"))
     version = {**crd["spec"]["versions"][0], "schema": {"openAPIV3Schema": ANYTHING}}
-    version["subresources"] = {"status": {}}  # not scale: it would have the replicas be a number
+    version["subresources"] = {"status": {}}  # not scale, which requires replicas to be a number
     granted.kubectl("patch", "crd", CRD, "--type=merge", "-p", json.dumps({"spec": {"versions": [version]}}))
     yield
     controlplane.install_crd(granted)
 
 
 async def submit(cluster: Cluster, name: str, spec: Any) -> None:
-    """Create a job as it is, again and again while the API server still has the strict schema in memory."""
+    """Create a job; retry while the API server still uses the strict schema."""
     body: Json = {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -80,7 +80,7 @@ async def submit(cluster: Cluster, name: str, spec: Any) -> None:
 
 
 @pytest.mark.parametrize("tightened", [True, False], ids=["schema strict again", "schema still loose"])
-async def test_nonsense_ends_in_a_condition_and_holds_nobody_up(
+async def test_invalid_job_gets_a_condition_and_delays_no_other_job(
     loosened: None, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, operator: Kept,
     witness: Witness, tightened: bool,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ async def test_nonsense_ends_in_a_condition_and_holds_nobody_up(
     if tightened:
         controlplane.install_crd(granted)
 
-    await submit(cluster, "old", {"template": POD})  # of a version before most fields
+    await submit(cluster, "old", {"template": POD})  # as in a version before most fields
     await submit(cluster, "new", {"template": POD, "replicas": 1, "fieldOfTomorrow": {"a": [1]}})
     for name in ("old", "new"):
         await cluster.until(phase("Running"), name)

@@ -1,4 +1,4 @@
-"""What a fault makes anew: the broken pods where the others can heal around them, else all of them."""
+"""What a fault restarts: only the failed pods if the other agents can recover in place, else all pods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
 AGENT_PORT = 29400
-# Of this process alone: the port is a fixed one, and several may run these tests at the same time.
+# Unique for this process: the port is fixed, and these tests may run several times at once.
 ADDRESS = f"127.{1 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 HEALING = {"scope": "Replica", "backoffSeconds": 0}
 
@@ -31,12 +31,12 @@ def uids(pods: dict[str, Json]) -> dict[str, str]:
 
 
 def recovered(counted: int, disruptions: int = 0) -> Any:
-    """Return a predicate: the job runs again after so many incidents."""
+    """Return a predicate: the job runs again after this number of incidents."""
 
     def holds(job: Json) -> bool:
         restarts = job.get("status", {}).get("restarts", {})
-        told = restarts.get("counted"), restarts.get("disruptions")
-        return phase("Running")(job) and told == (counted, disruptions)
+        found = restarts.get("counted"), restarts.get("disruptions")
+        return phase("Running")(job) and found == (counted, disruptions)
 
     return holds
 
@@ -62,7 +62,7 @@ async def test_fault_of_a_survivor_is_another_incident(cluster: Cluster, kubelet
     await cluster.submit(replicas=3, recovery=HEALING)
     before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     await cluster.until(phase("Running"))
-    kubelet.starts = False  # the replacement of the first does not come up before the second fails
+    kubelet.starts = False  # the replacement of the first pod does not start before the second pod fails
 
     await kubelet.finish("job-1", 1)
     await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
@@ -88,14 +88,14 @@ async def test_deleted_pod_is_replaced_alone_and_costs_nothing(cluster: Cluster,
 
 
 async def fail_together(operator: Kept, kubelet: Kubelet, code: int, *names: str) -> None:
-    """End pods in such a way that the operator sees none of them end before the others have."""
+    """End pods so that the operator sees all of them end at the same time."""
     operator.freeze()
     await asyncio.gather(*(kubelet.finish(name, code) for name in names))
     await kubelet.until(lambda pods: all(pods[name]["status"]["phase"] == "Failed" for name in names))
     operator.thaw()
 
 
-async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(
+async def test_job_restarts_if_no_pod_is_left_to_recover_from(
     cluster: Cluster, kubelet: Kubelet, operator: Kept
 ):
     await cluster.submit(recovery=HEALING)
@@ -115,10 +115,8 @@ async def test_where_no_pod_is_left_to_heal_from_the_job_begins_anew(
 
 
 @pytest.mark.usefixtures("operator")
-async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
-    cluster: Cluster, kubelet: Kubelet
-):
-    # Within this time those that stop belong to the one that was asked to.
+async def test_ranks_that_stop_with_a_deleted_pod_are_one_disruption(cluster: Cluster, kubelet: Kubelet):
+    # Ranks that stop within this time belong to the deleted pod.
     pod = {"containers": [{"name": "trainer", "image": "trainer:1"}], "terminationGracePeriodSeconds": 600}
     await cluster.submit(replicas=3, recovery=HEALING, template={"spec": pod})
     before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
@@ -129,13 +127,13 @@ async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
 
     await kubelet.finish("job-0", 75)
     await kubelet.until(lambda pods: uids(pods).get("job-0", before["job-0"]) != before["job-0"])
-    await kubelet.let_go("job-1", before["job-1"])
+    await kubelet.confirm_stopped("job-1", before["job-1"])
     await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
     await kubelet.finish("job-2", 75)
     await kubelet.until(lambda pods: uids(pods).get("job-2", before["job-2"]) != before["job-2"])
 
     job = await cluster.until(lambda job: phase("Running")(job) and "replacing" not in job["status"])
-    assert recovered(0, 1)(job), "it is one incident"
+    assert recovered(0, 1)(job), "this is one incident"
     after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     assert after.keys() == before.keys()
     assert not set(after.values()) & set(before.values())
@@ -144,7 +142,7 @@ async def test_ranks_that_stop_because_one_was_asked_to_are_one_disruption(
 
 @contextlib.asynccontextmanager
 async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
-    """Play replica 0's agent; what the dict holds is what it answers."""
+    """Simulate replica 0's agent, which answers with the contents of the dict."""
 
     async def status(_: web.Request) -> web.Response:
         return web.Response(text=json.dumps(answer), content_type="application/json")
@@ -160,7 +158,7 @@ async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
         await runner.cleanup()
 
 
-async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
+async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
     cluster: Cluster, kubelet: Kubelet, operator: Kept
 ):
     ledger = {"productive": 90.0, "startup": 5.0, "lost": 1.0, "recovering": 4.0}
@@ -185,11 +183,13 @@ async def test_agent_that_can_heal_narrows_the_scope_until_the_next_attempt(
         await kubelet.finish("job-1", 1)
         job = await cluster.until(recovered(3))
         assert (job["status"]["attempt"], uids(kubelet.pods)["job-0"]) == (0, before["job-0"])
-        assert job["status"]["restarts"]["inPlace"] == 2, "what the operator replaced is not counted twice"
+        assert job["status"]["restarts"]["inPlace"] == 2, (
+            "a pod that the operator replaced is not counted twice"
+        )
 
         await fail_together(operator, kubelet, 1, "job-0", "job-1")
         job = await cluster.until(lambda job: job["status"]["attempt"] == 1)
-        assert job["status"]["recoveryScope"] == "Job", "the agents of this attempt have not spoken yet"
+        assert job["status"]["recoveryScope"] == "Job", "no agent of this attempt has answered yet"
         assert job["status"]["restarts"]["inPlace"] == 2
 
 
@@ -200,12 +200,12 @@ async def test_operator_that_is_killed_between_verdict_and_action_replaces_the_s
         await cluster.submit(replicas=3, recovery=HEALING)
         before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
         await cluster.until(phase("Running"))
-        kubelet.holds = {"job-1"}  # its node takes its time
+        kubelet.holds = {"job-1"}  # it stops slowly
         kubelet.starts = False
         await cluster.api.delete(f"{cluster.pods}/job-1")
         await cluster.until(lambda job: job.get("status", {}).get("replacing"))
 
-    await kubelet.let_go("job-1", before["job-1"])
+    await kubelet.confirm_stopped("job-1", before["job-1"])
     async with process.running(granted, watch=namespace, identity="operator-1"):
         await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
         await kubelet.start("job-1")

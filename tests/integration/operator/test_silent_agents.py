@@ -1,4 +1,4 @@
-"""Agents that are not heard of: where their node's Lease expires too, it is lost; else the pod is cut off."""
+"""Silent agents: if the Lease of the node expires too, the node is lost; otherwise the pod is isolated."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.predicates import phase
 __all__ = ["nodes"]
 Json = dict[str, Any]
 FOLDER = LEASES.format("kube-node-lease")
-# 40 by default. The operator takes a Lease for dead that did not change for 3/8 of its time, and forgets what
-# it saw of it more than 12 s ago: with these no pause of the machine makes a kubelet look dead that renews.
+# 40 by default. The operator treats a Lease as dead if it did not change for 3/8 of its duration, and forgets
+# what it read more than 12 s ago. With these values, no pause of the machine makes a live kubelet look dead.
 EXPIRES_S = 32
 SOON_S = 2
 POLL_S = 2.0
@@ -35,7 +35,7 @@ CALM: Json = {"attempt": 0, "step": 7, "rejoin": True, "missing": []}
 
 @pytest.fixture
 async def asking(granted: ControlPlane, namespace: str, witness: object) -> AsyncIterator[Kept]:
-    """Return an operator that asks agents often."""
+    """Return an operator that polls agents often."""
     async with process.kept(granted, watch=namespace, poll_s=POLL_S) as operator:
         yield operator
         operator.check()
@@ -45,7 +45,7 @@ async def asking(granted: ControlPlane, namespace: str, witness: object) -> Asyn
 async def renewing(
     api: Api, node: str, *, skew_s: float = 0, expires_s: int = EXPIRES_S
 ) -> AsyncIterator[None]:
-    """Be the kubelet of a node whose clock is off by so much: its Lease is renewed until the end."""
+    """Renew the Lease of a node until the end, as its kubelet, with a clock that is off by this much."""
     path = f"{FOLDER}/{node}"
 
     async def renew() -> None:
@@ -64,14 +64,14 @@ async def renewing(
     task = asyncio.create_task(keep())
     try:
         yield
-        assert not task.done(), "the kubelet has ended before its time"
+        assert not task.done(), "the simulated kubelet ended too early"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 async def last_sign_of_life(api: Api, *nodes: str) -> None:
-    """The kubelets of these nodes renew their Leases once, and no more."""
+    """Renew the Leases of these nodes once, and not again."""
     for node in nodes:
         async with renewing(api, node, expires_s=SOON_S):
             pass
@@ -79,7 +79,7 @@ async def last_sign_of_life(api: Api, *nodes: str) -> None:
 
 @pytest.fixture
 async def leases(api: Api) -> AsyncIterator[None]:
-    """Remove what `renewing` leaves behind: a Lease that is not renewed any more."""
+    """Remove what `renewing` leaves behind: a Lease that is no longer renewed."""
     yield
     for lease in await api.items(FOLDER):
         await api.delete(f"{FOLDER}/{lease['metadata']['name']}")
@@ -88,7 +88,7 @@ async def leases(api: Api) -> AsyncIterator[None]:
 async def train(
     cluster: Cluster, kubelet: Kubelet, address: str, *, replicas: int = 2, **recovery: Any
 ) -> dict[str, str]:
-    """Have a job whose agent at this address has answered; its pods do not stop or start by themselves."""
+    """Start a job whose agent at this address has answered; its pods do not start or stop by themselves."""
     kubelet.starts = False
     await cluster.submit(replicas=replicas, recovery={**HEALING, "maxRestarts": 0, **recovery})
     names = [f"job-{index}" for index in range(replicas)]
@@ -97,7 +97,7 @@ async def train(
         await kubelet.start(name)
     await kubelet.set_status("job-0", {"podIP": address, "podIPs": [{"ip": address}]})
     await cluster.until(lambda job: phase("Running")(job) and "progress" in job["status"])
-    kubelet.holds = set(names)  # a dead kubelet never says that a pod has stopped
+    kubelet.holds = set(names)  # a dead kubelet never reports that a pod has stopped
     return uids(kubelet.pods)
 
 
@@ -107,19 +107,21 @@ def is_new(name: str, before: dict[str, str]) -> Callable[[dict[str, Json]], boo
 
 
 async def looks(plane: ControlPlane, node: str, count: int) -> None:
-    """Wait until the operator has read a node's Lease so many times from now on."""
+    """Wait until the operator has read the Lease of a node `count` more times."""
     deadline = time.monotonic() + WITHIN_S
     _, end = plane.audit_from(0)
     while count > 0:
-        assert time.monotonic() < deadline, f"the lease of {node} is not looked at, {count} looks are missing"
-        await asyncio.sleep(0.1)  # between two readings of the log
+        assert time.monotonic() < deadline, (
+            f"the operator does not read the lease of {node}: {count} reads are missing"
+        )
+        await asyncio.sleep(0.1)  # before the log is read again
         lines, end = plane.audit_from(end)
         count -= sum(line["requestURI"] == f"{FOLDER}/{node}" for line in lines)
 
 
 @pytest.mark.usefixtures("asking", "leases", "nodes")
 @pytest.mark.parametrize("skew_s", [pytest.param(0, id="good clock"), pytest.param(-3600, id="an hour late")])
-async def test_node_that_is_silent_is_lost_when_its_lease_has_expired_and_not_before(
+async def test_silent_node_is_lost_when_its_lease_expires_and_not_before(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, skew_s: float
 ):
     async with agent(ADDRESS, dict(CALM)) as says:
@@ -127,24 +129,24 @@ async def test_node_that_is_silent_is_lost_when_its_lease_has_expired_and_not_be
             before = await train(cluster, kubelet, ADDRESS)
             says["missing"] = SILENT
             await looks(granted, "node-1", 3)
-            assert uids(kubelet.pods) == before, "its kubelet lives"
+            assert uids(kubelet.pods) == before, "its kubelet is alive"
             assert not (await cluster.job())["status"]["restarts"]["total"]
 
         pods = await kubelet.until(is_new("job-1", before), within_s=EXPIRES_S + WITHIN_S)
-        assert avoids(pods["job-1"]) == ["node-1"], "for the scheduler it is as good as any"
-        async with renewing(cluster.api, "node-1"):  # it is back
+        assert avoids(pods["job-1"]) == ["node-1"], "the scheduler does not know that the node is lost"
+        async with renewing(cluster.api, "node-1"):  # the node is back
             says["missing"] = []
             await kubelet.start("job-1", placed_at=now())
             job = await cluster.until(recovered(0, disruptions=1))
 
         failure = job["status"]["failure"]
         assert (failure["reason"], failure["node"], failure["replica"]) == ("NodeLost", "node-1", 1)
-        assert failure["message"].startswith("its agent is silent and its node's lease expired ")
+        assert failure["message"].startswith("the agent is silent and the node's Lease expired ")
         assert uids(kubelet.pods)["job-0"] == before["job-0"]
 
 
 @pytest.mark.usefixtures("asking", "leases", "nodes")
-async def test_kubelet_that_is_dead_costs_nothing_where_the_agent_lives(cluster: Cluster, kubelet: Kubelet):
+async def test_dead_kubelet_does_not_matter_while_the_agent_is_alive(cluster: Cluster, kubelet: Kubelet):
     async with agent(ADDRESS, dict(CALM)) as says:
         before = await train(cluster, kubelet, ADDRESS, replicas=3)
         await last_sign_of_life(cluster.api, "node-1", "node-2")
@@ -155,7 +157,7 @@ async def test_kubelet_that_is_dead_costs_nothing_where_the_agent_lives(cluster:
 
 @pytest.mark.usefixtures("asking", "leases", "nodes")
 @pytest.mark.parametrize("scope", ["Replica", "Job"])
-async def test_node_of_replica_0_is_lost_when_its_agent_does_not_answer_any_more(
+async def test_node_of_replica_0_is_lost_when_its_agent_stops_answering(
     cluster: Cluster, kubelet: Kubelet, scope: str
 ):
     async with agent(ADDRESS, dict(CALM)):
@@ -171,7 +173,7 @@ async def test_node_of_replica_0_is_lost_when_its_agent_does_not_answer_any_more
 
 
 @pytest.mark.usefixtures("leases", "nodes", "witness")
-async def test_node_that_takes_the_leader_with_it_is_lost_for_the_next_one(
+async def test_node_lost_together_with_the_leader_is_lost_for_the_next_leader(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
     async with agent(ADDRESS, dict(CALM)):
@@ -185,7 +187,7 @@ async def test_node_that_takes_the_leader_with_it_is_lost_for_the_next_one(
 
 
 @pytest.mark.usefixtures("asking", "nodes")
-async def test_pod_that_is_cut_off_on_a_node_that_is_well_is_replaced(cluster: Cluster, kubelet: Kubelet):
+async def test_isolated_pod_on_a_healthy_node_is_replaced(cluster: Cluster, kubelet: Kubelet):
     async with agent(ADDRESS, dict(CALM)) as says:
         before = await train(cluster, kubelet, ADDRESS, maxRestarts=1)
         kubelet.holds = set()
@@ -198,12 +200,12 @@ async def test_pod_that_is_cut_off_on_a_node_that_is_well_is_replaced(cluster: C
 
         job = await cluster.until(recovered(1))
     assert job["status"]["failure"]["reason"] == "PeerLost"
-    assert "has not heard of its agent for 12" in job["status"]["failure"]["message"]
+    assert "no heartbeat from its agent for 12" in job["status"]["failure"]["message"]
     assert uids(kubelet.pods)["job-0"] == before["job-0"]
 
 
 @pytest.mark.usefixtures("leases", "nodes")
-async def test_without_the_right_to_read_leases_kubernetes_is_waited_for(
+async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernetes(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
     name = f"dtj-operator-nodes-{process.NAMESPACE}"
@@ -220,7 +222,7 @@ async def test_without_the_right_to_read_leases_kubernetes_is_waited_for(
         await nodes.say("node-1", ready=False)
         await kubelet.until(is_new("job-1", before))
         job = await cluster.job()
-        told = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
-    assert job["status"]["failure"]["message"] == "its node was not ready for 40 s"
-    assert len(told) == 1
-    assert "not permitted to read these, going on without" in told[0]
+        lines = [line for line in operator.log.read_text().splitlines() if "leases of nodes" in line]
+    assert job["status"]["failure"]["message"] == "the node was NotReady for 40 s"
+    assert len(lines) == 1
+    assert "no permission to read these objects; continuing without them" in lines[0]

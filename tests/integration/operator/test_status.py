@@ -1,4 +1,4 @@
-"""What a status says while a job lives: true, and no longer than it is true."""
+"""The status is true at every moment, and nothing stays in it longer than it is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
 
 
-async def test_finished_pod_that_somebody_deletes_is_no_disruption(cluster: Cluster, kubelet: Kubelet):
+async def test_deleted_pod_that_had_finished_is_not_a_disruption(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit(replicas=3)
     await kubelet.until_running("job-0", "job-1", "job-2")
     for name in ("job-1", "job-2"):
@@ -34,7 +34,7 @@ async def test_finished_pod_that_somebody_deletes_is_no_disruption(cluster: Clus
     assert sorted(name for name, _ in kubelet.born) == ["job-0", "job-1", "job-2"]
 
 
-async def test_obstacle_is_told_and_forgotten(cluster: Cluster, kubelet: Kubelet):
+async def test_obstacle_is_reported_until_it_is_gone(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     await cluster.submit()
     await kubelet.until(lambda pods: len(pods) == 2)
@@ -63,7 +63,7 @@ async def test_suspended_time_does_not_count_towards_the_deadline(cluster: Clust
     assert resumed["status"]["observedGeneration"] == resumed["metadata"]["generation"] == 3
 
 
-async def test_healthy_says_nothing_of_a_job_that_has_no_pods(cluster: Cluster, kubelet: Kubelet):
+async def test_job_without_pods_has_no_healthy_condition(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit()
     await cluster.until(condition("Healthy"))
     await cluster.change(suspend=True)

@@ -1,4 +1,4 @@
-"""The chart's values are told the same way in three places; tests/integration/chart renders them."""
+"""values.yaml, the schema and the README list the same values; tests/integration/chart renders them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CRD promises beyond what an API server checks; tests/integration/crd proves its rules."""
+"""Properties of the CRD that no API server checks; tests/integration/crd tests its rules."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_column_points_at_a_field():
 
 
 def test_fields_of_the_specification_are_these():
-    """A field is part of the API for ever: adding one is a decision, not a side effect."""
+    """A field is part of the API forever: adding a field is a decision, not a side effect."""
     assert sorted(schema()["properties"]["spec"]["properties"]) == [
         "activeDeadlineSeconds",
         "checkpoint",

@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: programs, sizes, and fixtures that run the real `dtj` command."""
+"""Shared by the trainer's tests: programs, sizes, and fixtures that run the real `dtj` command."""
 
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
@@ -14,24 +14,24 @@ from tests.support.ports import free_port
 
 __all__ = ["Command", "Finished", "Start", "free_port", "is_dead", "wait_for"]
 
-torch.set_num_threads(1)  # two threads of each of two test processes only wait for one another on two cores
+torch.set_num_threads(1)  # two test processes with two threads each would be slower on two cores
 PROGRAMS = Path(__file__).parent / "programs"
 SMALL = PROGRAMS / "small.py"
 STEPS = 16
 SIZES = {"STEPS": STEPS, "SAMPLES": 96}
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine must not fail a test
 hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
 def warm() -> ForkServerContext:
-    """The process with torch in it."""
+    """The server process that has torch imported; commands are forked from it."""
     return warm_context()
 
 
 @pytest.fixture
 def start(warm: ForkServerContext, tmp_path: Path) -> Iterator[Start]:
-    """start("run", "script.py", STEPS="3") starts a command; variables are keywords."""
+    """start("run", "script.py", STEPS="3") starts `dtj run script.py`; keywords are environment variables."""
     with commands(warm, tmp_path) as begin:
         yield begin
 
@@ -46,7 +46,7 @@ def finish(start: Start) -> Callable[..., Finished]:
 def finish_once(
     warm: ForkServerContext, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Finished]]:
-    """The same for what several tests compare with."""
+    """Like finish, for runs that several tests compare with."""
     with commands(warm, tmp_path_factory.mktemp("once")) as begin:
         yield lambda *argv, **env: begin(*argv, **env).wait()
 
@@ -55,7 +55,7 @@ def finish_once(
 def unbroken(
     tmp_path_factory: pytest.TempPathFactory, finish_once: Callable[..., Finished]
 ) -> Callable[..., Path]:
-    """Folder of a run with the given number of ranks to which nothing happened."""
+    """Returns the folder of a run without faults, by its number of ranks; each is run once."""
     found: dict[tuple[object, ...], Path] = {}
 
     def folder(nproc: int, **env: object) -> Path:

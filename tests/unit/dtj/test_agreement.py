@@ -1,4 +1,4 @@
-"""What the ranks say to each other in a step."""
+"""What the ranks send to each other in a step."""
 
 import json
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from tests.unit.dtj.conftest import PROGRAMS, Finished
 from tests.unit.dtj.programs.counts import FIRST, LAYERS, STEPS, WIDTH
 
 
-def test_step_sends_its_gradients_once_and_at_most_one_flag(
+def test_step_sends_its_gradients_once_and_at_most_one_message(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    """All that ranks agree on and the logged values travel in that one; clipping sends nothing."""
+    """One message has all agreements and logged values; clipping sends nothing."""
     ended = finish("run", "--nproc", 2, PROGRAMS / "counts.py", OUT=tmp_path)
     assert ended.code == 0, ended.err
     sent = json.loads((tmp_path / "sent.json").read_text())

@@ -1,4 +1,4 @@
-"""The command line of every example trains on this machine, with as many ranks as it has pods."""
+"""The command line of every example trains on this machine, with one rank per pod."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def jobs(file: str = "*") -> dict[str, dict[str, Any]]:
 
 
 def arguments(spec: dict[str, Any]) -> list[str]:
-    """What follows `dtj` in a job's pods; nothing where they run something else."""
+    """Arguments of `dtj` in a job's pods; empty if they run another command."""
     (container,) = spec["template"]["spec"]["containers"]
     return [str(word) for word in container.get("args", [])]
 
@@ -37,7 +37,7 @@ TRAINING = {name: spec for name, spec in jobs().items() if arguments(spec)[:1] =
 
 
 def train(finish: Train, name: str, *flags: object) -> Finished:
-    """An example on this machine, for fewer steps; one rank a pod."""
+    """Train an example on this machine for fewer steps, with one rank per pod."""
     spec = TRAINING[name]
     _, *words = arguments(spec)
     short = next(changes for recipe, changes in SHORT.items() if recipe in words)
@@ -48,13 +48,13 @@ def train(finish: Train, name: str, *flags: object) -> Finished:
 
 
 def losses(ended: Finished) -> list[float]:
-    """Those of all logged steps, as they are printed: to four places."""
+    """Losses of all logged steps as printed, to four decimal places."""
     return [float(number) for number in re.findall(r"  loss (\S+)", ended.out)]
 
 
 @pytest.fixture(scope="session")
 def alone(finish_once: Train) -> list[float]:
-    """Losses of the strategies' model in one process."""
+    """Losses of the model of examples/strategies in one process."""
     found = losses(train(finish_once, "text-none", "--log-every", 1))
     assert len(found) > 30
     return found
@@ -73,7 +73,7 @@ def test_example_trains(finish: Train, tmp_path: Path, name: str) -> None:
     assert saves == any(tmp_path.glob("run/step-*"))
 
 
-def test_there_is_an_example_of_every_strategy_policy_and_hook() -> None:
+def test_every_strategy_sync_policy_and_compression_has_an_example() -> None:
     words = [word.split(":")[0] for spec in TRAINING.values() for word in arguments(spec)]
     missing = {*settings.STRATEGIES, *settings.SYNCS.known, *settings.COMPRESSIONS.known} - {
         *words,
@@ -85,7 +85,7 @@ def test_there_is_an_example_of_every_strategy_policy_and_hook() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NOT_ON_CPUS))
-def test_flags_of_an_example_that_needs_gpus_exist(name: str) -> None:
+def test_flags_of_an_example_for_gpus_are_valid(name: str) -> None:
     command = cli._dtj.commands["train"]
     given = command.make_context("dtj train", arguments(TRAINING[name])[1:]).params
     assert (given["target"], given["precision"], given["compile"]) == ("dtj.recipes.text:gpt2", "bf16", True)

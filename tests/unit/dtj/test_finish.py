@@ -1,4 +1,4 @@
-"""Training that ends before its last step because the program says so."""
+"""`run.finish`: training that ends before its last step."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +14,12 @@ SMALL = PROGRAMS / "small.py"
 @pytest.mark.parametrize(
     ("nproc", "faults"),
     [
-        pytest.param(1, "", id="alone"),
-        pytest.param(3, "", id="one of three"),
-        pytest.param(3, "0@6:end:SIGKILL", id="another one dies in that step"),
+        pytest.param(1, "", id="one rank"),
+        pytest.param(3, "", id="one of three ranks"),
+        pytest.param(3, "0@6:end:SIGKILL", id="another rank dies in that step"),
     ],
 )
-def test_one_rank_that_wants_to_finish_ends_all_after_the_same_step_with_a_checkpoint(
+def test_finish_on_one_rank_ends_all_after_the_same_step_with_a_checkpoint(
     finish: Finish, tmp_path: Path, nproc: int, faults: str
 ) -> None:
     saved = tmp_path / "saved"
@@ -40,16 +40,16 @@ def test_one_rank_that_wants_to_finish_ends_all_after_the_same_step_with_a_check
     (folder,) = saved.iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert step >= 7
-    assert ended.err.count(f"finished at step {step} of 1000000, as the program asked") == 1
+    assert ended.err.count(f"finished at step {step} of 1000000: the program called run.finish") == 1
     last = [list((tmp_path / f"seen-{rank}.txt").read_text().splitlines())[-1] for rank in range(nproc)]
     assert [int(line.split()[0]) for line in last] == [step - 1] * nproc
 
 
-def test_wish_to_finish_in_the_last_step_is_granted_too(finish: Finish, tmp_path: Path) -> None:
-    """Whether it is heard must not depend on how long steps take."""
+def test_finish_in_the_last_step_takes_effect(finish: Finish, tmp_path: Path) -> None:
+    """It must not depend on how long steps take."""
     ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=7, PLAIN=1, FINISH_AT=6)
     assert ended.code == 0, ended.err
-    assert "finished at step 7 of 7, as the program asked" in ended.err
+    assert "finished at step 7 of 7: the program called run.finish" in ended.err
 
 
 DIES_IN_ITS_LAST_SAVE = """
@@ -89,10 +89,10 @@ score = run.evaluate(lambda mb: model(mb[0])[:, 0], torch.utils.data.TensorDatas
 
 
 @pytest.mark.parametrize("total", [8, 10**6], ids=["as planned", "early"])
-def test_last_checkpoint_is_written_though_rank_0_is_lost_in_the_midst(
+def test_last_checkpoint_is_written_if_rank_0_is_lost_during_the_save(
     finish: Finish, tmp_path: Path, total: int
 ) -> None:
-    """Its successor hears from the others, who have done the last step, that no other one is to come."""
+    """The other ranks have done the last step; its replacement learns from them that no step follows."""
     saved, script = tmp_path / "saved", tmp_path / "script.py"
     script.write_text(DIES_IN_ITS_LAST_SAVE)
     flags = ("run", "--nproc", 2, "--max-restarts", 1, "--checkpoint", saved, "--save-every", 10**6, script)
@@ -102,5 +102,5 @@ def test_last_checkpoint_is_written_though_rank_0_is_lost_in_the_midst(
     (folder,) = saved.iterdir()
     step = int(folder.name.removeprefix("step-"))
     assert step == total if total == 8 else step > 6
-    said = f"finished at step {step} of {total}, as the program asked"
-    assert ended.err.count(said) == (0 if total == 8 else 2), "by the lost one and by its successor"
+    said = f"finished at step {step} of {total}: the program called run.finish"
+    assert ended.err.count(said) == (0 if total == 8 else 2), "by the lost rank and by its replacement"

@@ -20,14 +20,14 @@ def model() -> GPT:
     return GPT(TINY)
 
 
-def test_shape_of_gpt2_has_as_many_parameters_as_published() -> None:
+def test_gpt2_has_the_published_number_of_parameters() -> None:
     """124 million; the vocabulary is padded from 50,257 to 50,304 rows of 768."""
     with torch.device("meta"):
         found = sum(p.numel() for p in GPT(GPT2_124M).parameters())
     assert found == 124_439_808 + (50_304 - 50_257) * 768
 
 
-def test_no_token_sees_what_comes_after_it(model: GPT) -> None:
+def test_no_token_attends_to_later_tokens(model: GPT) -> None:
     tokens = torch.randint(0, 256, (1, 16))
     changed = tokens.clone()
     changed[0, 10:] = (changed[0, 10:] + 1) % 256
@@ -36,14 +36,16 @@ def test_no_token_sees_what_comes_after_it(model: GPT) -> None:
     assert not torch.allclose(before[10], after[10])
 
 
-def test_untrained_model_is_as_good_as_chance(model: GPT) -> None:
+def test_loss_of_an_untrained_model_is_that_of_guessing(model: GPT) -> None:
     tokens = torch.randint(0, 256, (64, 16))
     loss = cross_entropy(model(tokens).flatten(0, 1), torch.randint(0, 256, (64 * 16,)))
     assert abs(loss.item() - math.log(256)) < 0.1
 
 
-def test_heads_that_do_not_divide_the_width_are_named() -> None:
-    with pytest.raises(RecipeError, match=r"width is 100, which 3 heads do not divide\n.*width=102"):
+def test_width_that_is_not_divisible_by_the_heads_is_rejected() -> None:
+    with pytest.raises(
+        RecipeError, match=r"width is 100, which is not divisible by the 3 heads\n.*width=102"
+    ):
         Shape(vocabulary=256, context=16, layers=1, heads=3, width=100)
 
 
@@ -58,7 +60,7 @@ def test_generation_is_the_same_for_the_same_seed(model: GPT) -> None:
     assert torch.equal(one[:3], prompt)
 
 
-def test_windows_predict_every_byte_but_the_first_once() -> None:
+def test_windows_predict_every_byte_once_except_the_first() -> None:
     windows = text.Windows(bytes(range(100)), context=9)
     pairs = [windows[index] for index in range(len(windows))]
     assert len(pairs) == 11
@@ -68,7 +70,7 @@ def test_windows_predict_every_byte_but_the_first_once() -> None:
         windows[11]
 
 
-def test_text_that_is_shorter_than_a_window_is_refused() -> None:
+def test_text_shorter_than_a_window_is_rejected() -> None:
     with pytest.raises(RecipeError, match="the text has 9 bytes, fewer than one window of 9"):
         text.Windows(bytes(9), context=9)
 
@@ -78,7 +80,7 @@ def test_package_that_is_not_installed_is_named() -> None:
         text.python_sources("nothing_of_this_name", limit=1000)
 
 
-def test_files_are_whole_and_stay_within_the_limit() -> None:
+def test_files_are_whole_and_within_the_limit() -> None:
     files = text.python_sources("torch", limit=50_000)
     assert 10_000 < sum(map(len, files)) <= 50_000
     assert files == text.python_sources("torch", limit=50_000)
@@ -89,7 +91,7 @@ def test_training_and_held_out_files_are_different() -> None:
     assert len(train) > 5 * len(held_out) > 0
 
 
-def test_rate_rises_over_the_first_twentieth_and_falls_to_a_tenth() -> None:
+def test_learning_rate_rises_over_a_twentieth_of_the_steps_and_falls_to_a_tenth() -> None:
     chosen = recipe(kilobytes=60, context=32, lr=0.5)
     optimizer = chosen.optimizer([torch.nn.Parameter(torch.zeros(1))])
     assert chosen.schedule
@@ -104,8 +106,8 @@ def test_rate_rises_over_the_first_twentieth_and_falls_to_a_tenth() -> None:
     assert rates[-1] == pytest.approx(0.05, rel=0.01)
 
 
-def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
-    """On one thread, in seconds: below the entropy of single bytes, so it has learned from the context."""
+def test_model_learns_more_than_the_frequencies_of_bytes() -> None:
+    """Its loss is below the entropy of single bytes, so it uses the context. Takes seconds on one thread."""
     chosen = recipe(kilobytes=300, context=32, layers=1, width=64)
     torch.manual_seed(0)
     model = chosen.model()
@@ -116,9 +118,9 @@ def test_it_learns_more_than_the_frequencies_of_bytes() -> None:
     share = counts[counts > 0] / counts.sum()
     entropy = float(-(share * share.log()).sum())
 
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     for _ in range(250):
-        rows = torch.randint(0, len(chosen.data), (32,), generator=chance)
+        rows = torch.randint(0, len(chosen.data), (32,), generator=generator)
         x, y = (torch.stack(column) for column in zip(*(chosen.data[i] for i in rows.tolist()), strict=True))
         loss = cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()

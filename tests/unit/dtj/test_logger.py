@@ -1,4 +1,4 @@
-"""What people and machines read: log lines of a rank, lines of the launcher."""
+"""Log lines: those of a rank, and the output of ranks as the agent prints it."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from dtj.telemetry.logger import Logger
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test sets."""
 
     now = 0.0
 
@@ -35,17 +35,17 @@ def logger(clock: Clock, **settings: Any) -> Logger:
 
 
 def train(d: Logger, clock: Clock, steps: range, *, step_s: float) -> None:
-    """What Run does with a logger; the message of one step is heard at the end of the next."""
+    """What Run does with a logger; the message of a step is received at the end of the next step."""
     sent: tuple[float, ...] = ()
-    asked = False
+    requested = False
     for step in steps:
         d.begin(step)
         d.note({"loss": torch.tensor(1 / step)}, now=False)
         clock.now += step_s
-        d.receive(sent, log=asked)
+        d.receive(sent, log=requested)
         sent = d.end(step, samples=8 * step, epoch=step // 50, waited_s=0)
-        asked = d.wants_line()
-    d.receive(sent, log=asked)
+        requested = d.wants_line()
+    d.receive(sent, log=requested)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
@@ -66,7 +66,7 @@ def test_flag_log_every_counts_steps(capsys: pytest.CaptureFixture[str]) -> None
     assert lines(capsys) == [1, 25, 50, 75, 100]
 
 
-def test_line_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_line(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     d = logger(clock)
     d.begin(1)
@@ -91,7 +91,7 @@ def test_number_noted_between_lines_waits_for_the_next_one() -> None:
     assert d.end(10, samples=10, epoch=0, waited_s=0) == (0, 0.5, 2.0)
 
 
-def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_line_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     d = logger(clock, log_format="json")
     d.begin(1)
@@ -115,8 +115,8 @@ def test_json_line_has_null_for_what_json_lacks(capsys: pytest.CaptureFixture[st
     }
 
 
-def test_report_takes_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name an epoch, beside one of every line: a report that is too long would end the run."""
+def test_report_has_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One new name per epoch, besides the name of every line: a report that is too long would end the run."""
     agent, rank = os.pipe()
     monkeypatch.setattr(report_pipe, "_pipe", rank)
     d = logger(Clock(), log_every=1)
@@ -125,20 +125,20 @@ def test_report_takes_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) 
         d.begin(epoch)
         d.note(now, now=False)
         d.receive(d.end(epoch, samples=epoch, epoch=epoch, waited_s=0), log=False)
-        told = json.loads(os.read(agent, 2 * report_pipe.MAX_BYTES))["metrics"]
-        assert told == d.meter.metrics or epoch > 50
+        report = json.loads(os.read(agent, 2 * report_pipe.MAX_BYTES))["metrics"]
+        assert report == d.meter.metrics or epoch > 50
     os.close(agent)
     os.close(rank)
-    assert 50 < len(told) < len(d.meter.metrics) == 201
-    assert told == dict(list(d.meter.metrics.items())[1 - len(told) :]) | now
+    assert 50 < len(report) < len(d.meter.metrics) == 201
+    assert report == dict(list(d.meter.metrics.items())[1 - len(report) :]) | now
 
 
-def test_value_of_many_elements_is_refused() -> None:
+def test_tensor_with_several_elements_is_rejected() -> None:
     with pytest.raises(RecipeError, match=r"run.log got logits of shape \(2, 3\)"):
         logger(Clock()).note({"logits": torch.zeros(2, 3)}, now=False)
 
 
-def test_lengths_of_steps_and_utilisation() -> None:
+def test_step_times_and_mfu() -> None:
     clock = Clock()
     m = metrics.Meter(
         total_steps=200, clock=clock, flops_per_sample=5e9, peak_flops=2e12, memory=lambda: 4096
@@ -151,14 +151,14 @@ def test_lengths_of_steps_and_utilisation() -> None:
     assert found["mfu"] == pytest.approx(0.25)
     assert (found["stepSecondsP50"], found["stepSecondsP99"], found["memoryBytes"]) == (0.5, 0.5, 4096)
     assert m.summary(step=100, waited_s=5.9) == (
-        "100 steps in 0:00:59, a step 500.0 ms (p50), 500.0 ms (p99), data wait 10%, at most 0 MiB"
+        "100 steps in 0:00:59, step time 500.0 ms (p50), 500.0 ms (p99), data wait 10%, peak memory 0 MiB"
     )
     m.begin_step()
     assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101
     assert "mfu 25.0%" in metrics.as_text(found)
 
 
-def test_rate_is_unknown_until_time_has_passed() -> None:
+def test_rate_is_none_until_time_has_passed() -> None:
     clock = Clock()
     m = metrics.Meter(total_steps=10, clock=clock)
     assert m.reading(step=1, samples=1, epoch=0, metrics={})["samplesPerSecond"] is None
@@ -169,8 +169,8 @@ def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[i
     text = text.replace(b"\r", b"")
     whole, pieces = LogLines(rank=1, as_json=False), LogLines(rank=1, as_json=False)
     expected = whole.feed(text) + whole.end()
-    places = sorted({0, len(text), *(c for c in cuts if c < len(text))})
-    found = b"".join(pieces.feed(text[a:b]) for a, b in pairwise(places)) + pieces.end()
+    cut_at = sorted({0, len(text), *(c for c in cuts if c < len(text))})
+    found = b"".join(pieces.feed(text[a:b]) for a, b in pairwise(cut_at)) + pieces.end()
     assert found == expected
     assert (
         expected.count(b"\n") == len(text.splitlines() if not text else text.rstrip(b"\n").split(b"\n"))
@@ -182,7 +182,7 @@ def test_lines_are_the_same_however_the_pipe_cuts_them(text: bytes, cuts: list[i
     ("data", "shown"),
     [
         pytest.param(b"a\nb\n", "[rank 3] a\n[rank 3] b\n", id="two lines"),
-        pytest.param(b"a\r\nb\n", "[rank 3] a\n[rank 3] b\n", id="line ends of another system"),
+        pytest.param(b"a\r\nb\n", "[rank 3] a\n[rank 3] b\n", id="Windows line ends"),
         pytest.param(b"10%\r20%\r\n", "[rank 3] 10%\n[rank 3] 20%\n", id="each state of a progress bar"),
         pytest.param(b"\n", "[rank 3] \n", id="an empty line"),
         pytest.param(b"no end", "[rank 3] no end\n", id="a line that was cut off"),
@@ -193,7 +193,7 @@ def test_prefix(data: bytes, shown: str) -> None:
     assert (found.feed(data) + found.end()).decode() == shown
 
 
-def test_line_without_an_end_does_not_fill_the_memory() -> None:
+def test_line_without_an_end_does_not_use_unlimited_memory() -> None:
     found = LogLines(rank=0, as_json=False)
     assert sum(len(found.feed(b"x" * 50_000)) for _ in range(4)) > 100_000
 
@@ -202,9 +202,9 @@ def test_line_without_an_end_does_not_fill_the_memory() -> None:
     ("steps", "seconds", "pause"),
     [
         pytest.param(10, 0.01, 200, id="short steps: five messages a second"),
-        pytest.param(1, 3.0, 1, id="long steps: every one"),
+        pytest.param(1, 3.0, 1, id="long steps: after every step"),
         pytest.param(0, 0.0, 1, id="nothing measured yet"),
     ],
 )
-def test_pause_between_messages(steps: int, seconds: float, pause: int) -> None:
+def test_steps_between_messages(steps: int, seconds: float, pause: int) -> None:
     assert agreement.interval(steps, seconds) == pause

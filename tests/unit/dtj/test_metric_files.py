@@ -1,4 +1,4 @@
-"""The file of logged lines, and its picture."""
+"""Files of logged steps, and their plot."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from tests.unit.dtj.conftest import PROGRAMS, Finished
 Finish = Callable[..., Finished]
 
 
-def test_every_logged_line_and_every_start_is_written_and_drawn(finish: Finish, tmp_path: Path) -> None:
+def test_every_logged_step_and_every_start_is_written_and_plotted(finish: Finish, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     for steps in (4, 7):
         ended = finish(
@@ -49,7 +49,7 @@ READING = {
 }
 
 
-def test_picture_shows_values_of_zero_and_leaves_out_what_is_not_known() -> None:
+def test_plot_shows_zeros_and_omits_missing_values() -> None:
     lines = [READING | {"metrics": {"accuracy": 0.0}}, READING | {"step": 5, "loss": None, "metrics": {}}]
     assert curves_of(lines) == {
         "loss": [(4, 0.5)],
@@ -58,7 +58,7 @@ def test_picture_shows_values_of_zero_and_leaves_out_what_is_not_known() -> None
     }
 
 
-def test_table_gets_a_column_for_a_value_that_comes_later_also_after_a_restart(tmp_path: Path) -> None:
+def test_table_gets_a_column_for_a_later_value_also_after_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "run.csv"
     metric_files.open_for(str(file), step=0).write(READING | {"metrics": {}})
     again = metric_files.open_for(str(file), step=4)
@@ -72,7 +72,7 @@ def test_table_gets_a_column_for_a_value_that_comes_later_also_after_a_restart(t
     ]
 
 
-def test_event_files_hold_the_curves_and_hide_what_a_restart_redoes(tmp_path: Path) -> None:
+def test_event_files_hide_the_steps_that_a_restart_repeats(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     target = f"tensorboard:{tmp_path}"
@@ -87,10 +87,10 @@ def test_event_files_hold_the_curves_and_hide_what_a_restart_redoes(tmp_path: Pa
     assert [(e.step, e.value) for e in found.Scalars("loss")] == [(1, 1.0), (2, 2.0), (3, 7.0)]
 
 
-def test_missing_tensorboard_is_told_with_what_to_install(
+def test_error_for_missing_tensorboard_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # what the import system finds where it is absent
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # makes the import fail
     for name in [n for n in sys.modules if n.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(RecipeError, match=r"needs the package tensorboard.*\n.*pip install tensorboard"):
@@ -100,15 +100,15 @@ def test_missing_tensorboard_is_told_with_what_to_install(
 def flops_per_token(model: GPT) -> float:
     """Floating point operations of forward and backward.
 
-    6 per parameter that takes part in a product, and 12 x layers x width x context for attention
+    6 per parameter of a matrix product, and 12 x layers x width x context for attention
     (Chowdhery et al., "PaLM", 2022, appendix B).
     """
     products = sum(p.numel() for p in model.parameters()) - model.position.weight.numel()
     return 6.0 * products + 12.0 * model.shape.layers * model.shape.width * model.shape.context
 
 
-def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Path) -> None:
-    """Rank 0's half of the operations, which are counted once and do not change the result."""
+def test_all_metric_targets_and_mfu_of_one_run(finish: Finish, tmp_path: Path) -> None:
+    """Operations are those of rank 0, half of all; counting them does not change the result."""
     targets = (tmp_path / "run.jsonl", tmp_path / "run.csv", f"tensorboard:{tmp_path / 'events'}")
     ended = finish(
         *("run", "--nproc", 2, "--log-every", 1, "--peak-tflops", 0.001),
@@ -132,16 +132,17 @@ def test_all_targets_of_one_run_and_its_utilisation(finish: Finish, tmp_path: Pa
     assert found == pytest.approx(expected, rel=0.1), "operations of one rank for one sample"
 
 
-def test_picture_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_plot_of_an_unknown_format_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     metric_files.JsonLines(file, step=0).write(READING)
     with pytest.raises(
-        RecipeError, match=r"run\.doc: Format 'doc' is not supported.*\n  fix: name a file in .png"
+        RecipeError,
+        match=r"run\.doc: Format 'doc' is not supported.*\n  fix: choose a file name that ends in .png",
     ):
         plot(file, tmp_path / "run.doc")
 
 
-def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     written = metric_files.JsonLines(file, step=3)
     written.write({"step": 4})
@@ -150,7 +151,7 @@ def test_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert [line["step"] for line in metric_files.read(file)] == [3, 4]
 
 
-def test_file_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:
+def test_file_that_cannot_be_written_is_rejected_when_opened(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match=r"cannot be written: .*\n.*writable folder"):
         metric_files.open_for(str(tmp_path / "file" / "run.jsonl"), step=0)

@@ -1,4 +1,4 @@
-"""Preparation once a node."""
+"""Preparation once per node."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 import dtj
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a restart does not come in the middle of what is inside
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a restart must not interrupt the code inside
 out = Path(os.environ["OUT"])
 with dtj.first_on_node():
     (out / f"inside-{os.getpid()}").touch()
@@ -39,7 +39,7 @@ def test_one_rank_prepares_and_the_others_find_it_done(
     assert (tmp_path / "prepared").read_text() == "once\n"
 
 
-def test_where_the_first_dies_another_one_prepares(finish: Callable[..., Finished], tmp_path: Path) -> None:
+def test_if_the_first_rank_dies_another_one_prepares(finish: Callable[..., Finished], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     ended = finish("run", "--nproc", 2, "--max-restarts", 1, script, OUT=tmp_path, TMPDIR=tmp_path, DIE=1)

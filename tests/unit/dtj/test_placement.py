@@ -46,7 +46,9 @@ def test_world(env: Mapping[str, str], world: World) -> None:
             id="rank not a number",
         ),
         pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT not set", id="no master address"
+            {"RANK": "1", "WORLD_SIZE": "4"},
+            "MASTER_ADDR and MASTER_PORT are not set",
+            id="no master address",
         ),
         pytest.param(
             {"WORLD_SIZE": "4", "NPROC_PER_NODE": "2", **MASTER},
@@ -151,7 +153,7 @@ def test_flag_of_the_job_takes_precedence_over_the_code() -> None:
             "--save-every (DTJ_SAVE_EVERY) is '0', expected a whole number of at least 1",
         ),
         ({"DTJ_TF32": "true"}, "--tf32 (DTJ_TF32) is 'true', expected 1 or 0"),
-        ({"DTJ_SYNC": "local"}, "--sync (DTJ_SYNC) is 'local': every how many steps?"),
+        ({"DTJ_SYNC": "local"}, "--sync (DTJ_SYNC) is 'local', which needs a number of steps"),
         ({"DTJ_CHECKPOINT_DIR": "x", "DTJ_KEEP": "1"}, "--keep (DTJ_KEEP) is '1'"),
     ],
 )

@@ -12,8 +12,8 @@ from dtj.process_groups import RetiredGroups
 TIMEOUT = timedelta(seconds=100)
 
 
-def test_group_whose_collective_never_ends_holds_nobody_up():
-    """The peer does not take part; without a thread the second `add` would last until the timeout."""
+def test_retired_group_with_a_pending_collective_does_not_block():
+    """The peer does not join the collective: without a thread, the second `add` would block for long."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(2) as pool:
         group, peer = pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2))
@@ -24,8 +24,8 @@ def test_group_whose_collective_never_ends_holds_nobody_up():
 
     retired.add([])
 
-    (burial,) = (each for each in threading.enumerate() if each.name == "dtj-retired-groups")
+    (cleanup,) = (each for each in threading.enumerate() if each.name == "dtj-retired-groups")
     assert not work.is_completed()
     peer.allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]  # so that the test leaves nothing behind
-    burial.join(60)
-    assert not burial.is_alive()
+    cleanup.join(60)
+    assert not cleanup.is_alive()

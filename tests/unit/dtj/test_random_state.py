@@ -1,4 +1,4 @@
-"""Generators of a rank: the same for the same place in the program, others for any other."""
+"""Generators of a rank: the same draws at the same point of the program, different ones at any other."""
 
 import random
 
@@ -15,15 +15,15 @@ def draw(base: int, step: int, verb: int, rank: int) -> tuple[float, float, floa
     return random.random(), np.random.random(), np.random.normal(), torch.rand(()).item()
 
 
-def test_same_place_draws_the_same_whatever_was_drawn_before() -> None:
+def test_draws_do_not_depend_on_earlier_draws() -> None:
     first = draw(1, 5, 1, 0)
     np.random.normal()  # half a pair of normals is left
     draw(1, 6, 0, 0)
     assert draw(1, 5, 1, 0) == first
 
 
-def test_each_step_verb_and_rank_has_numbers_of_its_own() -> None:
-    places = [
+def test_each_step_verb_and_rank_draws_different_numbers() -> None:
+    points = [
         (0, 0, 0, 0),
         (0, 0, 0, 1),
         (0, 0, 1, 0),
@@ -32,4 +32,4 @@ def test_each_step_verb_and_rank_has_numbers_of_its_own() -> None:
         (0, 11, 0, 0),
         (0, 1, 0, 10),
     ]
-    assert len({draw(*place) for place in places}) == len(places)
+    assert len({draw(*point) for point in points}) == len(points)

@@ -1,4 +1,4 @@
-"""key=value words against the signature of a recipe."""
+"""`key=value` words, converted by the signature of a recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,15 @@ def example(
         pytest.param(["name=x", "epochs=3"], {"name": "x", "epochs": 3}, id="a whole number"),
         pytest.param(["name=x", "lr=1e-3"], {"name": "x", "lr": 1e-3}, id="a number"),
         pytest.param(["name=x", "augment=True"], {"name": "x", "augment": True}, id="true or false"),
-        pytest.param(["name=x", "limit=none"], {"name": "x", "limit": None}, id="none, where it is allowed"),
-        pytest.param(["name=x", "limit=5"], {"name": "x", "limit": 5}, id="or a number"),
+        pytest.param(
+            ["name=x", "limit=none"], {"name": "x", "limit": None}, id="none, if the type allows it"
+        ),
+        pytest.param(["name=x", "limit=5"], {"name": "x", "limit": 5}, id="a number, if none is allowed too"),
         pytest.param(["name=a=b"], {"name": "a=b"}, id="text with an equals sign"),
         pytest.param(
-            ["name=x", "tag=9"], {"name": "x", "tag": "9"}, id="type of the default where none is annotated"
+            ["name=x", "tag=9"],
+            {"name": "x", "tag": "9"},
+            id="without an annotation, the type of the default",
         ),
     ],
 )
@@ -42,7 +46,7 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param([], "lacks name\n  fix: name=<str>", id="a missing argument"),
+        pytest.param([], "needs values for name\n  fix: add name=<str>", id="a missing argument"),
         pytest.param(
             ["name=x", "epoch=3"], "no argument 'epoch'\n  fix: did you mean 'epochs'", id="a mistyped one"
         ),
@@ -50,17 +54,17 @@ def test_words_become_arguments(words: list[str], expected: dict[str, Any]) -> N
             ["name=x", "zzz=3"], "no argument 'zzz'\n  fix: known: augment, epochs", id="an unknown one"
         ),
         pytest.param(
-            ["name=x", "epochs=3.5"], "epochs is '3.5', expected a whole number", id="the wrong number"
+            ["name=x", "epochs=3.5"], "epochs is '3.5', expected a whole number", id="not a whole number"
         ),
         pytest.param(
-            ["name=x", "augment=yes"], "augment is 'yes', expected true or false", id="the wrong truth"
+            ["name=x", "augment=yes"], "augment is 'yes', expected true or false", id="not true or false"
         ),
         pytest.param(
-            ["name=x", "limit=a"], "limit is 'a', expected none or a whole number", id="none of two types"
+            ["name=x", "limit=a"], "limit is 'a', expected none or a whole number", id="neither of two types"
         ),
         pytest.param(
             ["name=x", "epochs"],
-            "'epochs' is not an argument of a recipe\n  fix: write key=value",
+            "'epochs' is not of the form key=value\n  fix: write key=value",
             id="no value",
         ),
     ],
@@ -88,13 +92,13 @@ def test_bad_words_are_explained(words: list[str], message: str) -> None:
         pytest.param("./nowhere.py:recipe", "there is no file nowhere.py", id="no such file"),
     ],
 )
-def test_targets_that_do_not_exist_are_explained(target: str, message: str) -> None:
+def test_missing_targets_are_explained(target: str, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         recipe_cli.resolve(target)
     assert message in str(raised.value)
 
 
-def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) -> None:
+def test_target_may_be_a_file_and_its_missing_import_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine_for_test.py"
     file.write_text("def recipe(width: int = 3): ...\n")
     assert recipe_cli.resolve(f"{file}:recipe").__name__ == "recipe"
@@ -103,41 +107,43 @@ def test_file_is_a_target_too_and_its_missing_import_is_named(tmp_path: Path) ->
         recipe_cli.resolve(f"{file}:recipe")
 
 
-def test_file_with_the_name_of_a_module_in_use_is_refused(tmp_path: Path) -> None:
-    """Whoever imports that module later would get the recipe's file."""
+def test_file_with_the_name_of_an_imported_module_is_rejected(tmp_path: Path) -> None:
+    """A later import of that module would get the recipe's file."""
     file = tmp_path / "queue.py"
     file.write_text("def recipe(): ...\n")
-    with pytest.raises(RecipeError, match=r"module 'queue', which is in use\n  fix: call it my_queue.py"):
+    with pytest.raises(
+        RecipeError, match=r"module 'queue', which is already imported\n  fix: rename .* my_queue.py"
+    ):
         recipe_cli.resolve(f"{file}:recipe")
 
 
-def test_what_is_no_recipe_is_told_with_its_type(tmp_path: Path) -> None:
+def test_error_names_the_type_that_was_returned_instead_of_a_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine_that_forgets.py"
     file.write_text("def recipe(width: int = 3): dict(width=width)\n")
     with pytest.raises(RecipeError, match=r"py:recipe returned a NoneType, expected a dtj\.Recipe"):
         recipe_cli.build(f"{file}:recipe", ["width=5"])
 
 
-def test_arguments_that_the_command_line_cannot_give_are_told() -> None:
+def test_argument_types_that_the_command_line_cannot_pass_are_rejected() -> None:
     def listed(widths=[1, 2], **others) -> Recipe:  # noqa: B006
         raise NotImplementedError(widths, others)
 
     assert recipe_cli.arguments(listed, []) == {}
-    with pytest.raises(RecipeError, match="argument widths is a list, which the command line cannot give"):
+    with pytest.raises(RecipeError, match="argument widths is a list, which the command line cannot pass"):
         recipe_cli.arguments(listed, ["widths=3"])
 
 
-def test_annotation_that_is_not_imported_is_told() -> None:
+def test_annotation_that_is_not_imported_is_named() -> None:
     def hidden(size: "Size") -> Recipe:  # type: ignore[name-defined]  # noqa: F821
         raise NotImplementedError(size)
 
     with pytest.raises(
-        RecipeError, match=r"an annotation of hidden .*'Size' is not defined\n  fix: import it"
+        RecipeError, match=r"an annotation of hidden .*'Size' is not defined\n  fix: import the type"
     ):
         recipe_cli.arguments(hidden, ["size=3"])
 
 
-def test_help_is_made_of_docstring_and_signature() -> None:
+def test_help_comes_from_docstring_and_signature() -> None:
     text = recipe_cli.describe("my.py:example", example)
     assert text.startswith(
         "Usage: dtj train my.py:example [key=value ...]\n\n  Train something.\n\n  In some way.\n"
@@ -149,21 +155,21 @@ def test_help_is_made_of_docstring_and_signature() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        pytest.param({}, "gives neither epochs nor steps", id="no end"),
-        pytest.param({"epochs": 1, "steps": 5}, "gives epochs and steps", id="two ends"),
+        pytest.param({}, "sets neither epochs nor steps", id="no end"),
+        pytest.param({"epochs": 1, "steps": 5}, "sets epochs and steps", id="two ends"),
         pytest.param({"steps": 0}, "steps is 0, expected a whole number of at least 1", id="nothing to do"),
         pytest.param({"epochs": 1.5}, "epochs is 1.5, expected a whole number", id="half an epoch"),
-        pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="nothing to score by"),
+        pytest.param({"epochs": 1, "held_out": [1]}, "held_out data but no score", id="no score"),
         pytest.param(
-            {"epochs": 1, "best": "lowest"}, "no held_out data to score", id="nothing to be best in"
+            {"epochs": 1, "best": "lowest"}, "no held_out data to score", id="best without held-out data"
         ),
         pytest.param(
             {"epochs": 1, "best": "max", "held_out": [1], "score": len},
-            "best is 'max'",
+            "best is 'max', expected 'highest' or 'lowest'",
             id="neither highest nor lowest",
         ),
     ],
 )
-def test_parts_that_do_not_fit_are_told_at_once(parts: dict[str, Any], message: str) -> None:
+def test_parts_that_do_not_fit_are_rejected(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         Recipe(model=None, data=None, loss=None, optimizer=None, global_batch=1, **parts)  # type: ignore[arg-type]

@@ -205,5 +205,5 @@ def test_export_of_what_is_not_there(finish: Finish, tmp_path: Path) -> None:
     ended = finish("export", tmp_path / "out" / "run", tmp_path / "none" / "w.pt")
     assert (ended.code, ended.err) == (
         78,
-        f"dtj: there is no folder {tmp_path / 'none'}\n  fix: make it, or name another file\n",
+        f"dtj: the folder {tmp_path / 'none'} does not exist\n  fix: create it, or choose another file\n",
     )

@@ -1,4 +1,4 @@
-"""What others build on: public names, commands, flags. A change here is a change for users."""
+"""The public surface: names, commands, flags. A change here is a change for users."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello
 from dtj.agreement import SLOTS, Message
-from dtj.heal import Place
+from dtj.heal import ProgramPoint
 from tests.unit.dtj.conftest import Finished
 
 
@@ -107,7 +107,7 @@ def test_commands_and_flags() -> None:
     [["--help"], ["--version"], ["run", "--help"], ["train", "--help"], ["run", "nowhere.py"]],
     ids=" ".join,
 )
-def test_quick_answers_never_wait_for_torch(argv: list[str]) -> None:
+def test_help_and_usage_errors_do_not_import_torch(argv: list[str]) -> None:
     code = f"""
 import sys
 from dtj.cli import main
@@ -127,7 +127,7 @@ finally:
     assert ended.returncode == (78 if "nowhere.py" in argv else 0)
 
 
-def test_module_answers_like_the_command(finish: Callable[..., Finished]) -> None:
+def test_python_m_dtj_is_the_command_dtj(finish: Callable[..., Finished]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "dtj", "--version"],
         check=True,
@@ -143,8 +143,8 @@ def test_exit_codes() -> None:
     assert (contract.EXIT_STOPPED, contract.EXIT_PEER_LOST) == (75, 76)
 
 
-def test_ranks_find_all_that_they_need_already_imported(tmp_path: Path) -> None:
-    """From a cold start: what DDP and the optimizers load late would cost every rank seconds."""
+def test_ranks_find_slow_imports_already_done(tmp_path: Path) -> None:
+    """On a cold start, the modules that DDP and the optimizers import late would cost every rank seconds."""
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch._dynamo' in sys.modules)")
     ended = subprocess.run(
@@ -157,11 +157,11 @@ def test_ranks_find_all_that_they_need_already_imported(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == ["[rank 0] True", "[rank 1] True"]
 
 
-def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
-    """Where this fails, count PROTOCOL up: pods of different builds would misunderstand each other."""
+def test_message_fields_change_only_with_the_protocol_number() -> None:
+    """If this fails, increase PROTOCOL: pods of different builds would misread each other's messages."""
     fields = [
         *(Hello.__dataclass_fields__, CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
-        *(Heartbeat._fields, Activity._fields, Place._fields, Message.__dataclass_fields__),
+        *(Heartbeat._fields, Activity._fields, ProgramPoint._fields, Message.__dataclass_fields__),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields], SLOTS) == (
         1,
@@ -171,8 +171,8 @@ def test_whatever_agents_and_ranks_say_to_each_other_has_a_number() -> None:
             "generation kept replicas gracefully connect_s",
             "generation step paused busy_time at",
             "generation is_stopped",
-            "loops step is_over verb position",
-            "stop finish save log broken interval values",
+            "loops step is_over verb data_position",
+            "stop finish save log not_finite interval values",
         ],
         17,
     )

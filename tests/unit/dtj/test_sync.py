@@ -249,7 +249,9 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
 @pytest.mark.parametrize(
     ("flags", "parallel", "message"),
     [
-        pytest.param({"sync": "local"}, None, "'local': every how many steps.*local:8", id="no number"),
+        pytest.param(
+            {"sync": "local"}, None, "'local', which needs a number of steps.*local:8", id="no number"
+        ),
         pytest.param({"sync": "sometimes:3"}, None, "'sometimes:3'.*local:K", id="unknown policy"),
         pytest.param({"sync": "local:2.5"}, None, "expected a whole number", id="half a step"),
         pytest.param(
@@ -268,7 +270,7 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
         pytest.param(
             {"check_every": "9"}, "fsdp", "--check-every does not work with .*fsdp", id="nothing to compare"
         ),
-        pytest.param({"compress": "bf16", "sync": "stale:2"}, None, "exclude each other", id="both"),
+        pytest.param({"compress": "bf16", "sync": "stale:2"}, None, "cannot be combined", id="both"),
         pytest.param(
             {"sync": "stale:2", "precision": "fp16"},
             None,

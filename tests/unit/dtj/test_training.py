@@ -1,4 +1,4 @@
-"""What a new user runs first: the recipes that come along, and one of their own."""
+"""What a new user runs first: the included recipes, and a recipe of their own."""
 
 import re
 from collections.abc import Callable
@@ -11,33 +11,33 @@ DIGITS = "dtj.recipes.digits:recipe"
 
 
 def accuracies(ended: Finished) -> list[float]:
-    """After each epoch, and at the end."""
+    """Held-out accuracy after each epoch, and at the end."""
     assert ended.code == 0, ended.err
     return [float(a) for a in re.findall(r"accuracy ([\d.]+)", ended.out + ended.err)]
 
 
-def test_two_ranks_learn_to_read_digits(finish: Callable[..., Finished]) -> None:
+def test_two_ranks_learn_digits(finish: Callable[..., Finished]) -> None:
     assert accuracies(finish("train", "--nproc", 2, DIGITS))[-1] >= 0.97
 
 
 def test_one_two_and_four_ranks_learn_the_same(finish: Callable[..., Finished]) -> None:
-    """Rounding differs, so one of the 360 held-out samples may."""
+    """Rounding differs, so the result of one of the 360 held-out samples may differ."""
     alone, two, four = (accuracies(finish("train", "--nproc", n, DIGITS, "epochs=2")) for n in (1, 2, 4))
     assert len(alone) == 3
     for together in (two, four):
         assert all(abs(a - b) < 1.5 / 360 for a, b in zip(alone, together, strict=True))
 
 
-def test_a_recipe_of_ones_own_is_trained_by_its_path(finish: Callable[..., Finished]) -> None:
-    """As the example's first line says it, and no longer than a page."""
+def test_own_recipe_is_trained_by_its_path(finish: Callable[..., Finished]) -> None:
+    """With the command in the example's first line; the example must stay short."""
     file = EXAMPLES / "my_recipe.py"
     assert len(file.read_text().splitlines()) <= 30
     ended = finish("train", "--nproc", 2, f"{file}:recipe", "epochs=3", "lr=0.02")
     assert accuracies(ended)[-1] >= 0.8  # half of the points are inside
 
 
-def test_text_is_learned_evaluated_and_written(finish: Callable[..., Finished]) -> None:
-    """A minute fraction of the real thing: from 8 bits a byte downwards."""
+def test_text_recipe_trains_evaluates_and_prints_a_sample(finish: Callable[..., Finished]) -> None:
+    """A very small version: the loss falls from 8 bits per byte."""
     small = ("kilobytes=60", "epochs=3", "layers=1", "width=32", "context=64", "global_batch=16")
     ended = finish("train", "--nproc", 2, "dtj.recipes.text:recipe", *small)
     assert ended.code == 0, ended.err
@@ -96,10 +96,10 @@ def recipe(clip: float | None = None) -> Recipe:
 """
 
 
-def test_recipe_that_clips_moves_no_further_and_logs_what_the_norm_was(
+def test_recipe_with_clip_limits_the_update_and_logs_the_norm_before(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
-    """A gradient of 4, twice, at a rate of 1."""
+    """Two steps with a gradient of 4 at a learning rate of 1."""
     (tmp_path / "mine.py").write_text(CLIPPED)
     weight = {}
     for clip in ("", "clip=0.5"):
@@ -111,7 +111,7 @@ def test_recipe_that_clips_moves_no_further_and_logs_what_the_norm_was(
     assert abs(weight["clip=0.5"] - weight[""] - 2 * (4 - 0.5)) < 1e-3
 
 
-def test_stream_without_end_is_trained_for_some_steps(
+def test_endless_stream_is_trained_for_a_number_of_steps(
     finish: Callable[..., Finished], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(STREAM)

@@ -1,4 +1,4 @@
-"""Verbs of Run that are called in a way that cannot work: told at once, in two lines."""
+"""Verbs of Run that are called incorrectly end with an error of two lines, without a traceback."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +71,7 @@ for batch in run.steps(1):
         ),
     ],
 )
-def test_verb_that_is_used_wrongly_is_told(
+def test_verb_that_is_called_incorrectly_is_explained(
     finish: Callable[..., Finished], tmp_path: Path, right: str, wrong: str, message: str
 ) -> None:
     assert PROGRAM.count(right) == 1
@@ -86,12 +86,12 @@ def test_verb_that_is_used_wrongly_is_told(
 @pytest.mark.parametrize(
     ("total", "shown"),
     [("np.int64(2)", 2), ("torch.tensor(2)", 2), ("sys.maxsize", 2**53)],
-    ids=["of NumPy", "of torch", "without end"],
+    ids=["NumPy", "torch", "no limit"],
 )
 def test_steps_may_be_any_whole_number(
     finish: Callable[..., Finished], tmp_path: Path, total: str, shown: int
 ) -> None:
-    """The log line and the agent, which tells the number to others, can do with it."""
+    """Log lines and reports contain the total, so it must be a plain int."""
     script = tmp_path / "script.py"
     program = PROGRAM.replace("run.steps(1)", f"run.steps({total})")
     script.write_text(f"import sys, numpy as np\n{program}    if run.step:\n        run.finish()\n")
@@ -103,7 +103,7 @@ def test_steps_may_be_any_whole_number(
 
 
 def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:
-    """The checkpoint holds its number: the device of the tensor may not be there when it is read."""
+    """The checkpoint has it as a number: the tensor's device may not exist on the machine that loads it."""
     script = tmp_path / "script.py"
     script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
     ended = finish("run", "--checkpoint", tmp_path / "run", script)

@@ -1,4 +1,4 @@
-"""Since when a node is gone: only of nodes that were seen, and only until they are back."""
+"""Since when a node is gone: only for nodes that were seen, and only until they are back."""
 
 from dtj_operator.gather import AbsentNodes
 from dtj_operator.kube.nodes import NodeView
@@ -9,7 +9,7 @@ BOTH = {name: NodeView(name=name) for name in ("n0", "n1")}
 ONE = {"n0": BOTH["n0"]}
 
 
-def test_a_node_is_gone_from_the_first_look_that_misses_it() -> None:
+def test_node_is_gone_since_the_first_time_it_is_missing() -> None:
     absent = AbsentNodes()
 
     assert dict(absent.since(BOTH, PODS, 10.0)) == {}
@@ -17,7 +17,7 @@ def test_a_node_is_gone_from_the_first_look_that_misses_it() -> None:
     assert dict(absent.since(ONE, PODS, 30.0)) == {"n1": 20.0}
 
 
-def test_a_node_that_is_back_was_never_gone() -> None:
+def test_node_that_is_back_counts_as_never_gone() -> None:
     absent = AbsentNodes()
     for nodes in (BOTH, ONE, BOTH):
         absent.since(nodes, PODS, 10.0)
@@ -25,11 +25,11 @@ def test_a_node_that_is_back_was_never_gone() -> None:
     assert dict(absent.since(ONE, PODS, 50.0)) == {"n1": 50.0}
 
 
-def test_a_node_that_was_never_seen_is_left_to_the_clusters_own_collector() -> None:
+def test_node_that_was_never_seen_is_left_to_kubernetes() -> None:
     assert dict(AbsentNodes().since(ONE, PODS, 10.0)) == {}
 
 
-def test_where_nodes_are_in_doubt_none_is_gone() -> None:
+def test_no_node_is_gone_if_nodes_are_unknown() -> None:
     absent = AbsentNodes()
     absent.since(BOTH, PODS, 10.0)
 

@@ -1,4 +1,4 @@
-"""What is asked of the API server for a decision, and what its answers come to; over a real socket."""
+"""Requests to the API server for a decision, and results of its answers; over a real socket."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from dtj_operator.apply import AT_ONCE, Applier, Outcome
+from dtj_operator.apply import CALLS_IN_FLIGHT, Applier, Outcome
 from dtj_operator.gather import Caches
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -37,7 +37,7 @@ QUOTA = refuses(403, "Forbidden", "exceeded quota: small")
 
 
 def wanted(index: int = 0) -> Json:
-    """The body of a pod, as far as applying it goes."""
+    """The parts of a pod's body that applying it needs."""
     meta = metadata(JOB, f"{JOB.name}-{index}")
     labels = {**meta["labels"], "dtj.dev/replica-index": str(index), "dtj.dev/attempt": "0"}
     return {"metadata": {**meta, "labels": labels}}
@@ -48,12 +48,12 @@ def stored(body: Json, uid: str = "u", **meta: Any) -> Json:
     return {**raw, "metadata": {**raw["metadata"], "uid": uid, "resourceVersion": "7", **meta}}
 
 
-def someone_elses(body: Json) -> Json:
+def foreign(body: Json) -> Json:
     return stored(body, ownerReferences=[])
 
 
 class Doing:
-    """An applier, its caches, and the server that it talks to."""
+    """An applier, its caches and its API server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -68,7 +68,7 @@ class Doing:
         return await self._applier.apply(KEY, JOB.uid, actions)
 
     def asked(self) -> list[str]:
-        """What was asked, as `METHOD last-part-of-the-path`."""
+        """The requests, as `METHOD last-part-of-the-path`."""
         return [f"{method} {path.rpartition('/')[2]}" for method, path, _, _ in self.server.asked]
 
 
@@ -80,20 +80,20 @@ async def doing(*script: Handler) -> AsyncIterator[Doing]:
         await done.api.close()
 
 
-async def test_a_pod_that_was_created_is_known_without_being_told() -> None:
+async def test_created_pod_is_in_the_cache_before_its_watch_event() -> None:
     async with doing(says(stored(wanted()))) as do:
         assert await do(CreatePod(wanted())) == Outcome()
         assert [view.name for view in do.pods.pods(KEY)] == ["digits-0"]
 
 
-async def test_a_spent_quota_is_met_by_one_request() -> None:
+async def test_used_up_quota_costs_one_request() -> None:
     async with doing(QUOTA) as do:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(100)])
 
     assert [(refusal.reason, len(do.server.asked)) for refusal in outcome.refusals] == [("QuotaExceeded", 1)]
 
 
-async def test_creation_grows_and_one_that_is_slow_holds_nobody_up() -> None:
+async def test_creates_grow_in_parallel_and_a_slow_one_does_not_delay_the_rest() -> None:
     others, in_flight, seen = asyncio.Event(), 0, [0]
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -112,19 +112,19 @@ async def test_creation_grows_and_one_that_is_slow_holds_nobody_up() -> None:
         async with asyncio.timeout(60):
             assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Outcome()
 
-    assert seen[1] == 1, "nobody beside the first"
-    assert max(seen) <= AT_ONCE
+    assert seen[1] == 1, "the first create is alone"
+    assert max(seen) <= CALLS_IN_FLIGHT
 
 
-async def test_a_pod_that_may_have_been_made_is_in_doubt() -> None:
+async def test_pod_that_may_have_been_created_is_unverified() -> None:
     async with doing(refuses(503, Retry_After="60")) as do:
         with pytest.raises(ApiError):
             await do(CreatePod(wanted(0)))
 
-        assert do.pods.doubts.of(KEY) == ("digits-0",)
+        assert do.pods.unverified.of(KEY) == ("digits-0",)
 
 
-async def test_creation_ends_at_a_refusal() -> None:
+async def test_creation_stops_at_a_refusal() -> None:
     async with doing(*[says(stored(wanted(), f"u{i}")) for i in range(2)], QUOTA) as do:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(3)])
 
@@ -136,18 +136,20 @@ async def test_creation_ends_at_a_refusal() -> None:
     ("found", "blocked", "reason"),
     [
         param(stored(wanted()), False, None, id="ours: the answer to our create was lost"),
-        param(stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z"), True, None, id="ours, and going"),
+        param(
+            stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z"), True, None, id="ours, being deleted"
+        ),
         param(
             stored(wanted(), labels={**wanted()["metadata"]["labels"], "dtj.dev/attempt": "3"}),
             True,
             None,
             id="ours, of another attempt",
         ),
-        param(stored(wanted(), labels={}), True, None, id="ours, its labels taken off"),
-        param(someone_elses(wanted()), False, "NameConflict", id="somebody else's"),
+        param(stored(wanted(), labels={}), True, None, id="ours, without its labels"),
+        param(foreign(wanted()), False, "NameConflict", id="of another owner"),
     ],
 )
-async def test_who_has_the_name_already(found: Json, blocked: bool, reason: str | None) -> None:
+async def test_pod_name_already_in_use(found: Json, blocked: bool, reason: str | None) -> None:
     async with doing(TAKEN, says(found)) as do:
         outcome = await do(CreatePod(wanted()))
 
@@ -156,7 +158,7 @@ async def test_who_has_the_name_already(found: Json, blocked: bool, reason: str 
     assert do.asked() == ["POST pods", "GET digits-0"], "nothing was deleted"
 
 
-async def test_a_pod_that_is_deleted_is_named_by_its_uid() -> None:
+async def test_deletion_of_a_pod_carries_its_uid() -> None:
     gone = {**stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z")}
     async with doing(says(gone)) as do:
         await do(DeletePod(pod(0).pod, 5))
@@ -168,12 +170,12 @@ async def test_a_pod_that_is_deleted_is_named_by_its_uid() -> None:
 @pytest.mark.parametrize(
     ("answer", "unchanged", "blocked"),
     [
-        param(GONE, False, False, id="gone already"),
-        param(TAKEN, False, False, id="the name is a younger pod's"),
-        param(TAKEN, True, True, id="changed, and was to go only if not"),
+        param(GONE, False, False, id="already gone"),
+        param(TAKEN, False, False, id="a newer pod has the name"),
+        param(TAKEN, True, True, id="changed, to be deleted only if unchanged"),
     ],
 )
-async def test_deleting_what_is_not_as_it_was(answer: Handler, unchanged: bool, blocked: bool) -> None:
+async def test_deletion_of_a_pod_that_has_changed(answer: Handler, unchanged: bool, blocked: bool) -> None:
     view = msgspec.structs.replace(pod(0).pod, version="5", uid="old")
     async with doing(answer) as do:
         do.pods.observe(view)
@@ -185,16 +187,16 @@ async def test_deleting_what_is_not_as_it_was(answer: Handler, unchanged: bool, 
 
 
 @pytest.mark.parametrize(
-    "told", [param(True, id="the watch is first"), param(False, id="the answer is first")]
+    "watch_first", [param(True, id="the watch is first"), param(False, id="the answer is first")]
 )
-async def test_a_pod_that_somebody_else_took_away_meanwhile_is_gone(told: bool) -> None:
-    """The API server then answers with what it was about to write, which has no version."""
+async def test_pod_that_its_kubelet_removed_during_the_deletion_is_gone(watch_first: bool) -> None:
+    """The API server then answers with the object that it was about to write, which has no version."""
     view = msgspec.structs.replace(pod(0).pod, version="5", uid="old")
     left = stored(wanted(), "old", deletionTimestamp="2026-01-01T00:00:00Z", resourceVersion="")
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        if told:
-            do.pods.forget(msgspec.structs.replace(view, version="9"))
+        if watch_first:
+            do.pods.remove(msgspec.structs.replace(view, version="9"))
         return await says(left)(request)
 
     async with doing(answer) as do:
@@ -204,7 +206,7 @@ async def test_a_pod_that_somebody_else_took_away_meanwhile_is_gone(told: bool) 
     assert (outcome, do.pods.pods(view.key)) == (Outcome(), ())
 
 
-async def test_an_edited_service_is_made_anew() -> None:
+async def test_edited_service_is_recreated() -> None:
     edited = stored(service(JOB))
     edited["spec"]["selector"] = {"a": "b"}
     async with doing(TAKEN, says(edited), REMOVED, says(stored(service(JOB), "new"))) as do:
@@ -215,24 +217,24 @@ async def test_an_edited_service_is_made_anew() -> None:
         view = do.services.get(KEY)
         assert view is not None
         assert view.uid == "new"
-        assert do.services.since_mended(KEY) < 60
+        assert do.services.since_recreated(KEY) < 60
 
 
-async def test_a_service_that_is_ours_as_we_made_it_is_success() -> None:
+async def test_existing_unedited_service_of_ours_is_success() -> None:
     async with doing(TAKEN, says(stored(service(JOB)))) as do:
         assert await do(CreateService(service(JOB))) == Outcome()
         assert do.asked() == ["POST services", "GET digits"]
 
 
-async def test_a_service_of_somebody_else_stops_the_pods() -> None:
-    async with doing(TAKEN, says(someone_elses(service(JOB)))) as do:
+async def test_service_of_another_owner_prevents_pods() -> None:
+    async with doing(TAKEN, says(foreign(service(JOB)))) as do:
         outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
 
     assert [refusal.reason for refusal in outcome.refusals] == ["NameConflict"]
-    assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was made"
+    assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was created"
 
 
-async def test_a_service_that_is_on_its_way_out_holds_the_pods_up() -> None:
+async def test_service_that_is_being_deleted_delays_pods() -> None:
     going = stored(service(JOB), deletionTimestamp="2026-01-01T00:00:00Z")
     async with doing(TAKEN, says(going), TAKEN) as do:
         outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
@@ -240,7 +242,7 @@ async def test_a_service_that_is_on_its_way_out_holds_the_pods_up() -> None:
     assert outcome == Outcome(blocked=True)
 
 
-async def test_what_a_job_left_goes_only_as_it_was_seen() -> None:
+async def test_leftover_of_a_job_is_deleted_only_if_unchanged() -> None:
     view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(TAKEN) as do:
         do.services.observe(view)
@@ -248,11 +250,11 @@ async def test_what_a_job_left_goes_only_as_it_was_seen() -> None:
         assert do.server.asked[0][3]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
         assert await do(DeleteService("another")) == Outcome()
-        assert len(do.server.asked) == 1, "of another uid nothing is known"
+        assert len(do.server.asked) == 1, "an object with another uid is not in the cache"
 
 
-async def test_a_failure_is_raised_after_everything_was_tried() -> None:
-    """Else calls would still be on their way when the job is looked at again."""
+async def test_failure_is_raised_after_all_calls_have_ended() -> None:
+    """Otherwise calls would still be in flight during the next reconcile of the job."""
     slow = asyncio.Event()
 
     async def late(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the probes say, and that they are served by the loop that does the work."""
+"""The answers of the probes, and the error for a port that is in use."""
 
 import socket
 
@@ -11,7 +11,7 @@ from dtj_operator.health import Health
 
 
 def v4(server: web.AppRunner) -> list[tuple[str, int]]:
-    """Addresses of the older kind; port 0 is another one in each family."""
+    """IPv4 addresses only: with port 0, each address family gets a different port."""
     return [address for address in server.addresses if len(address) == 2]
 
 
@@ -20,13 +20,13 @@ async def ask(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_a_port_that_is_taken_is_named_and_the_other_one_given_back() -> None:
-    """Else the next try in the same process would find its own port taken, for ever."""
+async def test_error_names_the_port_in_use_and_the_other_port_is_closed() -> None:
+    """Otherwise every retry in the same process would find its own port in use."""
     probes = Health(live=lambda: None, ready=lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as theirs, socket.create_server(("127.0.0.1", 0)) as free:
         ours, taken = free.getsockname()[1], theirs.getsockname()[1]
         free.close()
-        with pytest.raises(OSError, match=f"port {taken} for metrics cannot be had, .* --metrics-port"):
+        with pytest.raises(OSError, match=rf"cannot listen on port {taken} \(metrics\).* --metrics-port"):
             await health.serve(probes, health_port=ours, metrics_port=taken)
     for server in await health.serve(probes, health_port=ours, metrics_port=0):
         await server.cleanup()
@@ -40,8 +40,8 @@ async def test_a_probe_says_what_is_wrong(path: str, other: str) -> None:
     port, numbers = (next(port for _, port in v4(server)) for server in servers)
     try:
         assert await ask(port, path) == (200, "ok\n")
-        wrong[path] = "the watch of pods has been silent for 301 s"
-        assert await ask(port, path) == (503, "the watch of pods has been silent for 301 s\n")
+        wrong[path] = "no data from the pods watch for 301 s"
+        assert await ask(port, path) == (503, "no data from the pods watch for 301 s\n")
         assert (await ask(port, other))[0] == 200
         metrics.LEADER.set(1)
         status, page = await ask(numbers, "/metrics")

@@ -1,4 +1,4 @@
-"""What agents answer, on fake time: how often they are asked, what is believed, who is told."""
+"""Polling of agents, on fake time: how often, which answers are accepted, which changes are reported."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Incident, Ledger, Missing, Straggler
+from dtj_operator.plan.snapshot import Incident, Ledger, SilentReplica, Straggler
 from dtj_operator.progress import Poller
 
 param = pytest.param
@@ -16,13 +16,13 @@ KEY = Key("ns", "j")
 
 
 class Agents:
-    """A pod network: answers by address, and when who was asked."""
+    """A fake pod network: answers by address, and when each address was polled."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
         self.asked: list[tuple[float, str]] = []
-        self.told: list[float] = []
-        self.poller = Poller(self, self._tell, lambda: 1e9 + now(), every_s=10, tell_s=60)
+        self.news_at: list[float] = []
+        self.poller = Poller(self, self._on_news, lambda: 1e9 + now(), poll_s=10, progress_s=60)
 
     async def __call__(self, address: str) -> bytes:
         self.asked.append((now(), address))
@@ -30,8 +30,8 @@ class Agents:
             raise ConnectionRefusedError(address)
         return self.answers[address]
 
-    def _tell(self, _: Key) -> None:
-        self.told.append(now())
+    def _on_news(self, _: Key) -> None:
+        self.news_at.append(now())
 
     def at_step(self, step: int, *, attempt: int = 0) -> None:
         self.answers["10.0.0.1"] = json.dumps({"attempt": attempt, "step": step, "state": "Running"}).encode()
@@ -53,7 +53,7 @@ def step(agents: Agents, attempt: int = 0) -> int | None:
     return None if progress is None else progress.step
 
 
-async def test_a_running_job_is_asked_every_ten_seconds(agents: Agents) -> None:
+async def test_running_job_is_polled_every_ten_seconds(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(35)
@@ -62,25 +62,25 @@ async def test_a_running_job_is_asked_every_ten_seconds(agents: Agents) -> None:
     assert step(agents) == 3
 
 
-async def test_news_are_told_at_once_and_then_once_a_minute(agents: Agents) -> None:
+async def test_progress_is_reported_at_once_and_then_once_a_minute(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for number in range(14):
         agents.at_step(number)
         await asyncio.sleep(10)
 
-    assert [round(at) for at in agents.told] == [0, 60, 120]
+    assert [round(at) for at in agents.news_at] == [0, 60, 120]
 
 
-async def test_what_the_next_fault_is_judged_by_is_news_at_once(agents: Agents) -> None:
+async def test_change_that_affects_the_next_fault_is_reported_at_once(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for more in ({}, {"rejoin": True}, {"rejoin": True, "restarts": {"inPlace": 1}}, {"rejoin": True}):
         agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, **more}).encode()
         await asyncio.sleep(10)
 
-    assert [round(at) for at in agents.told] == [0, 10, 20, 30]
+    assert [round(at) for at in agents.news_at] == [0, 10, 20, 30]
 
 
-async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
+async def test_in_place_restarts_and_the_ledger_are_parsed(agents: Agents) -> None:
     ledger = {"productive": 1.5, "startup": 2, "lost": 0, "recovering": 3.25, "of the future": 1}
     failure = {
         "replica": 1,
@@ -103,21 +103,21 @@ async def test_heals_and_the_ledger_are_read(agents: Agents) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "slowest"),
+    ("fields", "slowest"),
     [
-        param({"slowestRank": 3}, Straggler(rank=3), id="an agent that says only who"),
+        param({"slowestRank": 3}, Straggler(rank=3), id="an agent that names only the rank"),
         param(
             {"slowestRank": 3, "slowest": {"rank": 3, "replica": 1, "ratio": 2.1}},
             Straggler(rank=3, replica=1, ratio=2.1),
-            id="and where, and how slow",
+            id="with its replica and ratio",
         ),
-        param({"slowestRank": None, "slowest": None}, None, id="all keep step"),
+        param({"slowestRank": None, "slowest": None}, None, id="no slow rank"),
     ],
 )
-async def test_the_rank_that_the_others_wait_for_is_read(
-    agents: Agents, told: dict[str, object], slowest: Straggler | None
+async def test_slowest_rank_is_parsed(
+    agents: Agents, fields: dict[str, object], slowest: Straggler | None
 ) -> None:
-    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, **told}).encode()
+    agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, **fields}).encode()
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
 
@@ -126,7 +126,7 @@ async def test_the_rank_that_the_others_wait_for_is_read(
     assert progress.slowest == slowest
 
 
-async def test_who_holds_the_others_up_is_news_at_once_and_how_much_is_none(agents: Agents) -> None:
+async def test_new_slowest_rank_is_reported_at_once_but_not_a_new_ratio(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     slow = {"rank": 1, "replica": 1, "ratio": 2.0}
     hang = {"ranks": [1], "message": "no step for 33 s"}
@@ -134,10 +134,10 @@ async def test_who_holds_the_others_up_is_news_at_once_and_how_much_is_none(agen
         agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, **more}).encode()
         await asyncio.sleep(10)
 
-    assert [round(at) for at in agents.told] == [0, 10, 30, 40]
+    assert [round(at) for at in agents.news_at] == [0, 10, 30, 40]
 
 
-async def test_an_agent_that_falls_silent_accuses_nobody_for_ever(agents: Agents) -> None:
+async def test_slowest_rank_is_cleared_when_the_agent_stays_silent(agents: Agents) -> None:
     slow = {"rank": 1, "replica": 1, "ratio": 2.0}
     agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 4, "slowest": slow}).encode()
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
@@ -148,18 +148,18 @@ async def test_an_agent_that_falls_silent_accuses_nobody_for_ever(agents: Agents
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
     assert (progress.step, progress.slowest) == (4, None)
-    assert [round(at) for at in agents.told] == [0, 15, 35]
+    assert [round(at) for at in agents.news_at] == [0, 15, 35]
 
 
 @pytest.mark.parametrize("answers", [param(True, id="it answers"), param(False, id="it never has")])
-async def test_only_an_agent_that_has_answered_can_fall_silent(agents: Agents, answers: bool) -> None:
+async def test_only_an_agent_that_has_answered_can_become_silent(agents: Agents, answers: bool) -> None:
     if answers:
         agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(5)
     agents.answers.clear()
     await asyncio.sleep(6)
-    assert not agents.poller.silent(KEY, "u", 0), "one question may get lost"
+    assert not agents.poller.silent(KEY, "u", 0), "a single poll may get lost"
     await asyncio.sleep(10)
     assert agents.poller.silent(KEY, "u", 0) is answers
     assert not agents.poller.silent(KEY, "another", 0)
@@ -170,29 +170,29 @@ async def test_only_an_agent_that_has_answered_can_fall_silent(agents: Agents, a
     assert not agents.poller.silent(KEY, "u", 0)
 
 
-async def test_what_answered_another_process_can_fall_silent_too(agents: Agents) -> None:
+async def test_agent_that_answered_an_earlier_process_can_become_silent_too(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1", has_answered=True)
     await asyncio.sleep(6)
 
     assert agents.poller.silent(KEY, "u", 0)
-    assert [round(at) for at in agents.told] == [5]
+    assert [round(at) for at in agents.news_at] == [5]
 
 
-async def test_long_silence_says_nothing_of_a_node(agents: Agents) -> None:
+async def test_long_silence_no_longer_counts_as_silent(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(5)
     agents.answers.clear()
     await asyncio.sleep(170)
     assert agents.poller.silent(KEY, "u", 0), (
-        "however often it was asked since: Kubernetes may not have spoken yet"
+        "however many polls failed since: the node may not be NotReady yet"
     )
     await asyncio.sleep(30)
 
     assert not agents.poller.silent(KEY, "u", 0)
 
 
-async def test_whoever_waits_for_a_replica_is_asked_more_often_and_tells_at_once(agents: Agents) -> None:
+async def test_agent_that_waits_for_a_replica_is_polled_more_often(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for missing in ([], [{"replica": 1, "seconds": 21.5}], [{"replica": 1, "seconds": 31.5}], None):
         agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
@@ -200,22 +200,22 @@ async def test_whoever_waits_for_a_replica_is_asked_more_often_and_tells_at_once
 
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
-    assert progress.missing == ()
+    assert progress.silent_replicas == ()
     assert [round(at) for at, _ in agents.asked] == [0, 10, 15, 20, 25, 30]
-    assert [round(at) for at in agents.told] == [0, 10, 30]
+    assert [round(at) for at in agents.news_at] == [0, 10, 30]
 
 
-async def test_replica_that_is_missing_long_enough_to_be_replaced_is_news(agents: Agents) -> None:
+async def test_replica_missing_long_enough_to_be_replaced_is_reported_at_once(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for seconds in (113.0, 118.0, 123.0, 128.0):
         missing = [{"replica": 1, "seconds": seconds}]
         agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
         await asyncio.sleep(5)
 
-    assert [round(at) for at in agents.told] == [0, 10]
+    assert [round(at) for at in agents.news_at] == [0, 10]
 
 
-async def test_replica_that_is_missing_for_minutes_is_no_hurry(agents: Agents) -> None:
+async def test_replica_missing_for_minutes_does_not_speed_up_polls(agents: Agents) -> None:
     missing = [{"replica": 1, "seconds": 200.0}]
     agents.answers["10.0.0.1"] = json.dumps({"attempt": 0, "step": 1, "missing": missing}).encode()
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
@@ -223,19 +223,19 @@ async def test_replica_that_is_missing_for_minutes_is_no_hurry(agents: Agents) -
 
     progress = agents.poller.last(KEY, "u", 0)
     assert progress is not None
-    assert progress.missing == (Missing(replica=1, seconds=200.0),)
+    assert progress.silent_replicas == (SilentReplica(replica=1, seconds=200.0),)
     assert [round(at) for at, _ in agents.asked] == [0, 10, 20]
 
 
-async def test_a_step_that_does_not_move_is_no_news(agents: Agents) -> None:
+async def test_unchanged_step_is_not_reported(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(300)
 
-    assert len(agents.told) == 1
+    assert len(agents.news_at) == 1
 
 
-async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> None:
+async def test_pod_that_does_not_answer_is_polled_less_often(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(600)
 
@@ -246,18 +246,21 @@ async def test_where_nobody_answers_it_is_asked_more_rarely(agents: Agents) -> N
 @pytest.mark.parametrize(
     "answer",
     [
-        param(b"<html>", id="no JSON"),
+        param(b"<html>", id="not JSON"),
         param(b'{"step": 1}', id="no attempt"),
         param(b'{"attempt": 0, "step": -1}', id="a negative step"),
-        param(b'{"attempt": 0, "step": 99999999999999999999}', id="a step that no API server stores"),
+        param(b'{"attempt": 0, "step": 99999999999999999999}', id="a step too large to store"),
         param(b'{"attempt": 0, "step": "1"}', id="a string"),
-        param(b'{"attempt": 0, "step": 1, "restarts": {"inPlace": 4000000000}}', id="heals beyond belief"),
-        param(b'{"attempt": 0, "step": 1, "slowest": {"rank": -1}}', id="no rank"),
+        param(
+            b'{"attempt": 0, "step": 1, "restarts": {"inPlace": 4000000000}}',
+            id="implausible number of in-place restarts",
+        ),
+        param(b'{"attempt": 0, "step": 1, "slowest": {"rank": -1}}', id="a negative rank"),
         param(b'{"attempt": 0, "step": 1, "ledger": {"lost": -1}}', id="negative seconds"),
-        param(b'{"attempt": 0, "step": 1, "missing": [1]}', id="a replica that is no object"),
+        param(b'{"attempt": 0, "step": 1, "missing": [1]}', id="a missing replica that is not an object"),
     ],
 )
-async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer: bytes) -> None:
+async def test_invalid_answer_is_ignored(agents: Agents, answer: bytes) -> None:
     agents.answers["10.0.0.1"] = answer
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
@@ -268,15 +271,19 @@ async def test_an_answer_that_makes_no_sense_is_no_answer(agents: Agents, answer
 @pytest.mark.parametrize(
     ("named", "believed"),
     [
-        param({"job": "j", "replica": 0}, True, id="this one"),
-        param({"job": "j", "namespace": "ns", "replica": 0}, True, id="this one, and where it is"),
-        param({"job": None, "namespace": None, "replica": None}, True, id="nobody"),
+        param({"job": "j", "replica": 0}, True, id="this job"),
+        param({"job": "j", "namespace": "ns", "replica": 0}, True, id="this job and namespace"),
+        param({"job": None, "namespace": None, "replica": None}, True, id="no names"),
         param({"job": "other", "replica": 0}, False, id="another job"),
-        param({"job": "j", "namespace": "other", "replica": 0}, False, id="one of that name elsewhere"),
+        param(
+            {"job": "j", "namespace": "other", "replica": 0},
+            False,
+            id="a job of that name in another namespace",
+        ),
         param({"job": "j", "replica": 1}, False, id="another replica"),
     ],
 )
-async def test_the_answer_of_somebody_else_at_that_address_is_no_answer(
+async def test_answer_of_another_agent_at_that_address_is_ignored(
     agents: Agents, named: dict[str, object], believed: bool
 ) -> None:
     agents.at_step(3)
@@ -291,7 +298,7 @@ async def test_the_answer_of_somebody_else_at_that_address_is_no_answer(
     assert agents.poller.silent(KEY, "u", 0) is not believed
 
 
-async def test_an_estimate_that_no_date_holds_is_left_out(agents: Agents) -> None:
+async def test_estimate_too_large_for_a_date_is_dropped(agents: Agents) -> None:
     agents.answers["10.0.0.1"] = b'{"attempt": 0, "step": 1, "etaSeconds": 1e300}'
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
@@ -301,7 +308,7 @@ async def test_an_estimate_that_no_date_holds_is_left_out(agents: Agents) -> Non
     assert progress.eta_s is None
 
 
-async def test_the_answer_of_another_attempt_or_job_is_not_this_ones(agents: Agents) -> None:
+async def test_answer_of_another_attempt_or_job_is_not_used(agents: Agents) -> None:
     agents.at_step(3, attempt=1)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
@@ -313,11 +320,11 @@ async def test_the_answer_of_another_attempt_or_job_is_not_this_ones(agents: Age
     assert step(agents) == 3
 
 
-async def test_a_job_that_is_left_is_asked_no_more_but_its_last_answer_stays(agents: Agents) -> None:
+async def test_stopped_job_is_not_polled_but_its_last_answer_stays(agents: Agents) -> None:
     agents.at_step(3)
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
-    agents.poller.leave(KEY)
+    agents.poller.stop(KEY)
     await asyncio.sleep(100)
 
     assert len(agents.asked) == 1
@@ -326,7 +333,7 @@ async def test_a_job_that_is_left_is_asked_no_more_but_its_last_answer_stays(age
     assert step(agents) is None
 
 
-async def test_a_new_address_is_asked_instead_of_the_old_one(agents: Agents) -> None:
+async def test_new_address_is_polled_instead_of_the_old_one(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
     agents.poller.follow(KEY, "u", 1, "10.0.0.2")

@@ -1,4 +1,4 @@
-"""When a job is looked at again after a look at it; its status is written over a real socket."""
+"""When a job is reconciled again after a reconcile; its status is written over a real socket."""
 
 from collections.abc import Sequence
 from random import Random
@@ -16,11 +16,11 @@ from tests.support.builders import JobBuilder, job
 from tests.unit.dtj_operator.kube.server import says, serving
 
 KEY = Key("ns", "j")
-RUNNING = job().replicas(2).settled().running().stored({})
+RUNNING = job().replicas(2).with_network().running().stored({})
 
 
 class World:
-    """A job as it was found; nothing is refused, nobody is told, no agent is asked."""
+    """A job as given; no action is refused, no Event is sent, no agent is polled."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -37,12 +37,12 @@ class World:
     def record(self, *_: object, **__: object) -> None:
         pass
 
-    def leave(self, _: Key) -> None:
+    def stop(self, _: Key) -> None:
         pass
 
 
 async def again_s(found: JobBuilder) -> float | None:
-    """Seconds until the next look, where the status of this one was written."""
+    """Seconds until the next reconcile, after one that wrote the status."""
     world = World(found.snapshot())
     async with serving(says({"metadata": {"resourceVersion": "8"}})) as server:
         api = Api(server.config, Bucket(1e9), Random(0))
@@ -64,14 +64,14 @@ async def again_s(found: JobBuilder) -> float | None:
     "found",
     [
         pytest.param(RUNNING.wants(activeDeadlineSeconds=9), id="the deadline counts from its startTime"),
-        pytest.param(RUNNING.elastic(1, 3), id="room is looked for from its wantedReplicas"),
+        pytest.param(RUNNING.elastic(1, 3), id="the size is decided from its wantedReplicas"),
     ],
 )
-async def test_first_status_is_looked_at_where_decisions_depend_on_it(found: JobBuilder) -> None:
-    """Pods may be faster than it: then nothing happens any more that would bring another look."""
+async def test_job_is_reconciled_again_if_decisions_depend_on_its_first_status(found: JobBuilder) -> None:
+    """Pods may be faster than the status: then no later event triggers another reconcile."""
     assert await again_s(found) == 0
 
 
 @pytest.mark.asyncio
-async def test_first_status_of_any_other_job_is_not_looked_at_again() -> None:
+async def test_first_status_of_any_other_job_needs_no_second_reconcile() -> None:
     assert await again_s(RUNNING) is None

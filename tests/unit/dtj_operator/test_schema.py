@@ -1,6 +1,6 @@
 """The operator and the CRD agree: the same defaults, and no status field that the API server would drop.
 
-A field that is dropped would differ at every look, and be written again at every look.
+A dropped field would differ at every reconcile, and be written again at every reconcile.
 """
 
 from pathlib import Path
@@ -10,10 +10,10 @@ import yaml
 
 from dtj_operator import spec
 from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
-from dtj_operator.plan.policies.avoid import KEPT
-from dtj_operator.plan.policies.restart import MOST_REPLACED
+from dtj_operator.plan.policies.avoid import MAX_RECORDED
+from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Ledger, Progress, Shortage
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, job, pod
 
 CRD = yaml.safe_load(
@@ -23,7 +23,7 @@ SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
 
 
 def defaults(schema: dict[str, Any]) -> dict[str, Any]:
-    """The object that the API server makes of nothing."""
+    """The object that the API server fills in for an empty one."""
     made = {}
     for name, field in schema["properties"].items():
         if "default" in field:
@@ -34,7 +34,7 @@ def defaults(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown(value: object, schema: dict[str, Any], path: str = "status") -> list[str]:
-    """Paths of what the schema does not know, or has another type for."""
+    """Paths of fields that the schema does not have, or that have another type."""
     if isinstance(value, dict):
         if "additionalProperties" in schema:
             schema = {"properties": dict.fromkeys(value, schema["additionalProperties"])}
@@ -49,7 +49,7 @@ def unknown(value: object, schema: dict[str, Any], path: str = "status") -> list
     return [] if type(value) is expected else [f"{path} is {value!r}, not {schema['type']}"]
 
 
-def test_a_manifest_with_the_defaults_of_the_schema_is_the_same_job_as_one_without() -> None:
+def test_manifest_with_the_defaults_of_the_schema_is_the_same_job_as_one_without() -> None:
     bare = job()
     filled = bare.wants(**defaults(SCHEMA["spec"]))
 
@@ -67,11 +67,11 @@ def test_every_enum_of_the_schema_is_understood() -> None:
         assert job().wants(hang={"action": value}).job().hang.action == value
 
 
-def test_what_is_bounded_in_the_code_is_bounded_alike_in_the_schema() -> None:
+def test_limits_of_the_code_match_the_schema() -> None:
     status = SCHEMA["status"]["properties"]
 
-    assert status["replacing"]["maxItems"] == MOST_REPLACED
-    assert status["avoidedNodes"]["maxItems"] == KEPT
+    assert status["replacing"]["maxItems"] == MAX_REPLACED
+    assert status["avoidedNodes"]["maxItems"] == MAX_RECORDED
 
 
 def test_every_status_field_is_in_the_schema_with_its_type() -> None:
@@ -105,18 +105,18 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
     for verdict in (
         Fail("NoProgress", "why", fault),
         Restart(fault, counts=True, replaces=((1, "u"),)),
-        Resize(2, "no room", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
+        Resize(2, "no capacity", new_attempt=True, shortage=Shortage(replicas=3, tries=1, retry_at=NOW)),
         None,
     ):
-        status = report(snapshot, verdict)
+        status = new_status(snapshot, verdict)
         fields |= status.keys()
         assert unknown(status, SCHEMA["status"]) == []
         assert status["phase"] in SCHEMA["status"]["properties"]["phase"]["enum"]
 
-    assert fields == SCHEMA["status"]["properties"].keys(), "every field of the schema is written by somebody"
+    assert fields == SCHEMA["status"]["properties"].keys(), "every field of the schema is written"
 
 
-def test_the_check_above_is_not_blind() -> None:
+def test_unknown_fields_are_detected() -> None:
     assert unknown({"phase": 1, "typo": "x"}, SCHEMA["status"]) == [
         "status.typo",
         "status.phase is 1, not string",

@@ -1,4 +1,4 @@
-"""The CR as a Job: defaults, derived sizes, and a sentence for every field that makes no sense."""
+"""The custom resource as a Job: defaults, derived sizes, and an error for every invalid field."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from tests.support.builders import job, template
 param = pytest.param
 
 
-def test_what_a_manifest_leaves_out_has_the_defaults_of_the_schema() -> None:
+def test_absent_fields_have_the_defaults_of_the_schema() -> None:
     made = job().job()
 
     assert made.error is None
-    assert (made.replicas, made.lowest, made.highest, made.processes) == (1, 1, 1, 1)
+    assert (made.replicas, made.min_replicas, made.max_replicas, made.processes) == (1, 1, 1, 1)
     assert (made.master_port, made.elastic) == (29500, None)
     assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
     assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", "All", True, None)
@@ -50,7 +50,7 @@ def test_auto_means_the_accelerators_of_the_training_container(resources, proces
     assert job().container(resources=resources).job().processes == processes
 
 
-def test_the_container_named_trainer_runs_the_ranks_wherever_it_stands() -> None:
+def test_container_named_trainer_runs_the_ranks_in_any_position() -> None:
     made = job().pod_spec(containers=[{"name": "logs"}, {"name": "trainer"}])
     other = job().pod_spec(containers=[{"name": "main"}, {"name": "logs"}])
 
@@ -58,7 +58,7 @@ def test_the_container_named_trainer_runs_the_ranks_wherever_it_stands() -> None
     assert other.job().trainer == "main"
 
 
-def test_rules_and_checkpoint_are_read_whole() -> None:
+def test_rules_and_checkpoint_are_parsed_completely() -> None:
     rules = [
         {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
         {
@@ -84,24 +84,32 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
 @pytest.mark.parametrize(
     ("bad", "field"),
     [
-        param(job().wants(replicas=0), "spec.replicas", id="no replica at all"),
-        param(job().wants(replicas=True), "spec.replicas", id="a truth value is no number"),
-        param(job().wants(replicas="2"), "spec.replicas", id="a string is no number"),
-        param(job().named("a" * 62), "metadata.name", id="a name that leaves no room for the index"),
+        param(job().wants(replicas=0), "spec.replicas", id="zero replicas"),
+        param(job().wants(replicas=True), "spec.replicas", id="a boolean is not a number"),
+        param(job().wants(replicas="2"), "spec.replicas", id="a string is not a number"),
+        param(job().named("a" * 62), "metadata.name", id="a name too long for the index"),
         param(
-            job().wants(processesPerReplica="many"), "spec.processesPerReplica", id="an unknown word for auto"
+            job().wants(processesPerReplica="many"),
+            "spec.processesPerReplica",
+            id="neither a number nor auto",
         ),
-        param(job().elastic(3, 2), "spec.elastic.maxReplicas", id="limits the wrong way round"),
+        param(job().elastic(3, 2), "spec.elastic.maxReplicas", id="minReplicas above maxReplicas"),
         param(job().wants(elastic={"minReplicas": 1}), "spec.elastic.maxReplicas", id="no upper limit"),
         param(job().replicas(1).elastic(2, 3), "spec.replicas", id="fewer than the minimum"),
         param(job().replicas(4).elastic(2, 3), "spec.replicas", id="more than the maximum"),
-        param(job().named("a" * 61).elastic(1, 11), "metadata.name", id="a name that leaves no room to grow"),
+        param(job().named("a" * 61).elastic(1, 11), "metadata.name", id="a name too long for maxReplicas"),
         param(job().recovery(scope="Pod"), "spec.recovery.scope", id="an unknown scope"),
-        param(job().wants(hang={"action": "Ignore"}), "spec.hang.action", id="an unknown answer to a hang"),
-        param(job().wants(hang={"timeoutSeconds": -1}), "spec.hang.timeoutSeconds", id="a negative patience"),
-        param(job().recovery(nodeLostSeconds=-1), "spec.recovery.nodeLostSeconds", id="a loss in the past"),
+        param(job().wants(hang={"action": "Ignore"}), "spec.hang.action", id="an unknown hang action"),
+        param(
+            job().wants(hang={"timeoutSeconds": -1}), "spec.hang.timeoutSeconds", id="a negative hang timeout"
+        ),
+        param(
+            job().recovery(nodeLostSeconds=-1),
+            "spec.recovery.nodeLostSeconds",
+            id="a negative nodeLostSeconds",
+        ),
         param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
-        param(job().wants(masterPort=70000), "spec.masterPort", id="no port"),
+        param(job().wants(masterPort=70000), "spec.masterPort", id="an invalid port"),
         param(job().wants(template={}), "spec.template.spec.containers", id="an empty template"),
         param(job().pod_spec(containers=[]), "spec.template.spec.containers", id="no container"),
         param(
@@ -112,12 +120,14 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             "spec.template.spec.restartPolicy",
             id="restartPolicy Always",
         ),
-        param(job().pod_spec(hostname="x"), "spec.template.spec.hostname", id="a host name of the user's"),
-        param(job().pod_spec(subdomain="x"), "spec.template.spec.subdomain", id="a subdomain of the user's"),
+        param(job().pod_spec(hostname="x"), "spec.template.spec.hostname", id="a hostname in the template"),
+        param(
+            job().pod_spec(subdomain="x"), "spec.template.spec.subdomain", id="a subdomain in the template"
+        ),
         param(
             job().pod_spec(volumes=[{"name": "dtj-shm", "emptyDir": {}}]),
             "spec.template.spec.volumes[0].name",
-            id="a volume name of the operator's",
+            id="a reserved volume name",
         ),
         param(
             job().container(env=[{"name": "OK"}, {"name": "RANK", "value": "1"}]),
@@ -129,13 +139,15 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             "spec.template.spec.containers[0].env[0].name",
             id="a reserved environment prefix",
         ),
-        param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown clean-up"),
-        param(job().wants(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds", id="a deadline at once"),
+        param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown cleanPodPolicy"),
+        param(
+            job().wants(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds", id="a deadline of 0 seconds"
+        ),
         param(job().recovery(maxRestarts=-1), "spec.recovery.maxRestarts", id="a negative budget"),
         param(
             job().recovery(rules=[{"action": "FailJob"}]),
             "spec.recovery.rules[0].onExitCodes",
-            id="a rule about nothing",
+            id="a rule without a criterion",
         ),
         param(
             job().recovery(rules=[{"onExitCodes": {"operator": "In", "values": [1]}}]),
@@ -151,7 +163,7 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         param(
             job().wants(checkpoint={"mountPath": "/c", "volume": PVC, "resumeFrom": "../other"}),
             "spec.checkpoint.resumeFrom",
-            id="a way out of the mount",
+            id="a path out of the mount",
         ),
         param(
             job()
@@ -165,20 +177,20 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             .container(volumeMounts=[{"name": "v", "mountPath": "/c/"}])
             .wants(checkpoint={"mountPath": "/c", "volume": PVC}),
             "spec.checkpoint.mountPath",
-            id="a mount path that is taken, written otherwise",
+            id="a mount path that is taken, with a trailing slash",
         ),
-        param(job().wants(network="None"), "spec.network", id="a word where a mapping belongs"),
+        param(job().wants(network="None"), "spec.network", id="a string instead of an object"),
     ],
 )
-def test_a_field_that_makes_no_sense_is_named_with_its_value_and_the_mend(bad, field) -> None:
+def test_an_invalid_field_is_reported_with_its_value_and_the_fix(bad, field) -> None:
     error = bad.job().error
 
     assert error is not None
     assert error.field == field
-    assert "cannot be used; " in str(error)
+    assert str(error).startswith((f"{field}: invalid value ", f"{field}: required value: "))
 
 
-def test_a_bad_spec_keeps_the_identity_so_that_the_job_can_be_told() -> None:
+def test_invalid_spec_keeps_the_identity_so_that_the_status_can_be_written() -> None:
     made = job().wants(replicas=-3).job()
 
     assert (made.namespace, made.name, made.trainer) == ("team-a", "digits", "trainer")
@@ -187,7 +199,7 @@ def test_a_bad_spec_keeps_the_identity_so_that_the_job_can_be_told() -> None:
 @pytest.mark.parametrize(
     ("manager", "ours"),
     [
-        param(None, True, id="nobody named"),
+        param(None, True, id="no managedBy"),
         param("dtj.dev/operator", True, id="this operator"),
         param("kueue.x-k8s.io/multikueue", False, id="another controller"),
     ],

@@ -1,4 +1,4 @@
-"""The Dockerfiles are clean, and the images hold the versions that the tests ran with."""
+"""The Dockerfiles pass hadolint, and the images contain the versions that the tests ran with."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_dockerfile_is_clean(dockerfile: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_operator_image_holds_the_versions_that_were_tested():
+def test_operator_image_has_the_tested_versions():
     image = pins(ROOT / "images/operator/requirements.txt")
     tested = pins(ROOT / "requirements/dev.txt")
     assert "kopf" in image
     assert {name: version for name, version in image.items() if tested.get(name) != version} == {}
 
 
-def test_operator_image_starts_without_a_shell_as_nobody():
+def test_operator_image_starts_without_a_shell_and_as_a_plain_user():
     text = (ROOT / "images/operator/Dockerfile").read_text()
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["python", "-P", "-m", "dtj_operator"\]$', text, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""Train one PyTorch model on one laptop or on many nodes; the loop stays yours.
+"""Train one PyTorch model on one laptop or on many nodes, with your own training loop.
 
-Every public name is loaded when it is first used: `dtj --help` and the launcher's error messages never wait
-for torch. Read `loop.py` first: it is the built-in training loop, written only with the verbs of `Run`.
+Every public name is loaded when it is first used, so `dtj --help` and the launcher's error messages do not
+wait for torch. Read `loop.py` first: it is the built-in training loop, written only with the verbs of `Run`.
 """
 
 from importlib import import_module

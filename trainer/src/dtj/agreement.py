@@ -1,14 +1,15 @@
-"""One small all-reduce now and then, by which the ranks agree without ever waiting for it.
+"""A small asynchronous all-reduce by which the ranks agree on what to do together.
 
-It starts at the end of step k and is read at the end of step k+1, so its latency hides behind a whole step.
-It carries what ranks must do together (stop, finish, save, log) and the values to be logged: one message, of
-fixed size, whatever is in it, so that a rank which logs more or less than the others cannot jam the run.
+It starts at the end of step k and is read at the end of step k+1, so one step hides its latency. It carries
+what all ranks must do after the same step (stop, finish, save, log) and the values to log. The message has a
+fixed size, so a rank that logs more or fewer values than the others cannot block the run. Values are averaged
+by position: every rank has to log the same names in the same order.
 
     step k    ... start
-    step k+1  ... read                     every rank sees the same answer after the same step
-    step k+n  ... start                    n, too, is part of the answer: about five messages a second
+    step k+1  ... read                     every rank reads the same result after the same step
+    step k+n  ... start                    n is part of the result: about five messages a second
 
-Why not every step: on CPUs the message costs up to a millisecond, and a step can be as short as that.
+Not every step: on CPUs the message costs up to a millisecond, and a step can be as short as that.
 """
 
 from dataclasses import dataclass
@@ -16,38 +17,44 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-# Values that one step can log; a fixed number keeps the message the same on all ranks.
+# Most values that one step can log; fixed, so that the message has the same size on all ranks.
 SLOTS = 17
 _FLAGS = 6
-# A stop is noticed within this time and a step; so are the values of a line.
+# Target time between messages. If steps are short, a stop takes effect about this long after the signal. If
+# steps are longer than this, it takes up to two steps: the current one ends with a message, which is read at
+# the end of the next one.
 _INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What one rank has to say; and what all know once they have met.
+    """What one rank sends, and what every rank receives.
 
-    stop, ..., broken  what any rank wants, or has found, counts for all
-    interval           steps until the next message; rank 0's alone counts, the others say 0
-    values             to be logged; then their means over the ranks that gave them
+    stop        received as True if any rank sent True; so are the other flags
+    finish      end training after this step
+    save        save a checkpoint
+    log         log the next step
+    not_finite  a loss was NaN or infinite
+    interval    steps until the next message; rank 0 decides, the others send 0
+    values      to log; received as the means over the ranks that sent them
     """
 
     stop: bool = False
     finish: bool = False
     save: bool = False
     log: bool = False
-    broken: bool = False
+    not_finite: bool = False
     interval: int = 0
     values: tuple[float, ...] = ()
 
 
 def interval(steps: int, seconds: float) -> int:
-    """Steps until the next message, when `steps` took so long: at least one."""
+    """Steps until the next message, given that the last `steps` took `seconds`: at least one."""
     return max(1, int(steps * _INTERVAL_S / seconds)) if seconds > 0 else 1
 
 
 class Agreement:
-    """At most one message is under way; `start` and `read` alternate."""
+    """At most one message is in flight; `start` and `read` alternate."""
 
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self._group = group
@@ -55,23 +62,23 @@ class Agreement:
         self._work: dist.Work | None = None
 
     @property
-    def is_under_way(self) -> bool:
-        """Started, not read yet."""
+    def is_pending(self) -> bool:
+        """A message was started and not read yet."""
         return self._sums is not None
 
     def start(self, mine: Message) -> None:
-        """Send this rank's message; returns at once."""
+        """Start sending this rank's message; does not block."""
         values = list(mine.values[:SLOTS])
         empty = [0.0] * (SLOTS - len(values))
-        wishes = (mine.stop, mine.finish, mine.save, mine.log, mine.broken)
-        flags = [*map(float, wishes), float(mine.interval)]
+        requests = (mine.stop, mine.finish, mine.save, mine.log, mine.not_finite)
+        flags = [*map(float, requests), float(mine.interval)]
         counts = [1.0] * len(values) + empty
         self._sums = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 
     def read(self) -> Message | None:
-        """The answer to the last `start`, None where there was none."""
+        """The result of the last `start`, or None if no message is in flight."""
         if self._sums is None:
             return None
         if self._work is not None:
@@ -84,7 +91,7 @@ class Agreement:
             finish=sums[1] > 0,
             save=sums[2] > 0,
             log=sums[3] > 0,
-            broken=sums[4] > 0,
+            not_finite=sums[4] > 0,
             interval=max(1, int(sums[5])),
             values=tuple(v / c for v, c in zip(values, counts, strict=True) if c),
         )

@@ -1,6 +1,6 @@
-"""Between two steps: what the ranks agree on there (stop, finish, save, log), and the end of training.
+"""What happens after each step: the ranks agree on stop, finish, save and log; also the end of training.
 
-It adds no collective to a step but the message of agreement.py, which is read a step after it was sent.
+The only collective that it adds to a step is the message of agreement.py, which is read one step later.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from dtj.telemetry.logger import Logger
 
 
 class Boundary:
-    """What is under way between the ranks from one step to the next.
+    """The work between one step and the next, in agreement with the other ranks.
 
-    logger    what becomes of logged values; None until training begins
-    finishes  this rank wants training to end here
+    logger        of the present loop; None before the first loop
+    wants_finish  this rank called run.finish
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Boundary:
         say: Callable[[str], None],
     ) -> None:
         self.logger: Logger | None = None
-        self.finishes = False
+        self.wants_finish = False
         self._save_due = False
         self._groups = groups
         self._stop = stop
@@ -56,26 +56,26 @@ class Boundary:
         self._progress = progress
         self._say = say
         self._agreement = Agreement(groups.control)
-        self._sent = (0, 0.0)  # step and time of the last one
-        self._next = 0
+        self._sent = (0, 0.0)  # step and time of the last message
+        self._next = 0  # step after which the next message is sent
 
     def begin(self, logger: Logger) -> None:
-        """Training goes on from the present step."""
-        self.logger, self.finishes = logger, False
+        """Training starts or continues after the present step."""
+        self.logger, self.wants_finish = logger, False
         self._sent = (self._progress.step, time.monotonic())
 
     def counting_operations(self, samples: int) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of a step, see `Meter.counting`."""
+        """Context for forward and backward of a step, see `Meter.counting`."""
         return self.logger.meter.counting(samples) if self.logger else contextlib.nullcontext()
 
     def renew(self) -> None:
-        """The process groups are new ones: what was under way over the old is lost."""
+        """The process groups were replaced: drop the message that was in flight over the old ones."""
         self._agreement = Agreement(self._groups.control)
         if self.logger:
             self.logger.forget()
 
     def after_step(self, *, epoch: int, is_last: bool) -> None:
-        """The optimizer has done the step. Raises Stopped, on all ranks alike, where a stop was agreed on."""
+        """To be called after the optimizer step. Raises Stopped on all ranks if they agreed on a stop."""
         step = self._progress.step
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
@@ -84,7 +84,7 @@ class Boundary:
             decided = self._receive()
         if decided.finish:
             self._progress.ends_at, is_last = step, True
-        if decided.broken:
+        if decided.not_finite:
             self._check_finite()
         self._replicas.after_step(
             step,
@@ -99,23 +99,23 @@ class Boundary:
             with heartbeat.mine.paused():
                 self._checkpointer.save(step, group=self._groups.control)
         is_due = step >= self._next or self._need_logger().is_due or decided.stop
-        if is_due and not self._agreement.is_under_way:
+        if is_due and not self._agreement.is_pending:
             self._send(epoch)
-        if (is_last or decided.stop) and self._receive().finish:  # the last words are not left in the air
+        if (is_last or decided.stop) and self._receive().finish:  # read the message that is still in flight
             self._progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
-        if self._stop and self._leaves_alone and not is_last:
+        if self._stop and self._stops_alone and not is_last:
             self._stop_unsaved()
 
     def conclude(self) -> Path | None:
-        """Save the state that the run ends with; ranks that trained alone synchronize, NaN is not saved."""
+        """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite()
         with heartbeat.mine.paused():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
-            # Nobody claims a checkpoint that rank 0 has not committed, and nobody leaves before: should rank
-            # 0 be lost in the save, its successor gets the state of the others and saves it.
+            # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
+            # save, its replacement receives the state of another rank and saves it.
             if folder and self._groups.control is not None:
                 dist.barrier(group=self._groups.control)
         return folder
@@ -127,18 +127,18 @@ class Boundary:
         self._sent = (step, now)
         self._agreement.start(
             Message(
-                stop=bool(self._stop) and not self._leaves_alone,
-                finish=self.finishes,
+                stop=bool(self._stop) and not self._stops_alone,
+                finish=self.wants_finish,
                 save=self._checkpointer.wants_save(),
                 log=logger.wants_line(),
-                broken=self._finite.has_seen_one(),
-                interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0's clock counts
+                not_finite=self._finite.has_seen_one(),
+                interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0 decides
                 values=logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
             )
         )
 
     def _receive(self) -> Message:
-        """What came of the message before; nothing new where none is under way."""
+        """Read the pending message; an empty message if none is in flight."""
         decided = self._agreement.read()
         if decided is None:
             return Message()
@@ -147,12 +147,12 @@ class Boundary:
         return decided
 
     @property
-    def _leaves_alone(self) -> bool:
-        """Nothing would be saved, so a stop of all would only lose what the others can keep in memory."""
+    def _stops_alone(self) -> bool:
+        """Without a checkpoint folder, an agreed stop would lose the state that the other ranks can keep."""
         return self._groups.can_heal and not self._checkpointer.run_dir
 
     def _leave(self) -> None:
-        """All ranks are here, after the same step."""
+        """Save and raise Stopped; all ranks call it after the same step."""
         folder = self.conclude()
         if folder is None:
             self._stop_unsaved()
@@ -167,5 +167,5 @@ class Boundary:
         self._finite.check(self._groups.control, saved=self._checkpointer.saved_step)
 
     def _need_logger(self) -> Logger:
-        assert self.logger is not None  # `begin` came first
+        assert self.logger is not None  # `begin` was called
         return self.logger

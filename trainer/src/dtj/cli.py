@@ -1,4 +1,4 @@
-"""argv -> one call. Prints errors as two lines and picks the exit code; imports no torch."""
+"""Command line: parses argv, prints errors as two lines, chooses the exit code. Does not import torch."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from dtj.telemetry import metric_files
 
 
 def _option(name: str) -> Any:
-    """The option of a setting, as settings.py declares it."""
+    """The click option of a setting that settings.py declares."""
     flag = settings.FLAGS[name]
     how: dict[str, Any]
     match flag.kind:
@@ -32,9 +32,9 @@ def _option(name: str) -> Any:
             how = {"type": click.Choice(list(known))}
         case flags.Switch():
             how = {"is_flag": True}
-        case flags.Place(form):
+        case flags.LocalPath(form):
             how = {"type": click.Path(file_okay=form == "FILE", dir_okay=form == "FOLDER")}
-        case flags.Places(form):
+        case flags.MetricTargets(form):
             how = {"multiple": True, "metavar": form}
         case flags.Text(form) | flags.OneWithAmount(form=form):
             how = {"metavar": form}
@@ -45,30 +45,30 @@ _FLAGS = [
     click.option(
         "--nproc",
         type=click.IntRange(min=1),
-        help="Processes on this machine. [default: what the pod says, else 1]",
+        help="Ranks to start on this machine. [default: from the job, else 1]",
     ),
-    click.option("--ranks", "shown", help="Print only these ranks' lines, e.g. 0,2. [default: all]"),
+    click.option("--ranks", "shown", help="Print the output of these ranks only, e.g. 0,2. [default: all]"),
     *map(_option, settings.FLAGS),
     click.option(
         "--max-restarts",
         type=click.IntRange(min=0),
-        help="How often failed ranks are restarted in place. [default: what the pod says, else 0]",
+        help="Maximum number of in-place restarts of failed ranks. [default: from the job, else 0]",
     ),
     click.option(
         "--port",
         type=click.IntRange(min=1, max=65535),
-        help="Serve /status, /metrics, /stacks and /healthz here. [default: what the pod says]",
+        help="Port for /status, /metrics, /stacks and /healthz. [default: from the job, else none]",
     ),
     click.option(
         "--termination-log",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="File for the final JSON report.",
+        help="File for the JSON report that is written at exit.",
     ),
 ]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of the command; never returns. Bad arguments exit 78, as a bad recipe does."""
+    """Entry point of `dtj`; never returns. Exits with code 78 for bad arguments, as for a bad recipe."""
     try:
         code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
     except click.ClickException as error:
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dtj.__version__, prog_name="dtj")
 def _dtj() -> None:
-    """Train one PyTorch model on this machine, or as one of many nodes."""
+    """Train a PyTorch model on this machine, or as one node of a distributed job."""
 
 
 def _flagged(command: Any) -> Any:
@@ -96,28 +96,41 @@ def _flagged(command: Any) -> Any:
 
 @_dtj.command("run", context_settings={"allow_interspersed_args": False})
 @_flagged
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as in python -m.")
+@click.option("-m", "--module", is_flag=True, help="Treat SCRIPT as a module name, as in python -m.")
 @click.argument("script")
 @click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, words: tuple[str, ...], *, module: bool, **given: Any) -> int:
-    """Run any script that uses `env://` as ranks: what torchrun does, with the same variables."""
+    """Run a training script on every rank.
+
+    The script finds the environment variables that torchrun sets, so `env://` works.
+    """
     return _launch(program.module(script, words) if module else program.script(script, words), given)
 
 
 @_dtj.command("train", add_help_option=False)
 @_flagged
-@click.option("-h", "--help", "wants_help", is_flag=True, help="Show this, or with RECIPE its arguments.")
+@click.option(
+    "-h",
+    "--help",
+    "wants_help",
+    is_flag=True,
+    help="Show this message, or with RECIPE the arguments of the recipe.",
+)
 @click.argument("target", metavar="RECIPE", required=False)
 @click.argument("words", metavar="[KEY=VALUE]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def _train(
     context: click.Context, /, target: str | None, words: tuple[str, ...], *, wants_help: bool, **given: Any
 ) -> int:
-    """Train a recipe: package.module:function or ./file.py:function, e.g. dtj.recipes.digits:recipe."""
+    """Train a recipe.
+
+    RECIPE is module:function or ./file.py:function, e.g. dtj.recipes.digits:recipe.
+    """
     if target is None:
         if not wants_help:
             raise RecipeError(
-                "no recipe is given", fix="dtj train dtj.recipes.digits:recipe epochs=5, or dtj train --help"
+                "no recipe given",
+                fix="for example dtj train dtj.recipes.digits:recipe epochs=5; see dtj train --help",
             )
         click.echo(context.get_help())
         return 0
@@ -130,9 +143,12 @@ def _train(
 @_dtj.command("export")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--part", default="model", help="Which of the parts that run.state named. [default: model]")
+@click.option("--part", default="model", help="Name that run.state gave the model. [default: model]")
 def _export(source: Path, target: Path, part: str) -> int:
-    """Write a model's weights from a checkpoint into one file: .safetensors, or .pt for torch.load."""
+    """Write a model's weights from a checkpoint to a file.
+
+    SOURCE is the checkpoint; TARGET ends in .safetensors, or in .pt for torch.load.
+    """
     from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
 
     _check_folder_of(target)
@@ -145,7 +161,10 @@ def _export(source: Path, target: Path, part: str) -> int:
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), required=False)
 def _plot(source: Path, target: Path | None) -> int:
-    """Draw a file that --metrics wrote as a picture, by default beside it: loss, rate, restarts."""
+    """Plot a .jsonl file that --metrics wrote.
+
+    The picture shows loss, other values, rate and restarts. TARGET defaults to SOURCE with suffix .png.
+    """
     from dtj.plot import plot  # noqa: PLC0415
 
     target = target or source.with_suffix(".png")
@@ -156,7 +175,9 @@ def _plot(source: Path, target: Path | None) -> int:
 
 def _check_folder_of(target: Path) -> None:
     if not target.parent.is_dir():
-        raise RecipeError(f"there is no folder {target.parent}", fix="make it, or name another file")
+        raise RecipeError(
+            f"the folder {target.parent} does not exist", fix="create it, or choose another file"
+        )
 
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
@@ -174,21 +195,21 @@ def _launch(what: Program, given: Mapping[str, Any]) -> int:
 
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
-    """Flags that are for the ranks, under the names that settings.py reads; paths are made absolute."""
+    """Environment variables that pass the given settings to the ranks; paths are made absolute."""
     texts = {settings.variable(name): _text(flag.kind, given[name]) for name, flag in settings.FLAGS.items()}
     return {name: text for name, text in texts.items() if text}
 
 
 def _text(kind: flags.Kind, value: Any) -> str:
-    """What `kind` reads; "" for a flag that is not given."""
+    """The value as text that `kind` can read; "" for a flag that is not given."""
     if value is None or value is False:
         return ""
     match kind:
         case flags.Switch():
             return "1"
-        case flags.Place():
+        case flags.LocalPath():
             return str(Path(value).resolve())
-        case flags.Places():
+        case flags.MetricTargets():
             return "\n".join(map(metric_files.absolute, value))
     return str(value)
 

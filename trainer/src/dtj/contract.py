@@ -1,11 +1,11 @@
-"""The trainer's half of docs/contract.md: environment names, exit codes, report fields.
+"""The trainer's half of docs/contract.md: environment variables, exit codes, report fields.
 
-The operator has its own half and never imports this one; a test compares both with the page.
+The operator has its own half and does not import this one; a test compares both with the page.
 """
 
 from typing import Final
 
-# Who this process is. The names torchrun uses, so that any script with `env://` works.
+# Identity of this process. The names are those of torchrun, so any script with `env://` works.
 RANK: Final = "RANK"
 LOCAL_RANK: Final = "LOCAL_RANK"
 WORLD_SIZE: Final = "WORLD_SIZE"
@@ -16,7 +16,7 @@ NODE_RANK: Final = "NODE_RANK"
 NNODES: Final = "NNODES"
 NPROC_PER_NODE: Final = "NPROC_PER_NODE"
 
-# What the operator tells a pod.
+# Set by the operator in a pod.
 JOB: Final = "DTJ_JOB"
 JOB_UID: Final = "DTJ_JOB_UID"
 ATTEMPT: Final = "DTJ_ATTEMPT"
@@ -33,20 +33,20 @@ MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 RESTARTS_IN_PLACE: Final = "DTJ_RESTARTS_IN_PLACE"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
-# What the agent tells its ranks, beside the names above; the first three as torchrun does.
+# Set by the agent for its ranks, in addition to the names above; torchrun sets the first three, too.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
-RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # by it scripts and libraries know that a launcher started them
+RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # shows scripts and libraries that a launcher started them
 RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 GENERATION: Final = "DTJ_GENERATION"
-HEALING: Final = "DTJ_HEALING"  # 1 where other ranks of this generation hold the run in memory
-CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # within which a rank has to reach all others
+HEALING: Final = "DTJ_HEALING"  # 1 if other ranks of this generation hold the state in memory
+CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # time limit for a rank to connect to all others
 
 # Exit codes.
 EXIT_DONE: Final = 0
 EXIT_STOPPED: Final = 75
 EXIT_PEER_LOST: Final = 76
 EXIT_BAD_RECIPE: Final = 78
-EXIT_SIGNAL: Final = 128  # plus the signal's number
+EXIT_SIGNAL: Final = 128  # plus the signal number
 
 # The termination message.
 TERMINATION_LOG: Final = "/dev/termination-log"
@@ -66,12 +66,12 @@ REASONS: Final = (
     *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "BadRecipe"),
 )
 
-# What rank 0 says of the run, and /status under the same names.
+# What rank 0 reports about the run; /status has the same names.
 RUN_FIELDS: Final = (
     *("step", "totalSteps", "epoch", "loss", "metrics", "samplesPerSecond", "tokensPerSecond", "mfu"),
     *("dataWait", "stepSecondsP50", "stepSecondsP99", "memoryBytes", "etaSeconds", "checkpoint"),
 )
-# What /status answers.
+# Fields of /status.
 STATUS_FIELDS: Final = (
     *("job", "replica", "attempt", "generation", "state"),
     *RUN_FIELDS,

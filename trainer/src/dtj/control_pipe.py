@@ -1,7 +1,7 @@
-"""Agent -> rank: which generation to join next. One JSON object a line through a pipe.
+"""Pipe from the agent to a rank: which generation to join next. One JSON object per line.
 
-A thread reads it, because the rank's main thread may hang in a collective that a dead peer will never finish:
-the thread hears of the next generation and breaks that collective (`on_change`).
+A thread reads the pipe, because the rank's main thread may be blocked in a collective with a dead peer. When
+the next generation is announced, the thread makes that collective fail (`on_change`).
 """
 
 import json
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from dtj import contract
 
-# Between looks at whether the wait is still worth it.
-_LOOK_S = 0.5
+# How often a waiting rank checks whether to give up.
+_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Where the ranks meet next, and how many seconds they have to reach each other there."""
+    """Address of the next rendezvous, and how many seconds the ranks have to connect to each other."""
 
     number: int
     addr: str
@@ -27,7 +27,7 @@ class Generation:
 
 
 class ControlPipe:
-    """What the agent has said so far."""
+    """What the agent has announced so far."""
 
     def __init__(self, fd: int, first: Generation, *, on_change: Callable[[], None]) -> None:
         self._newest = first
@@ -39,21 +39,21 @@ class ControlPipe:
 
     @property
     def newest(self) -> Generation:
-        """The generation that this rank is to be in."""
+        """The newest generation: this rank has to join it."""
         return self._newest
 
     def wait_newer(self, than: int, *, give_up: Callable[[], None]) -> None:
-        """Block until there is a generation after `than`; `give_up` may raise."""
+        """Block until a generation after `than` is announced; `give_up` is called regularly and may raise."""
         self._wait(lambda: self._newest.number > than, give_up)
 
     def wait_complete(self, number: int, *, give_up: Callable[[], None]) -> bool:
-        """Block until all ranks of the generation are there; False where a newer one has taken its place."""
+        """Block until all ranks of the generation are ready; False if a newer generation has replaced it."""
         self._wait(lambda: self._complete >= number or self._newest.number > number, give_up)
         return self._newest.number == number
 
     def _wait(self, condition: Callable[[], bool], give_up: Callable[[], None]) -> None:
         with self._news:
-            while not self._news.wait_for(condition, timeout=_LOOK_S):
+            while not self._news.wait_for(condition, timeout=_CHECK_S):
                 give_up()
 
     def _read(self) -> None:
@@ -79,7 +79,7 @@ def open_pipe(fd: int) -> None:
 
 
 def listen(environ: Mapping[str, str], *, on_change: Callable[[], None]) -> ControlPipe | None:
-    """Begin to read, once; None where there is no agent."""
+    """Start reading; None if there is no agent, or if this was called before."""
     global _pipe
     if _pipe is None:
         return None

@@ -1,9 +1,9 @@
-"""What can go wrong, as a small tree; every message says what, which value, and how to mend it.
+"""The tree of errors. Every message says what happened, which value, and how to fix it.
 
 DtjError                    exit 1
-├── RecipeError             exit 78: bad recipe, arguments or environment; a retry cannot help
-├── CheckpointError         exit 1: the disk, not the recipe, is at fault
-└── MachineError            exit 76: no process, no port; a retry, or another node, may help
+├── RecipeError             exit 78: invalid recipe, arguments or environment; a retry will not help
+├── CheckpointError         exit 1: a checkpoint could not be written or read; the recipe is not the cause
+└── MachineError            exit 76: no process or port available; a retry or another node may help
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
@@ -11,7 +11,7 @@ import re
 
 from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
 
-# What gloo, NCCL and the store say when the other side is gone.
+# Error messages of gloo, NCCL and the store when a peer is gone.
 _PEER_LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket timeout"
     r"|timed out waiting|failed to recv|could not connect|wait timeout|ncclRemoteError|recvValue failed"
@@ -22,7 +22,7 @@ _NETWORK = re.compile(r"gloo|nccl|tcpstore|socket|store|rendezvous", re.IGNORECA
 
 
 class DtjError(Exception):
-    """An error whose message is meant for a person: printed as two lines, without a traceback."""
+    """An error that is printed as two lines (what, fix), without a traceback."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class DtjError(Exception):
 
 
 class RecipeError(DtjError):
-    """The recipe, its arguments or the environment cannot work as given."""
+    """The recipe, its arguments or the environment are invalid."""
 
     exit_code = EXIT_BAD_RECIPE
 
@@ -46,16 +46,16 @@ class CheckpointError(DtjError):
 
 
 class MachineError(DtjError):
-    """This machine does not give the agent what it needs to bring the ranks together."""
+    """The agent cannot start the ranks or the rendezvous on this machine."""
 
     exit_code = EXIT_PEER_LOST
 
 
 class Stopped(SystemExit):
-    """Raised out of `run.steps` on every rank at the same step, once a stop was asked for."""
+    """Raised by `run.steps` after a stop signal: on every rank after the same step if the stop was agreed."""
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """A collective failed because another rank or its machine is gone: secondary, not the cause."""
+    """The error is a consequence of a lost peer: a collective failed because another rank is gone."""
     text = str(error)
     return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))

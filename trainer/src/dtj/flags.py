@@ -1,4 +1,4 @@
-"""Kinds of flags: how a value is read from text, and what the command line needs to know of each."""
+"""Kinds of flags: how each value is parsed from text, and what the command line needs to know about it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from dtj.errors import RecipeError
 
 
 def whole(name: str, text: str, *, least: int, fix: str) -> int:
-    """The number that `text` is; RecipeError where it is no whole one of at least `least`."""
+    """Parse `text` as a whole number; RecipeError if it is not one or is less than `least`."""
     if not text.isdecimal() or int(text) < least:
         raise RecipeError(f"{name} is {text!r}, expected a whole number of at least {least}", fix=fix)
     return int(text)
 
 
 class Kind(Protocol):
-    """How the text of a variable becomes a value; RecipeError, which gives `name`, where it cannot."""
+    """Parses the text of a variable; raises RecipeError with `name` in it for invalid text."""
 
     def read(self, name: str, text: str) -> Any: ...
 
@@ -56,7 +56,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Text:
-    """Anything; form: as it is shown to people."""
+    """Any text; form: how the help shows the value."""
 
     form: str
 
@@ -66,13 +66,13 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Place(Text):
-    """A FILE or a FOLDER, as form says; absolute by the time that a rank reads it."""
+class LocalPath(Text):
+    """A FILE or a FOLDER, depending on form; the command line makes it absolute before a rank reads it."""
 
 
 @dataclass(frozen=True)
-class Places(Text):
-    """Several, one a line."""
+class MetricTargets(Text):
+    """Several targets of --metrics, one per line."""
 
     def read(self, name: str, text: str) -> tuple[str, ...]:  # type: ignore[override]
         del name
@@ -81,13 +81,16 @@ class Places(Text):
 
 @dataclass(frozen=True)
 class OneOf:
-    """A word out of some."""
+    """One of the known words."""
 
     known: Collection[str]
 
     def read(self, name: str, text: str) -> str:
         if text not in self.known:
-            raise RecipeError(f"{name} is {text!r}", fix=f"choose one of {', '.join(self.known)}")
+            raise RecipeError(
+                f"{name} is {text!r}, which is not a known value",
+                fix=f"choose one of {', '.join(self.known)}",
+            )
         return text
 
 
@@ -101,16 +104,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class OneWithAmount:
-    """A word, for some with a number: word -> K (steps), RANK, PERCENT, or "" where none follows.
+    """A known word, some followed by a number: word -> K (steps), RANK, PERCENT, or "" if it takes no number.
 
-    K must be there, the others have defaults; all but PERCENT, which is at most 100, are whole.
+    K is required, the others have defaults. K and RANK are whole numbers; PERCENT is at most 100.
     """
 
     known: Mapping[str, str]
 
     @property
     def form(self) -> str:
-        """The choices, as people write them."""
+        """The choices as the help shows them."""
         endings = {"": "", "K": ":K"}
         return "|".join(word + endings.get(what, f"[:{what}]") for word, what in self.known.items())
 
@@ -118,9 +121,14 @@ class OneWithAmount:
         word, colon, number = text.partition(":")
         takes = self.known.get(word)
         if takes is None or (colon and not takes):
-            raise RecipeError(f"{name} is {text!r}", fix=f"choose one of {self.form.replace('|', ', ')}")
+            raise RecipeError(
+                f"{name} is {text!r}, which is not a known value",
+                fix=f"choose one of {self.form.replace('|', ', ')}",
+            )
         if takes == "K" and not colon:
-            raise RecipeError(f"{name} is {text!r}: every how many steps?", fix=f"for example {word}:8")
+            raise RecipeError(
+                f"{name} is {text!r}, which needs a number of steps", fix=f"for example {word}:8"
+            )
         if not colon:
             return Choice(name=word, amount=None)
         try:
@@ -133,14 +141,14 @@ class OneWithAmount:
             fits, wanted = amount >= 1 and amount.is_integer(), "a whole number of at least 1"
         if not fits:
             raise RecipeError(
-                f"{name} is {text!r}, expected {wanted} after {word}:", fix=f"write {word}:8, say"
+                f"{name} is {text!r}, expected {wanted} after {word}:", fix=f"for example {word}:8"
             )
         return Choice(name=word, amount=amount)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """What the command line needs to know of a setting; option: where it is not the field's name."""
+    """What the command line needs to know about a setting; option: if it differs from the field's name."""
 
     kind: Kind
     help: str
@@ -148,5 +156,5 @@ class Flag:
 
 
 def flag(kind: Kind, help: str, *, default: Any = None, option: str = "") -> Any:  # noqa: A002
-    """A field of a data class that the command line offers too."""
+    """A data class field that is also a command-line flag."""
     return field(default=default, metadata={"flag": Flag(kind=kind, help=help, option=option)})

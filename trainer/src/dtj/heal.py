@@ -1,9 +1,9 @@
-"""Ranks that were apart come together again: the newest survivor hands its state to those behind it.
+"""After the loss of a rank: the survivor that is furthest hands its state to the ranks behind it.
 
-Every rank calls the same verbs of Run in the same order, so (loops begun, steps done, verbs since, ...) is
-a place in the program that means the same on each of them. After a loss the ranks compare places; those
-behind run on without training until they reach the place of the furthest, and there take over its state.
-Usually the survivors are all in the same backward pass and only the newcomer, at place -1, is behind.
+Every rank calls the same verbs of Run in the same order, so (loops entered, steps done, verbs since, ...) is
+a point in the program that means the same on every rank. After a loss the ranks compare their points. Those
+behind run on without training until they reach the furthest point, and take over the state there. Usually all
+survivors are in the same backward pass and only the newcomer, which has no state, is behind.
 
     rank 0  step 7, backward      .................. hands over   backward again   ...
     rank 1  step 7, backward      .................. waits        backward again   ...
@@ -17,52 +17,53 @@ import torch
 import torch.distributed as dist
 
 
-class Place(NamedTuple):
-    """Where a rank is in the program, in the order of the fields.
+class ProgramPoint(NamedTuple):
+    """How far a rank is in the program; ordered by its fields from the first to the last.
 
-    loops      how often `run.steps` was entered: a newcomer passes all loops that the others have behind them
-    step       steps that are done
-    is_over    1 where it was agreed that no step is to follow
-    verb       verbs done since
-    position   of its data, which follows from the rest
+    loops          how often `run.steps` was entered: a newcomer skips the loops that the others have left
+    step           steps that are done
+    is_over        1 if the ranks agreed that no step follows
+    verb           verbs done since the last step
+    data_position  of the feed; follows from the other fields
     """
 
     loops: int
     step: int
     is_over: int
     verb: int
-    position: int
+    data_position: int
 
 
-NOWHERE = Place(-1, 0, 0, 0, 0)
+# Of a rank that does not have the state of the run. Before any other point.
+NO_STATE = ProgramPoint(-1, 0, 0, 0, 0)
 
 
 class Handover:
-    """What is to be handed over, and where. `target` is None while the ranks are together."""
+    """Which rank hands its state to which, and at which point; `target` is None if no rank is behind."""
 
     def __init__(self) -> None:
-        self.target: Place | None = None
+        self.target: ProgramPoint | None = None
         self._behind: list[int] = []
         self._source = 0
 
-    def compare(self, mine: Place, group: "dist.ProcessGroup") -> Place | None:
-        """Tell the others where this rank is; where all will meet, None where nobody is anywhere."""
+    def compare(self, mine: ProgramPoint, group: "dist.ProcessGroup") -> ProgramPoint | None:
+        """Share this rank's point; return the furthest point of any rank, or None if no rank has state."""
         size = dist.get_world_size(group)
-        places = [torch.zeros(len(mine), dtype=torch.int64) for _ in range(size)]
-        dist.all_gather(places, torch.tensor(mine), group=group)
-        found = [Place(*place.tolist()) for place in places]
-        furthest = max(found)
-        self._behind = [rank for rank, place in enumerate(found) if place < furthest]
-        self._source = found.index(furthest)
+        gathered = [torch.zeros(len(mine), dtype=torch.int64) for _ in range(size)]
+        dist.all_gather(gathered, torch.tensor(mine), group=group)
+        points = [ProgramPoint(*each.tolist()) for each in gathered]
+        furthest = max(points)
+        self._behind = [rank for rank, point in enumerate(points) if point < furthest]
+        self._source = points.index(furthest)
         self.target = furthest if self._behind else None
-        return None if furthest == NOWHERE else furthest
+        return None if furthest == NO_STATE else furthest
 
-    def is_behind(self, place: Place) -> bool:
-        """This rank has not reached the place where the others wait."""
-        return self.target is not None and place[:4] < self.target[:4]
+    def is_behind(self, point: ProgramPoint) -> bool:
+        """The other ranks wait at a point after `point`."""
+        return self.target is not None and point[:4] < self.target[:4]
 
     def exchange(self, group: "dist.ProcessGroup", *, pack: Callable[[], bytes]) -> bytes | None:
-        """All are at the target: hand over, wait, or return the state that was taken over."""
+        """Called by all ranks at the target: send the state, or return the received state; else None."""
         if self.target is None:
             return None
         rank = dist.get_rank(group)

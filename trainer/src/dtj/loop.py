@@ -1,4 +1,4 @@
-"""The built-in training loop, written only with Run's verbs. Copy it when you want to own it."""
+"""The built-in training loop, written only with the verbs of Run. Copy it to write your own loop."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from dtj.recipe import Recipe
 
 
 def train(recipe: Recipe) -> None:
-    """Train the recipe for its epochs; on a restart this goes on after the last committed step."""
+    """Train the recipe to its last step; after a restart, continue after the last committed step."""
     run = dtj.init(seed=recipe.seed)
     model = run.parallel(recipe.model())
     optimizer = recipe.optimizer(model.parameters())
@@ -43,5 +43,5 @@ def train(recipe: Recipe) -> None:
 def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:
     """The recipe's score, averaged over all held-out samples of all ranks."""
     score = recipe.score
-    assert score is not None  # a recipe with held-out data has one
+    assert score is not None  # Recipe ensures that a recipe with held_out has a score
     return run.evaluate(lambda mb: score(model, mb), recipe.held_out)

@@ -1,4 +1,4 @@
-"""The user's own modules, by name or by file; RecipeError where they, or what they need, are not there."""
+"""Import the user's modules by name or by file; RecipeError if a module or an import of it is missing."""
 
 import importlib
 import importlib.util
@@ -10,8 +10,8 @@ from dtj.errors import RecipeError
 
 
 def from_name(name: str) -> ModuleType:
-    """Import it, also out of the current folder."""
-    if "" not in sys.path:  # as `python -m` has it: the user's own modules lie in the current folder
+    """Import a module by name, also from the current folder."""
+    if "" not in sys.path:  # as `python -m` does: the user's modules are in the current folder
         sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
@@ -20,7 +20,7 @@ def from_name(name: str) -> ModuleType:
 
 
 def from_file(path: Path) -> ModuleType:
-    """Import a file that ends in .py; what lies beside it can be imported then, too."""
+    """Import a .py file; afterwards the other modules in its folder can be imported, too."""
     if not path.is_file():
         raise RecipeError(
             f"there is no file {path}", fix=f"check the path; the current folder is {Path.cwd()}"
@@ -28,7 +28,8 @@ def from_file(path: Path) -> ModuleType:
     taken = getattr(sys.modules.get(path.stem), "__file__", None) or ""
     if path.stem in sys.modules and Path(taken).resolve() != path.resolve():
         raise RecipeError(
-            f"{path} has the name of the module {path.stem!r}, which is in use", fix=f"call it my_{path.name}"
+            f"{path} has the same name as the module {path.stem!r}, which is already imported",
+            fix=f"rename the file, e.g. to my_{path.name}",
         )
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -44,7 +45,7 @@ def from_file(path: Path) -> ModuleType:
 
 
 def check_runnable(name: str) -> None:
-    """Raise RecipeError where `python -m name` would find nothing to run."""
+    """Raise RecipeError if `python -m name` would find no module to run."""
     try:
         found = importlib.util.find_spec(name)
         if found is not None and found.submodule_search_locations is not None:  # a package
@@ -61,7 +62,7 @@ def _not_found(wanted: str, error: ModuleNotFoundError) -> RecipeError:
         return _no_module(error.name)
     return RecipeError(
         f"{wanted} needs the module {error.name!r}, which is not installed",
-        fix=f"install what provides {error.name}",
+        fix=f"install the package that provides {error.name}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Preparation that every node needs once: download, unpack, index."""
+"""Preparation to do once per node: download, unpack, index."""
 
 import contextlib
 import fcntl
@@ -12,17 +12,17 @@ from dtj.telemetry import heartbeat
 
 @contextlib.contextmanager
 def first_on_node() -> Iterator[None]:
-    """Let one process of this machine at a time do what is inside.
+    """Context that only one process of this machine is in at a time.
 
-    The first to come prepares; the others wait, come one by one, and find it done, so what is inside begins
-    with a look whether it is. Where the first dies, the next one takes over. A lock, not a collective: it
-    works before `init`, never times out, and waiting is not taken for a hang. It holds among processes that
-    share a temporary folder: those of one pod.
+    The first process prepares; the others enter after it, one by one, so the code inside must start with a
+    check whether the work is done. If the first process dies, the next one takes over. This is a lock, not a
+    collective: it works before `init`, has no timeout, and waiting is not treated as a hang. It covers the
+    processes that share a temporary folder: those of one pod.
     """
     path = Path(tempfile.gettempdir()) / f"dtj-{os.getuid()}.lock"
     with path.open("w") as lock, heartbeat.mine.paused():
-        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough where a forked child has the file too
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a forked child has the file open, too

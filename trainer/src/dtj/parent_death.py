@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, however that ended: ranks their agent, loaders their rank."""
+"""Processes end with their parent, even if it is killed: ranks with their agent, loaders with their rank."""
 
 import ctypes
 import os
@@ -9,8 +9,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of which this is the pid, is gone. Linux only."""
+    """Have the kernel kill this process when its parent ends; parent: its pid. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before this was asked for
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os._exit(1)

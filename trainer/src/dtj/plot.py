@@ -1,4 +1,4 @@
-"""A file of metrics -> a picture: loss and other values, rate, and where the run was started again."""
+"""Plots a .jsonl file of --metrics: loss and other values, rate, and the steps of restarts."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from dtj.telemetry import metric_files
 
 
 def plot(source: Path, target: Path) -> int:
-    """Draw the steps of `source`; returns how many. A step that was trained twice shows its last values."""
+    """Plot the steps of `source`; return their number. If a step was trained twice, its last values count."""
     lines = metric_files.read(source)
     steps = {line["step"]: line for line in lines if "event" not in line}
     starts = [line["step"] for line in lines if line.get("event") == "start"][1:]
     if not steps:
-        raise RecipeError(f"{source} has no logged steps yet", fix="wait for the first line of the run")
+        raise RecipeError(f"{source} has no logged steps yet", fix="wait until the run has logged a step")
     curves = curves_of([steps[step] for step in sorted(steps)])
     figure, panels = _pyplot().subplots(
         len(curves), sharex=True, squeeze=False, figsize=(8, 2.2 * len(curves)), layout="constrained"
@@ -27,13 +27,15 @@ def plot(source: Path, target: Path) -> int:
     panels[-1, 0].set_xlabel("step")
     try:
         figure.savefig(target, dpi=120)
-    except ValueError as error:  # of a suffix that it does not know
-        raise RecipeError(f"{target}: {error}", fix="name a file in .png, .svg or .pdf") from error
+    except ValueError as error:  # unknown suffix
+        raise RecipeError(
+            f"{target}: {error}", fix="choose a file name that ends in .png, .svg or .pdf"
+        ) from error
     return len(steps)
 
 
 def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Name -> (step, value) of the lines that have a value, in the order of the panels."""
+    """Name -> [(step, value), ...] of the lines that have a value; in the order of the panels."""
     names = dict.fromkeys(name for line in lines for name in line["metrics"])
     values = {
         "loss": [line["loss"] for line in lines],
@@ -50,7 +52,7 @@ def curves_of(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]
 
 def _pyplot() -> Any:
     try:
-        import matplotlib as mpl  # noqa: PLC0415 - an extra, and a second of imports
+        import matplotlib as mpl  # noqa: PLC0415 - optional, and a second of imports
 
         mpl.use("Agg")
         from matplotlib import pyplot  # noqa: PLC0415

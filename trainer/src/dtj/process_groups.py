@@ -1,9 +1,9 @@
-"""The process groups of one rank, and the way into the next generation when they break.
+"""The process groups of one rank, and how it joins the next generation when they break.
 
-    open    wait until all ranks are there, then join the groups
-    reform  after a lost peer: leave the broken groups, wait for the agent's order, join anew
+    open    wait until all ranks are ready, then join the groups
+    reform  after the loss of a peer: leave the broken groups, wait for the agent's order, join the new ones
 
-Without an agent (a plain `python` or torchrun) the groups are those of `env://` and a lost peer is the end.
+Without an agent (plain `python` or torchrun) the groups are those of `env://`, and a lost peer ends the run.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
 
 
 class ProcessGroups:
-    """The groups of this rank, through all generations.
+    """The process groups of this rank, over all generations.
 
     control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
-                messages; None where the world has one process
-    in_place    every rank holds the whole state, so that a lost one can be replaced
-    is_healing  other ranks hold the run in memory: nothing may be exchanged before `compare` of heal.py
+                messages; None if the world has one process
+    in_place    every rank holds the whole state, so a lost rank can be replaced
+    is_healing  other ranks hold the state in memory: send nothing before `compare` of heal.py
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class ProcessGroups:
 
     @property
     def can_heal(self) -> bool:
-        """A lost peer can be replaced while this process goes on; NCCL's state does not survive it."""
+        """A lost peer can be replaced while this process continues; not with NCCL, whose state is lost."""
         return self._in_place and self._control_pipe is not None and self._devices[0].type == "cpu"
 
     def open(self) -> None:
-        """Join the other ranks, however long they take to come."""
+        """Wait for the other ranks, without a time limit if there is an agent, and join the groups."""
         if self._world.size == 1:
             return
-        # Ranks that split a model wait for each other all the time.
+        # Ranks that share one model wait for each other throughout a step: their work cannot be compared.
         heartbeat.mine.is_compared = self._in_place
         self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
         if self._control_pipe is None:
@@ -65,13 +65,13 @@ class ProcessGroups:
         self._enter()
 
     def reform(self, error: RuntimeError) -> None:
-        """Join the next generation, now that `error` has broken this one; raise it where it did not."""
+        """Join the next generation after `error`; raise `error` if no peer was lost."""
         if self._control_pipe is None or not self.can_heal:
             raise error
-        is_told = self._control_pipe.newest.number > self._generation
-        if not is_told and not is_peer_loss(error):
+        is_announced = self._control_pipe.newest.number > self._generation
+        if not is_announced and not is_peer_loss(error):
             raise error
-        if not is_told:
+        if not is_announced:
             report_pipe.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
         self.close()
         self._control_pipe.wait_newer(self._generation, give_up=self._give_up)
@@ -79,7 +79,7 @@ class ProcessGroups:
         heartbeat.mine.sign()
 
     def close(self) -> None:
-        """Leave all groups. Errors are of no interest: they are about to be forgotten."""
+        """Leave all groups; errors are ignored, as the groups are not used again."""
         self._break()
         self.control = None
         if dist.is_available() and dist.is_initialized():
@@ -120,45 +120,45 @@ class ProcessGroups:
         self._sockets = frozenset(_open_sockets().values()) - before
 
     def _break(self) -> None:
-        """Make every collective under way fail now, in whatever thread it hangs.
+        """Make every collective in flight fail now, in any thread.
 
-        gloo has no abort; it notices a dead peer only by the end of a connection, which a lost node or a
-        stopped process never brings. So the connections are ended from this side.
+        gloo has no abort: it notices a dead peer only when the connection closes, and a lost node or a
+        stopped process never closes it. So this side shuts its connections down.
         """
         for fd, inode in _open_sockets().items() if self._sockets else []:
-            with contextlib.suppress(OSError):  # the list changes while it is read
+            with contextlib.suppress(OSError):  # the list can change while it is read
                 if inode in self._sockets:
                     with socket.socket(fileno=os.dup(fd)) as copy:
-                        copy.getpeername()  # fails for a listening one, whose end gloo would not survive
+                        copy.getpeername()  # fails for a listening socket, which gloo still needs
                         copy.shutdown(socket.SHUT_RDWR)
 
     def _give_up(self) -> None:
-        """Called now and then while the others are waited for."""
+        """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
         if self._stop:
             raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
 
 
 class RetiredGroups:
-    """Groups of the generation before, kept until nobody uses them, and then ended aside.
+    """Process groups of the previous generation, kept until they are unused, then destroyed in a thread.
 
-    gloo ends a group only after its last collective, and one whose connection went at the wrong moment lasts
-    for its whole timeout: whoever held the last reference, the training itself, would wait for it.
+    Destroying a gloo group waits for its last collective. If its connection broke at the wrong moment, that
+    takes the whole timeout, and training would block if it held the last reference.
     """
 
     def __init__(self) -> None:
         self._groups: list[object] = []
 
     def add(self, groups: list[object]) -> None:
-        """These are left now; those that were added before are used by nobody any more."""
+        """Retire these groups; the groups that were added before are no longer in use and are destroyed."""
         unused, self._groups = self._groups, groups
         if unused:
             threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
 
 
 def _open_sockets() -> dict[int, str]:
-    """File descriptors of this process's sockets -> their inodes, which nothing else will have meanwhile."""
+    """File descriptors of this process's sockets -> their inodes, which identify an open socket."""
     found = {}
-    folder = Path("/proc/self/fd")  # none where the system does not tell
+    folder = Path("/proc/self/fd")  # does not exist on macOS
     for entry in folder.iterdir() if folder.exists() else []:
         with contextlib.suppress(OSError):
             target = str(entry.readlink())

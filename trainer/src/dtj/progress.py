@@ -1,4 +1,4 @@
-"""How far this rank is: the one thing that the parts of a run share."""
+"""How far this rank is: the state that the parts of a run share."""
 
 import operator
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Any
 from dtj.data.feed import Feed
 from dtj.errors import RecipeError
 
-# Readers of JSON have it exactly, and no run gets there: run.steps(sys.maxsize) is one without end.
+# The largest number that every JSON reader keeps exactly; run.steps(sys.maxsize) means no limit.
 _MOST_STEPS = 2**53
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where this rank is in the program.
+    """How far this rank is in the program.
 
     step       steps that are done
     verb       verbs that all ranks did together since the last step, or since the program began
-    feed       where the data comes from; None until `run.data`
+    feed       the source of the batches; None before `run.data`
     loops      how often `run.steps` was entered
-    ends_at    step after which all ranks agreed to finish; None where they have not
-    needs_warm_up  the next backward is the first with its process groups, see step/backward.py
+    ends_at    step after which all ranks agreed to finish; None if they have not
+    needs_warm_up  the next backward is the first with these process groups, see step/backward.py
     """
 
     step: int = 0
@@ -37,18 +37,18 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """No step is to come, whatever the total is."""
+        """The ranks agreed to finish, and the last step is done."""
         return self.ends_at is not None and self.step >= self.ends_at
 
     def need_feed(self) -> Feed:
-        """Raise RecipeError where there is none."""
+        """The feed; RecipeError if there is none."""
         if self.feed is None:
             raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
         return self.feed
 
 
-def count_of_steps(total: Any) -> int:
-    """What `run.steps` is given as an int, whoever made it (NumPy, torch); RecipeError where it is none."""
+def whole_steps(total: Any) -> int:
+    """The argument of `run.steps` as an int, also from NumPy or torch; RecipeError if it is not whole."""
     try:
         count = operator.index(total)
     except TypeError:
@@ -56,6 +56,6 @@ def count_of_steps(total: Any) -> int:
     if count < 0:
         raise RecipeError(
             f"run.steps got {total!r}, expected a whole number of at least 0",
-            fix="give the steps of the whole training; without an end: run.steps(sys.maxsize)",
+            fix="pass the total number of steps of the training; for no limit: run.steps(sys.maxsize)",
         )
     return min(count, _MOST_STEPS)

@@ -1,10 +1,10 @@
-"""Random generators of one rank: a function of (seed, step, verb, stream), never of the past.
+"""Random generators of one rank: a function of (seed, step, verb, stream), independent of earlier draws.
 
-Ranks share the seed while the model is built, so that all start from the same weights. In training every rank
-has a stream of its own (those of one tensor-parallel group share it), seeded anew for each step and for each
-verb of Run in it: dropout does not repeat itself W times, and whoever takes up the run at a step, or repeats
-a verb after the loss of a rank, draws what the unbroken run drew. Samples have streams of their own: what a
-data set draws while it loads them is the same on all ranks that need them, and in worker processes.
+All ranks use the same seed while the model is built, so they start from the same weights. In training every
+rank has its own stream (the ranks of one tensor-parallel group share one), seeded again for each step and for
+each verb of Run in it. So dropout differs between ranks, and a rank that resumes at a step, or repeats a verb
+after the loss of a rank, draws what the uninterrupted run drew. Samples have their own streams: what a data
+set draws while it loads a sample is the same on every rank that needs it, and in worker processes.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_numpy: Any = np.random  # whose stubs do not know how its generator is exchanged
+_numpy: Any = np.random  # its stubs lack set_bit_generator
 _of_samples = np.random.MT19937()
 
 
@@ -27,12 +27,12 @@ def seed(value: int) -> None:
 
 
 def begin(base: int, *, step: int, verb: int, stream: int, device: torch.device) -> None:
-    """Seed the generators that this rank uses; some 10 us, a tenth of `seed`.
+    """Seed the generators that this rank uses; takes about 10 us, a tenth of `seed`.
 
-    verb    0 for what a step does before its first verb, then 1, 2, ...
+    verb    0 before the first verb of a step, then 1, 2, ...
     stream  see Layout.stream
     """
-    value = _number(base, step, verb, stream)
+    value = _derived_seed(base, step, verb, stream)
     _seed_host(value)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(value)
@@ -40,14 +40,15 @@ def begin(base: int, *, step: int, verb: int, stream: int, device: torch.device)
 
 @contextlib.contextmanager
 def of_samples(base: int, *, position: int, first: int) -> Iterator[None]:
-    """Around the loading of samples on the host: noise depends on them, not on who loads them, or when.
+    """Context for loading samples on the host: random draws depend on the samples only, not on rank or time.
 
-    position, first  of the batch in the data, and the first of its samples that is loaded
-    What is drawn in here leaves the generators as they were; it takes some 30 us.
+    position  of the batch in the data
+    first     index of the first sample that is loaded
+    On exit the generators are as before. Takes about 30 us.
     """
     states = random.getstate(), torch.get_rng_state(), _numpy.get_bit_generator()
-    _numpy.set_bit_generator(_of_samples)  # a twentieth of the time that copying its state takes
-    _seed_host(_number(base, position, first))
+    _numpy.set_bit_generator(_of_samples)  # 20 times faster than copying its state
+    _seed_host(_derived_seed(base, position, first))
     try:
         yield
     finally:
@@ -56,12 +57,12 @@ def of_samples(base: int, *, position: int, first: int) -> Iterator[None]:
         _numpy.set_bit_generator(states[2])
 
 
-def _number(*place: int) -> int:
-    """32 bits that follow from a place and look like chance."""
-    return int.from_bytes(blake2b(repr(place).encode(), digest_size=4).digest(), "little")
+def _derived_seed(*key: int) -> int:
+    """Hash a key to a 32-bit seed."""
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=4).digest(), "little")
 
 
 def _seed_host(value: int) -> None:
     random.seed(value)
-    np.random.seed(value % 2**32)  # NumPy takes no more
+    np.random.seed(value % 2**32)  # the largest that NumPy accepts
     torch.default_generator.manual_seed(value)

@@ -1,4 +1,4 @@
-"""What to train, as the parts of which the built-in loop makes a run. Imports no torch."""
+"""Recipe: the parts from which the built-in loop builds a run. Does not import torch."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,25 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, as parts that `loop.train` puts together; factories where the device matters.
+    """What to train: the parts that `loop.train` combines. Parts that depend on the device are factories.
 
-    model         () -> module, on the CPU; every rank builds the same one
-    data          map-style data set or stream; micro-batches have the structure of its items, pairs come as
-                  mb.x, mb.y
-    loss          (model, micro-batch) -> (), the mean loss of its samples
+    model         () -> module on the CPU; the same on every rank
+    data          map-style data set or stream; micro-batches have the structure of its items, pairs are
+                  available as mb.x, mb.y
+    loss          (model, micro-batch) -> () tensor, the mean loss of its samples
     optimizer     parameters -> optimizer
-    global_batch  samples of one step over all ranks
+    global_batch  samples per step over all ranks
     epochs        passes over the data
-    steps         in place of epochs: global batches in all, for a stream that has no length
-    tokens        of one sample, where it is text: the log then has tokens a second
-    clip          largest norm that the gradients of a step may have, which is then logged as it was before;
-                  None lets them be
-    schedule      (optimizer, steps in all) -> schedule, stepped once a step; None keeps the rate
-    held_out      data set to evaluate on after each epoch; None evaluates nothing
-    score         (model, micro-batch of k) -> (k,), averaged over held_out
-    best          "highest" or "lowest": the checkpoint with that score is kept besides the newest ones
-    metric        name under which that average is logged
-    sample        model -> text that shows what it has learned, printed at the end; called on every rank
+    steps         instead of epochs: total number of global batches, e.g. for a stream without a length
+    tokens        tokens per sample, if samples are text: the log then shows tokens per second
+    clip          maximum norm of the gradients; the norm before clipping is logged. None: no clipping
+    schedule      (optimizer, total steps) -> learning rate scheduler, stepped once per step; None: constant
+    held_out      data set to evaluate on after each epoch; None: no evaluation
+    score         (model, micro-batch of k samples) -> (k,) tensor; its mean over held_out is logged
+    best          "highest" or "lowest": also keep the checkpoint with that score, besides the newest ones
+    metric        name under which the mean score is logged
+    sample        model -> text to print at the end, to show what it has learned; called on every rank
     seed          of weights, data order and augmentation
     """
 
@@ -58,8 +57,8 @@ class Recipe:
         given = {name: n for name, n in (("epochs", self.epochs), ("steps", self.steps)) if n is not None}
         if len(given) != 1:
             raise RecipeError(
-                f"the recipe gives {' and '.join(given) or 'neither epochs nor steps'}",
-                fix="give one of them, e.g. Recipe(epochs=5, ...)",
+                f"the recipe sets {' and '.join(given) or 'neither epochs nor steps'}",
+                fix="set exactly one of them, e.g. Recipe(epochs=5, ...)",
             )
         for name, count in given.items():
             if not hasattr(count, "__index__") or count < 1:
@@ -68,16 +67,19 @@ class Recipe:
                 )
         if self.held_out is not None and self.score is None:
             raise RecipeError(
-                "the recipe has held_out data but no score", fix="give Recipe(score=...), one value a sample"
+                "the recipe has held_out data but no score",
+                fix="set Recipe(score=...) to a function that returns one value per sample",
             )
         if self.best and self.held_out is None:
             raise RecipeError(
-                f"the recipe keeps the {self.best} score but has no held_out data to score",
-                fix="give Recipe(held_out=..., score=...), or leave best out",
+                f"the recipe sets best={self.best!r} but has no held_out data to score",
+                fix="set Recipe(held_out=..., score=...), or leave best out",
             )
         if self.best not in {None, "highest", "lowest"}:
-            raise RecipeError(f"best is {self.best!r}", fix="make it 'highest' or 'lowest', or leave it out")
+            raise RecipeError(
+                f"best is {self.best!r}, expected 'highest' or 'lowest'", fix="correct best, or leave it out"
+            )
 
     def count_steps(self, data: Any) -> int:
-        """Global batches of the whole training on the feed of `run.data`."""
+        """Total number of steps; data: the feed that `run.data` returned."""
         return self.steps or (self.epochs or 0) * int(data.steps_per_epoch)

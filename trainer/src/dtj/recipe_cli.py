@@ -1,6 +1,6 @@
-"""`module:function key=value ...` -> Recipe: a plain function whose signature is its schema and its help.
+"""`module:function key=value ...` -> Recipe. The function's signature defines its arguments and its help.
 
-This module imports no torch, so that a mistyped name or argument is told at once.
+This module does not import torch, so errors in names and arguments are reported without delay.
 """
 
 import difflib
@@ -19,7 +19,7 @@ Function = Callable[..., Recipe]
 
 
 def build(target: str, words: Sequence[str]) -> Recipe:
-    """What the function behind `target` returns for `key=value` words; else RecipeError."""
+    """Call the function that `target` names with `key=value` words; RecipeError if it returns no Recipe."""
     function = resolve(target)
     found = function(**arguments(function, words))
     if not isinstance(found, Recipe):
@@ -30,14 +30,14 @@ def build(target: str, words: Sequence[str]) -> Recipe:
 
 
 def resolve(target: str) -> Function:
-    """The function behind `package.module:function` or `./file.py:function`; else RecipeError."""
-    place, _, name = target.rpartition(":")
-    if not place or not name:
+    """The function named by `package.module:function` or `./file.py:function`; else RecipeError."""
+    source, _, name = target.rpartition(":")
+    if not source or not name:
         raise RecipeError(
             f"{target!r} does not name a recipe",
             fix="write module:function, e.g. dtj.recipes.digits:recipe, or ./my.py:recipe",
         )
-    module = modules.from_file(Path(place)) if place.endswith(".py") else modules.from_name(place)
+    module = modules.from_file(Path(source)) if source.endswith(".py") else modules.from_name(source)
     found = getattr(module, name, None)
     if not inspect.isfunction(found):
         functions = [
@@ -46,37 +46,38 @@ def resolve(target: str) -> Function:
             if inspect.isfunction(f) and f.__module__ == module.__name__ and not n.startswith("_")
         ]
         raise RecipeError(
-            f"{place} has no function {name!r}", fix=_suggest(name, functions) or "define it there"
+            f"{source} has no function {name!r}", fix=_suggest(name, functions) or "define the function there"
         )
     return found
 
 
 def arguments(function: Function, words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words -> keyword arguments, each of the type that the signature asks for."""
+    """`key=value` words -> keyword arguments, converted to the types of the signature."""
     known = _parameters(function)
     found: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise RecipeError(
-                f"{word!r} is not an argument of a recipe", fix="write key=value, without spaces"
+                f"{word!r} is not of the form key=value", fix="write key=value without spaces, e.g. epochs=5"
             )
         if key not in known:
             raise RecipeError(
-                f"the recipe has no argument {key!r}", fix=_suggest(key, known) or "it takes none"
+                f"the recipe has no argument {key!r}",
+                fix=_suggest(key, known) or "the recipe has no arguments",
             )
         found[key] = _convert(text, known[key])
     missing = [n for n, p in known.items() if p.default is p.empty and n not in found]
     if missing:
         raise RecipeError(
-            f"the recipe lacks {', '.join(missing)}",
-            fix=" ".join(f"{n}=<{_type_name(known[n].annotation)}>" for n in missing),
+            f"the recipe needs values for {', '.join(missing)}",
+            fix="add " + " ".join(f"{n}=<{_type_name(known[n].annotation)}>" for n in missing),
         )
     return found
 
 
 def describe(target: str, function: Function) -> str:
-    """Help text of a recipe, made of its docstring and signature."""
+    """Help text of a recipe, from its docstring and signature."""
     lines = [f"Usage: dtj train {target} [key=value ...]", ""]
     lines += [f"  {line}".rstrip() for line in (inspect.getdoc(function) or "").splitlines()]
     rows = []
@@ -90,13 +91,13 @@ def describe(target: str, function: Function) -> str:
 
 
 def _parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name."""
+    """The parameters that can be passed by name."""
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise RecipeError(
             f"an annotation of {function.__name__} cannot be read: {error}",
-            fix="import it without `if TYPE_CHECKING`",
+            fix="import the type at run time, not only under `if TYPE_CHECKING`",
         ) from error
     return {
         n: p.replace(annotation=hints.get(n, p.annotation))
@@ -119,7 +120,7 @@ def _convert(text: str, parameter: inspect.Parameter) -> Any:
 
 
 def _kinds(parameter: inspect.Parameter) -> list[type]:
-    """Types to try in turn: of the annotation, else of the default, else text."""
+    """Types to try in order: of the annotation, else of the default, else text."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         has_type = parameter.default is not None and parameter.default is not parameter.empty
@@ -129,8 +130,8 @@ def _kinds(parameter: inspect.Parameter) -> list[type]:
     unknown = [o for o in options if o not in _TYPES]
     if unknown:
         raise RecipeError(
-            f"argument {parameter.name} is a {_type_name(annotation)}, which the command line cannot give",
-            fix="annotate it with int, float, bool, str, or one of them | None",
+            f"argument {parameter.name} is a {_type_name(annotation)}, which the command line cannot pass",
+            fix="annotate it with int, float, bool or str, or with one of these | None",
         )
     return sorted(options, key=list(_TYPES).index)
 
@@ -146,7 +147,7 @@ def _bool(text: str) -> bool:
     return text.lower() == "true"
 
 
-# Converter and description, in the order in which a union's members are tried: the strictest first.
+# Converter and description. The members of a union are tried in this order: the strictest first.
 _TYPES: dict[Any, tuple[Callable[[str], Any], str]] = {
     type(None): (_none, "none"),
     bool: (_bool, "true or false"),

@@ -1,7 +1,7 @@
-"""Verbs that take all ranks, and outlive the loss of one: repeated, left out, or made up for.
+"""Runs the collective verbs of `Run` so that they survive the loss of a rank: repeated or skipped.
 
-Before it stands `run.py`, which says what a verb does and how it is undone; after it `process_groups.py`,
-which joins the next process groups, and `heal.py`, which finds out who is behind and hands over the state.
+`run.py` defines what a verb does and how to undo it. `process_groups.py` joins the next process groups, and
+`heal.py` finds out which ranks are behind and hands over the state.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.contract import EXIT_PEER_LOST
 from dtj.errors import Stopped
-from dtj.heal import NOWHERE, Handover, Place
+from dtj.heal import NO_STATE, Handover, ProgramPoint
 from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress
 from dtj.telemetry import report_pipe
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class Recovery:
-    """This rank among others that may be lost.
+    """Keeps this rank in step with the others when one of them is lost and replaced.
 
-    on_new_groups  called after a change of process groups, before anything is exchanged over them
+    on_new_groups  called when the process groups were replaced, before anything is sent over the new ones
     """
 
     def __init__(
@@ -41,50 +41,54 @@ class Recovery:
         self._on_new_groups = on_new_groups
         self._say = say
         self._handover = Handover()
-        self._is_whole = False  # this rank's state is that of its place in the program
+        self._has_state = False  # this rank holds the state that belongs to its point in the program
 
     @property
     def is_behind(self) -> bool:
-        """The others wait further on; until there, everything is done without the model and without them."""
-        return self._handover.target is not None and self._handover.is_behind(self._place)
+        """The other ranks wait at a later point; until there, this rank skips the model and collectives."""
+        return self._handover.target is not None and self._handover.is_behind(self._point)
 
-    def retry(self, act: Callable[[], T], *, undo: Callable[[], None] | None, stand_in: T) -> T:
-        """A verb that takes all ranks: repeated where one is lost, left out where the others have done it."""
+    def run_verb(self, verb: Callable[[], T], *, rollback: Callable[[], None] | None, skipped: T) -> T:
+        """Run a collective verb; repeat it if a rank was lost, skip it if the others have done it already.
+
+        rollback  undoes a failed attempt, before the verb is repeated
+        skipped   result if the verb is skipped
+        """
         while True:
-            self.catch_up()
+            self.hand_over()
             if self.is_behind:
-                result = stand_in
+                result = skipped
                 break
             try:
-                result = act()
+                result = verb()
                 break
             except RuntimeError as error:
-                if undo and self._groups.can_heal:
-                    undo()
-                self.heal(error)
+                if rollback and self._groups.can_heal:
+                    rollback()
+                self.rejoin(error)
         self._progress.verb += 1
         return result
 
-    def joins(self) -> bool:
-        """The others hold the run in memory, and the state comes where they wait."""
+    def joins_survivors(self) -> bool:
+        """Other ranks hold the state in memory; this rank receives it at the point where they wait."""
         return self._groups.is_healing and self._compare()
 
-    def complete(self) -> None:
-        """This rank has restored what there was: it is where it says."""
-        self._is_whole = True
+    def mark_restored(self) -> None:
+        """This rank has restored its checkpoint, or there is none: its state is complete."""
+        self._has_state = True
 
-    def hold(self) -> None:
-        """Tell the agent that this rank need not be restarted when another one is."""
+    def report_state(self) -> None:
+        """Report to the agent that this rank holds the state: it can keep running if another rank is lost."""
         if (
-            self._is_whole
+            self._has_state
             and self._groups.can_heal
             and self._checkpointer.parts.named
             and self._groups.control is not None
         ):
             report_pipe.send({"hold": True}, wait_s=1.0)
 
-    def catch_up(self) -> None:
-        """Where the others wait: take over the state; where others are behind: hand it over."""
+    def hand_over(self) -> None:
+        """If this rank is at the point of the handover: send the state, or take it over."""
         while self._handover.target is not None and not self.is_behind:
             try:
                 taken = self._handover.exchange(
@@ -92,13 +96,13 @@ class Recovery:
                 )
                 if taken is not None:
                     self._checkpointer.unpack(taken)
-                    self._is_whole = True
-                    self.hold()
+                    self._has_state = True
+                    self.report_state()
             except RuntimeError as error:
-                self.heal(error)
+                self.rejoin(error)
 
-    def heal(self, error: RuntimeError) -> None:
-        """Join the next generation and find out who is where; raise the error where it is no lost peer's."""
+    def rejoin(self, error: RuntimeError) -> None:
+        """Join the next generation and compare points; raise `error` if it does not come from a lost peer."""
         while True:
             try:
                 self._groups.reform(error)
@@ -117,32 +121,32 @@ class Recovery:
                 return
 
     @property
-    def _place(self) -> Place:
+    def _point(self) -> ProgramPoint:
         feed = self._progress.feed
         progress = self._progress
         position = feed.position if feed else 0
-        return Place(progress.loops, progress.step, progress.is_over, progress.verb, position)
+        return ProgramPoint(progress.loops, progress.step, progress.is_over, progress.verb, position)
 
     def _compare(self) -> bool:
-        """Say where this rank is; False where no rank is anywhere, so that the run has to begin."""
-        place = self._place if self._is_whole else NOWHERE
-        target = self._handover.compare(place, self._control)
+        """Compare points with the other ranks; False if no rank has state, so the run has to start."""
+        point = self._point if self._has_state else NO_STATE
+        target = self._handover.compare(point, self._control)
         if target is None:
-            if self._progress.has_begun:  # whoever knew how far it was is gone
+            if self._progress.has_begun:  # the last rank with the state is lost
                 raise SystemExit(EXIT_PEER_LOST)
             return False
         if target.is_over:
             self._progress.ends_at = target.step
-        if not self._is_whole:
+        if not self._has_state:
             self._progress.step, self._progress.verb = target.step, 0
-            self._progress.need_feed().position = target.position
+            self._progress.need_feed().position = target.data_position
             self._progress.needs_warm_up = target.step > 0
         elif self.is_behind:
-            self._is_whole = False
+            self._has_state = False
             report_pipe.send({"hold": False})
         return True
 
     @property
     def _control(self) -> "dist.ProcessGroup":
-        assert self._groups.control is not None  # a world of one process has nobody to lose
+        assert self._groups.control is not None  # never called with a single process
         return self._groups.control

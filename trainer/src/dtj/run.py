@@ -1,8 +1,8 @@
-"""Run: the verbs for those who own their loop. `loop.py` shows all of them in use.
+"""Run: the verbs for a training loop of your own. `loop.py` shows most of them in use.
 
     init -> parallel -> data -> state -> for batch in steps: backward, log
 
-Every rank calls the same verbs in the same order. Nothing here waits for the accelerator but a logged step.
+Every rank calls the same verbs in the same order. In training, only a logged step waits for the accelerator.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from dtj.data.load import Collate, Loader
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.process_groups import ProcessGroups
-from dtj.progress import Progress, count_of_steps
+from dtj.progress import Progress, whole_steps
 from dtj.recovery import Recovery
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
@@ -50,8 +50,8 @@ Module = TypeVar("Module", bound=nn.Module)
 class Run:
     """One training run as seen from one rank.
 
-    device   where samples go and losses are
-    devices  of this rank, `device` first; more than one with --devices
+    device   of this rank: samples are moved there, and losses are there
+    devices  all devices of this rank, `device` first; more than one with --devices
     """
 
     def __init__(
@@ -106,23 +106,24 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This process, from 0."""
+        """Rank of this process, from 0."""
         return self.world.rank
 
     @property
     def size(self) -> int:
-        """Processes in all."""
+        """World size: the number of ranks."""
         return self.world.size
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """Number of completed steps."""
         return self._progress.step
 
     def parallel(self, model: Module) -> Module:
-        """The model on this rank's device, spread over the ranks as the flags say (--parallel, --mesh).
+        """Move the model to this rank's device and wrap it for the strategy of --parallel and --mesh.
 
-        One whose parts already lie on several devices (see `devices`) stays where it is.
+        A model whose parts are already on several devices (see `devices`) is not moved.
+        Returns the wrapped model; call it and pass its parameters to the optimizer as usual.
         """
         if self._settings.weights and not self._strategy.models:
             weights.assign(model, Path(self._settings.weights))
@@ -131,7 +132,7 @@ class Run:
             memory.recompute(layers or [model])
         if self._settings.compile:
             memory.compile_in_place(layers or [model], self.device)
-        # Called and trained like the model that went in.
+        # Has the same interface as the model that was passed.
         return self._strategy.add(model, is_healing=self._groups.is_healing)  # type: ignore[return-value]
 
     def data(
@@ -143,17 +144,17 @@ class Run:
         collate: Collate = default_collate,
         tokens: int | None = None,
     ) -> Feed:
-        """Feed `steps` from a data set, every sample exactly once an epoch at any world size.
+        """Set the data set of `steps`: every sample is used exactly once per epoch, at any world size.
 
         dataset       map-style (`__len__` and `__getitem__`), or a stream (`__iter__`), see data/stream.py
-        global_batch  samples of one step over all ranks; the result does not depend on how many share it
-        shuffle       anew in each epoch; a stream keeps its own order
-        collate       list of samples -> what the loss gets; by default stacked tensors of the same structure
-        tokens        of one sample, where it is text: the log then has tokens a second
+        global_batch  samples per step over all ranks; the result does not depend on the number of ranks
+        shuffle       in a new order each epoch; a stream keeps its own order
+        collate       list of samples -> micro-batch for the loss; default: tensors stacked along dimension 0
+        tokens        tokens per sample, if samples are text: the log then shows tokens per second
         """
         if self._progress.feed:
             raise RecipeError(
-                "run.data was called twice", fix="join the data sets: torch.utils.data.ConcatDataset"
+                "run.data was called twice", fix="combine the data sets with torch.utils.data.ConcatDataset"
             )
         self._tokens = tokens
         self._progress.feed = self._feed_of(
@@ -171,9 +172,9 @@ class Run:
         return self._progress.feed
 
     def state(self, **parts: Stateful) -> None:
-        """Name what a checkpoint holds; if there is one, it is restored right here.
+        """Name the parts that a checkpoint holds; if there is a checkpoint, it is restored here.
 
-        Each part has state_dict and load_state_dict. The step comes without being named.
+        Each part has state_dict and load_state_dict. The step is saved as well, without a name.
         """
         if self._checkpointer.parts.named:
             raise RecipeError("run.state was called twice", fix="name all parts in one call")
@@ -187,26 +188,28 @@ class Run:
             self._checkpointer.parts.extras["sync"] = self._strategy.extra
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
-        if self._recovery.joins():
+        if self._recovery.joins_survivors():
             return
         restored = self._checkpointer.restore(self._groups.control)
         if restored is not None:
             self._progress.step = restored
             self._progress.needs_warm_up = self._strategy.needs_warm_up
-        self._recovery.complete()
+        self._recovery.mark_restored()
 
     def steps(self, total: int) -> Iterator[Batch]:
-        """Global batches from the committed step up to `total`, or until `finish`; then the state is saved.
+        """Yield global batches from the restored step to `total`, or until `finish`; then save the state.
 
-        Raises Stopped, on all ranks after the same step, once SIGTERM or SIGINT reached any of them.
-        A `break` leaves at once: its step does not count as done, and nothing is saved. What follows counts
-        as part of a step, since other ranks may go on: declare what takes long with `pause`.
+        total  number of steps of the whole training, including those before a restart
+        After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step.
+        A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
+        Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
-        total = count_of_steps(total)
+        total = whole_steps(total)
         progress, feed = self._progress, self._progress.need_feed()
         if progress.has_begun and progress.is_over:
             raise RecipeError(
-                "run.steps was called after run.finish", fix="leave the first loop by its number of steps"
+                "run.steps was called after run.finish",
+                fix="end the first loop by its number of steps, not by run.finish",
             )
         if self._checkpointer.run_dir and not self._checkpointer.parts.named:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
@@ -217,10 +220,10 @@ class Run:
         heartbeat.mine.wake()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._checkpointer.tell_if_nothing_is_left(self.step, total)
-        self._recovery.hold()
+        self._recovery.report_state()
         try:
             while True:
-                self._recovery.catch_up()
+                self._recovery.hand_over()
                 if self.step >= total or progress.is_over:
                     break
                 logger.begin(self.step + 1)
@@ -234,24 +237,27 @@ class Run:
                     try:
                         self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
                     except RuntimeError as error:
-                        self._recovery.heal(error)
+                        self._recovery.rejoin(error)
         finally:
             feed.close()
         if progress.is_over:
-            self.say(f"finished at step {self.step} of {total}, as the program asked")
-        self._recovery.retry(self._boundary.conclude, undo=None, stand_in=None)
+            self.say(f"finished at step {self.step} of {total}: the program called run.finish")
+        self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
         heartbeat.mine.rest()
         if self.step > started:
             self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 
     def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
-        """Gradients of the mean loss over the global batch, whatever this rank's share of it is.
+        """Compute the gradients of the mean loss over the samples of the global batch.
 
-        loss_of  micro-batch -> () tensor, the mean loss of its samples
-        Returns () on the device, detached; give it to `log`, which averages it when a line is due.
+        loss_of  micro-batch -> () tensor, the mean loss of its samples; called for each micro-batch
+        Gradients are averaged over the ranks, unless --sync chooses local or stale steps. Micro-batches are
+        weighted by their number of samples, so the result is not the mean over tokens if samples have
+        different numbers of tokens.
+        Returns this rank's loss, a detached () tensor on the device; `log` averages it over the ranks.
         """
 
-        def act() -> torch.Tensor:
+        def verb() -> torch.Tensor:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, strategy=self._strategy)
                 self._progress.needs_warm_up = False
@@ -262,46 +268,54 @@ class Run:
                 )
 
         before = step_backward.Rollback(self._strategy) if self._groups.can_heal else None
-        loss = self._recovery.retry(act, undo=before.restore if before else None, stand_in=self._no_loss)
+        rollback = before.restore if before else None
+        loss = self._recovery.run_verb(verb, rollback=rollback, skipped=self._no_loss)
         self._finite.note(loss, self.step + 1)
         return loss
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients down where their norm, over all ranks and parameters, exceeds max_norm.
+        """Scale the gradients down if their norm over all parameters exceeds max_norm.
 
-        Called after `backward`, when they are the mean over the global batch: clipping each rank's own part
-        first would give another result for every number of ranks.
-        Returns () the norm before, on the device: log it.
+        Call it after `backward`, when the gradients are the mean over the global batch: clipping each rank's
+        own gradients before would make the result depend on the number of ranks.
+        Returns the norm before clipping, a () tensor on the device.
         """
         if not max_norm > 0:
-            raise RecipeError(f"run.clip got {max_norm}, expected a number above 0", fix="leave run.clip out")
+            raise RecipeError(
+                f"run.clip got {max_norm}, expected a number above 0",
+                fix="for no clipping, do not call run.clip",
+            )
         return self._strategy.clip(max_norm)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
-        """Note values of this step; about once a second (flag: log_every) rank 0 prints a line.
+        """Log values of this step; rank 0 prints a line about once a second (flag: --log-every).
 
-        Tensors of one element are averaged over the ranks, and only for a line cost a wait for the device.
-        Numbers wait for the next line. now=True makes this step's line due; every rank says so alike.
+        values  numbers, or tensors of one element; averaged over the ranks. Every rank has to log the same
+                names in the same order, because values are matched by position
+        now     print a line for this step; pass the same value on every rank
+        Tensors of a step that is not printed are dropped, without a wait for the device. Numbers are kept for
+        the next line.
         """
         if self._boundary.logger is None:
             raise RecipeError(
-                "run.log was called outside `for batch in run.steps(...)`", fix="print it instead"
+                "run.log was called outside `for batch in run.steps(...)`", fix="print the value instead"
             )
         if not self._recovery.is_behind:
             self._boundary.logger.note(values, now=now)
 
     def finish(self) -> None:
-        """End `steps` before its total is reached, with a save, as after its last step.
+        """End `steps` before its total is reached, and save the state, as after the last step.
 
-        One rank's word is enough. All leave after the same step: the next one, or 0.2 s later where steps are
-        short. A run that is restarted afterwards trains on until the program calls this again.
+        It is enough that one rank calls it. All ranks leave the loop after the same step: the next one, or
+        about 0.2 s later if steps are short. If the run is restarted afterwards, it continues training until
+        the program calls `finish` again.
         """
         if not self._progress.has_begun:
             raise RecipeError(
                 "run.finish was called before `for batch in run.steps(...)`", fix="call it in the loop"
             )
         if not self._recovery.is_behind:
-            self._boundary.finishes = True
+            self._boundary.wants_finish = True
 
     def evaluate(
         self,
@@ -311,10 +325,11 @@ class Run:
         batch: int = 256,
         collate: Collate = default_collate,
     ) -> float:
-        """Mean of a score over a data set, each sample counted once: nothing is padded or repeated.
+        """Mean of a score over a data set. Each sample counts once: nothing is padded or repeated.
 
-        score  micro-batch of k samples -> (k,) tensor, one value a sample
-        batch  samples that a rank works on at once
+        score    micro-batch of k samples -> (k,) tensor, one value per sample
+        batch    samples per forward pass of a rank
+        collate  as for `data`
         Returns the same number on every rank.
         """
         feed = self._feed_of(
@@ -325,7 +340,7 @@ class Run:
             collate=collate,
         )
 
-        def act() -> float:
+        def verb() -> float:
             self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
             return step_evaluate.evaluate(
@@ -336,34 +351,34 @@ class Run:
                 group=self._groups.control,
             )
 
-        return self._recovery.retry(act, undo=None, stand_in=math.nan)
+        return self._recovery.run_verb(verb, rollback=None, skipped=math.nan)
 
     def keep_best(self, score: float) -> None:
-        """Commit the state after this step, and keep it besides the newest, if its score is the highest yet.
+        """Save a checkpoint of this step if its score is the highest yet; it is kept besides the newest ones.
 
-        score  the same on every rank, say of `evaluate`; give its negative where less is better
-        A checkpoint that could not be written does not count: the next best one takes its place.
+        score  the same on every rank, e.g. from `evaluate`; pass its negative if lower is better
+        If a checkpoint cannot be written, its score does not count: a lower score is then kept as the best.
         """
-        self._recovery.retry(
+        self._recovery.run_verb(
             lambda: self._checkpointer.offer(float(score), group=self._groups.control),
-            undo=None,
-            stand_in=None,
+            rollback=None,
+            skipped=None,
         )
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
-        """Declare that this rank is busy with something other than steps, which may take any time.
+        """Context for work that is not part of a step and may take any time; suspends hang detection.
 
         what  for the log, e.g. "uploading samples"
-        Without it a rank that is silent for long is taken for hung, see docs/recovery.md. Verbs of Run do not
-        need it.
+        Without it, a rank that makes no progress for long is treated as hung, see docs/recovery.md. The verbs
+        of Run do not need it.
         """
         self.say(f"pause at step {self.step}: {what}")
         with heartbeat.mine.paused():
             yield
 
     def say(self, message: str) -> None:
-        """Print a line for people, once for all ranks."""
+        """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 

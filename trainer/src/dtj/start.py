@@ -1,4 +1,4 @@
-"""Environment and flags -> a Run: who this process is, how the model is spread, the process groups joined."""
+"""`dtj.init`: reads environment and flags, chooses device and strategy, joins the process groups."""
 
 import atexit
 import os
@@ -25,18 +25,23 @@ def init(
     save_every: int | None = None,
     log_every: int | None = None,
 ) -> Run:
-    """Join the job described by the environment, or be alone on a laptop.
+    """Join the distributed job that the environment describes; without one, run as a single process.
 
-    seed    of weights, data order and augmentation; the same on every rank
-    device  "cpu", "cuda", ...; by default the accelerator that this machine has
-    For the rest see `settings.Settings`; the job's flags win over what the code asks for here.
+    seed         of weights, data order and augmentation; the same on every rank
+    device       "cpu", "cuda", ...; default: the accelerator of this machine, else the CPU
+    micro_batch  maximum number of samples per forward pass of a rank
+    save_every   steps between checkpoints
+    log_every    steps between log lines
+    The job's flags (settings.py) take precedence over these arguments.
     """
     if seed < 0:
-        raise RecipeError(f"seed is {seed}, expected at least 0", fix="give dtj.init or Recipe another one")
+        raise RecipeError(
+            f"seed is {seed}, expected at least 0", fix="pass another seed to dtj.init or Recipe"
+        )
     settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
     world = World.from_env(os.environ)
     layout = lay_out(settings.parallel, settings.mesh, world)
-    devices = choose_devices(world, wish=device, count=settings.devices)
+    devices = choose_devices(world, requested=device, count=settings.devices)
     precision = Precision(settings.precision, devices[0])
     strategy = select(settings, layout, devices[0], half=precision.half)
     strategy.autocast = precision.autocast

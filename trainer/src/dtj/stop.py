@@ -1,7 +1,7 @@
-"""SIGTERM or SIGINT -> a flag, and nothing else.
+"""Signal handler for SIGTERM and SIGINT that only sets a flag.
 
-A handler runs between any two bytecodes, so a collective or a save in it would deadlock or tear. The flag
-travels with the next message of agreement.py; all ranks then stop at the same step.
+A handler runs between any two bytecodes, so a collective in it could deadlock, and a save could be torn. The
+flag is sent with the next message of agreement.py; all ranks then stop after the same step.
 """
 
 import signal
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class StopFlag:
-    """True once a stop was asked for; a second SIGINT interrupts at once, for people in a hurry."""
+    """True after a stop signal; a second SIGINT raises KeyboardInterrupt immediately."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -18,7 +18,7 @@ class StopFlag:
         return self.signal is not None
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT; only the main thread may call this."""
+        """Install the handler; only the main thread may call this."""
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
 

@@ -1,4 +1,4 @@
-"""Flags -> Strategy. The only place that knows all of them."""
+"""Flags -> Strategy. The only module that knows all strategies."""
 
 import torch
 
@@ -17,9 +17,9 @@ from dtj.sync.stale import Stale
 
 
 def select(settings: Settings, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> Strategy:
-    """The strategy of a layout; half: the type of --precision, None for float32.
+    """The strategy for a layout; half: the data type of --precision, None for float32.
 
-    Raise RecipeError for flags that exclude each other.
+    Raises RecipeError for flags that cannot be combined.
     """
     _check(settings, layout)
     match layout.strategy:
@@ -56,24 +56,24 @@ def _data_parallel(settings: Settings, layout: Layout, device: torch.device) -> 
 
 def _check(settings: Settings, layout: Layout) -> None:
     policy = settings.sync.name if settings.sync else "every"
-    wishes = [f"--sync {policy}"] if policy != "every" else []
-    wishes += [f"--devices {settings.devices}"] if settings.devices > 1 else []
-    wishes += [f"--compress {settings.compress.name}"] if settings.compress else []
+    flags = [f"--sync {policy}"] if policy != "every" else []
+    flags += [f"--devices {settings.devices}"] if settings.devices > 1 else []
+    flags += [f"--compress {settings.compress.name}"] if settings.compress else []
     if settings.check_every and layout.strategy not in {"none", "ddp", "zero1"}:
         raise RecipeError(
-            f"--check-every does not work with --parallel {layout.strategy}: each rank holds another part",
+            f"--check-every does not work with --parallel {layout.strategy}: the ranks hold different parts",
             fix="use --parallel ddp or zero1, or leave --check-every out",
         )
-    if wishes and layout.strategy not in {"none", "ddp"}:
+    if flags and layout.strategy not in {"none", "ddp"}:
         raise RecipeError(
-            f"{wishes[0]} does not work with --parallel {layout.strategy}",
-            fix="use --parallel ddp, or leave the other flag out",
+            f"{flags[0]} does not work with --parallel {layout.strategy}",
+            fix=f"use --parallel ddp, or leave {flags[0].split()[0]} out",
         )
     keeps = {"stale", "powersgd", "topk"} & {policy, settings.compress.name if settings.compress else ""}
     if keeps and settings.precision == "fp16":
         raise RecipeError(
-            f"{wishes[0]} does not work with --precision fp16: it keeps gradients while their scale changes",
+            f"{flags[0]} does not work with --precision fp16: it reuses gradients after their scale changed",
             fix="use --precision bf16",
         )
-    if len(wishes) > 1:
-        raise RecipeError(f"{' and '.join(wishes[:2])} exclude each other", fix="use one of them")
+    if len(flags) > 1:
+        raise RecipeError(f"{' and '.join(flags[:2])} cannot be combined", fix="use only one of them")

@@ -1,6 +1,6 @@
 """Environment -> World: which rank this process is, on which device, in which process group.
 
-Before it stands the launcher, which sets the variables; after it `start.py`; all else only knows the World.
+The launcher sets the variables and `start.py` calls this module; all other code only sees the World.
 """
 
 import os
@@ -21,9 +21,10 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The place of this process among all of them. Nothing set means a laptop: one process.
+    """Rank and size of this process's world. Without variables: a single process.
 
-    local_size  processes of this node
+    local_rank  rank among the processes of this node
+    local_size  number of processes of this node
     """
 
     rank: int = 0
@@ -33,14 +34,14 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
-        """Raise RecipeError where the variables are missing, malformed or contradict each other."""
+        """Raise RecipeError if variables are missing, malformed or contradictory."""
         size = _number(env, contract.WORLD_SIZE, default=1)
         if contract.RANK in env:
             rank = _number(env, contract.RANK)
             local_rank = _number(env, contract.LOCAL_RANK, default=0)
         elif size > 1 and _number(env, contract.NPROC_PER_NODE, default=1) > 1:
             raise RecipeError(
-                f"{contract.RANK} is not set, though a node has several processes: nobody started the ranks",
+                f"{contract.RANK} is not set, but {contract.NPROC_PER_NODE} is above 1: no launcher set it",
                 fix="start the script with `dtj run script.py` (or torchrun) instead of python",
             )
         else:
@@ -53,9 +54,10 @@ class World:
         if size > 1:
             missing = [name for name in (contract.MASTER_ADDR, contract.MASTER_PORT) if not env.get(name)]
             if missing:
+                what = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
                 raise RecipeError(
-                    f"{contract.WORLD_SIZE} is {size}, but {' and '.join(missing)} not set: where to meet?",
-                    fix="start the script with `dtj run`, or set where rank 0 listens",
+                    f"{contract.WORLD_SIZE} is {size} but {what}",
+                    fix="start the script with `dtj run`, or set the address and port of rank 0",
                 )
         local_size = _number(env, contract.LOCAL_WORLD_SIZE, default=1)
         return cls(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
@@ -70,34 +72,34 @@ def _number(env: Mapping[str, str], name: str, *, default: int | None = None) ->
     return int(text)
 
 
-def choose_devices(world: World, *, wish: str | None, count: int = 1) -> tuple[torch.device, ...]:
-    """The rank's own accelerators, `count` of them, where there are some; else so often the CPU.
+def choose_devices(world: World, *, requested: str | None, count: int = 1) -> tuple[torch.device, ...]:
+    """This rank's `count` accelerators, or the CPU repeated `count` times if there are none.
 
-    The first is made current before any process group exists: otherwise every rank would open a context on
-    the machine's first GPU.
+    The first device is made current before any process group exists: otherwise every rank would open a
+    context on the machine's first GPU.
     """
     found = torch.accelerator.current_accelerator(check_available=True)
-    kind = wish or (found.type if found else "cpu")
+    kind = requested or (found.type if found else "cpu")
     if kind == "cpu" or (kind == "mps" and world.size > 1):  # one Apple GPU cannot be shared by ranks
         return (torch.device("cpu"),) * count
     if found is None or found.type != kind:
         raise RecipeError(
-            f"device {kind!r} was asked for, but this machine offers {found.type if found else 'cpu'}",
-            fix="leave the device out: the best one is taken",
+            f"device {kind!r} was requested, but this machine has {found.type if found else 'cpu'}",
+            fix="do not pass a device: the accelerator of this machine is used, else the CPU",
         )
-    indices = devices_of(world.local_rank, count=count, kind=kind, there=torch.accelerator.device_count())
+    indices = devices_of(world.local_rank, count=count, kind=kind, available=torch.accelerator.device_count())
     torch.accelerator.set_device_index(indices[0])
     return tuple(torch.device(kind, index) if kind != "mps" else torch.device(kind) for index in indices)
 
 
-def devices_of(local_rank: int, *, count: int, kind: str, there: int) -> range:
-    """Indices of a rank's own devices, where each rank of the node has `count` of `there` in all."""
-    if (local_rank + 1) * count > there:
-        most = there // count
-        a_rank = f", and each takes {count}" if count > 1 else ""
+def devices_of(local_rank: int, *, count: int, kind: str, available: int) -> range:
+    """Indices of a rank's own devices; each rank of the node uses `count` of the `available` devices."""
+    if (local_rank + 1) * count > available:
+        most = available // count
+        a_rank = f", and each rank uses {count}" if count > 1 else ""
         raise RecipeError(
-            f"local rank {local_rank} has no {kind} device: this machine has {there}{a_rank}",
-            fix=f"start at most {most} processes a node" if most else "use fewer --devices",
+            f"local rank {local_rank} has no {kind} device: this machine has {available}{a_rank}",
+            fix=f"start at most {most} processes per node" if most else "use fewer --devices",
         )
     return range(local_rank * count, (local_rank + 1) * count)
 
@@ -109,11 +111,11 @@ def open_group(
     store: "torch._C._distributed_c10d.Store | None",
     timeout: timedelta,
 ) -> "dist.ProcessGroup":
-    """Join the job's process group and return a second, CPU-only one for agreements between ranks.
+    """Join the job's default process group; return a second, CPU-only group for agreements between ranks.
 
-    devices  of this rank; a group is bound to it only where it is one
-    store    where the ranks meet; None takes `env://`
-    timeout  for the connections; once they stand, a collective may take RENDEZVOUS_TIMEOUT
+    devices  of this rank; the default group is bound to the device if there is only one
+    store    of the rendezvous; None: `env://`
+    timeout  for connecting; afterwards a collective may take RENDEZVOUS_TIMEOUT
     """
     choose_store()
     device = devices[0]
@@ -133,12 +135,12 @@ def open_group(
 
 
 def _can_set_timeout() -> bool:
-    """Older versions of torch keep the timeout that a group was made with."""
+    """Older versions of torch cannot change the timeout of a group after its creation."""
     return hasattr(dist.ProcessGroupGloo, "_set_default_timeout")
 
 
 def choose_store() -> None:
-    """Make `env://` work with a torch that was built without libuv, as distributions do."""
+    """Make `env://` work if torch was built without libuv, as in the packages of Linux distributions."""
     if "USE_LIBUV" in os.environ:
         return
     try:

@@ -1,1 +1,1 @@
-"""Keys and coroutines: the queue and its workers, which know nothing of jobs."""
+"""The work queue and its workers. They handle keys and coroutines and know nothing about jobs."""

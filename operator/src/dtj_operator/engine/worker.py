@@ -1,7 +1,6 @@
-"""Workers: take a key, reconcile it, look again later or back off.
+"""Workers: take a key, reconcile it, then requeue it after a delay or a back-off.
 
-Each failure is logged once, here. A worker never dies of one: a key that fails is tried again, ever more
-rarely.
+Each failure is logged once, here. A failure never stops a worker: the key is retried with a growing back-off.
 """
 
 import asyncio
@@ -14,17 +13,17 @@ from dtj_operator.engine.workqueue import WorkQueue
 
 K = TypeVar("K", bound=Hashable)
 
-# A thousand creates under the rate limit fit; a call that hangs does not hold the key for ever.
-LONGEST_LOOK_S = 120.0
+# Long enough for a thousand creates under the rate limit; a call that hangs does not hold the key forever.
+RECONCILE_TIMEOUT_S = 120.0
 
 _log = logging.getLogger(__name__)
 
 
-class TryLater(Exception):  # noqa: N818 - nothing went wrong: the world is not ready yet
-    """Raised by a reconcile that was refused or overtaken; the key comes back after a back-off.
+class TryLater(Exception):  # noqa: N818 - not an error: something else has to happen first
+    """Raised by a reconcile that was refused or had outdated data; requeues the key after a back-off.
 
-    after_s   what the API server asked for, at least
-    within_s  when the key has to come back in any case, whatever the back-off says
+    after_s   at least this many seconds, as the API server asked
+    within_s  at most this many seconds, whatever the back-off is
     """
 
     def __init__(self, why: str, after_s: float = 0.0, *, within_s: float | None = None) -> None:
@@ -34,7 +33,7 @@ class TryLater(Exception):  # noqa: N818 - nothing went wrong: the world is not 
 
 
 async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]]) -> None:
-    """Work for ever. `reconcile` returns the seconds until the next look, or None."""
+    """Work forever. `reconcile` returns the seconds until the next reconcile, or None."""
     while True:
         async with queue.take() as (key, waited_s):
             metrics.QUEUE_WAIT.observe(waited_s)
@@ -44,15 +43,15 @@ async def work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | N
 
 async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], key: K) -> None:
     try:
-        async with asyncio.timeout(LONGEST_LOOK_S):
+        async with asyncio.timeout(RECONCILE_TIMEOUT_S):
             again_s = await reconcile(key)
     except TryLater as later:
         delay_s = queue.retry(key, later.after_s)
         if later.within_s is not None:
-            queue.add_after(key, later.within_s)  # the earlier one wins
+            queue.add_after(key, later.within_s)  # the earlier of the two counts
         metrics.RECONCILES.labels("later").inc()
-        _log.debug("trying later", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
-    except Exception as error:  # noqa: BLE001 - the one place that outlives any failure, and logs it
+        _log.debug("reconcile postponed", extra={"why": str(later), "retry_in_s": round(delay_s, 1)})
+    except Exception as error:  # noqa: BLE001 - the only place that survives every failure, and logs it
         delay_s = queue.retry(key, getattr(error, "after_s", 0.0))
         metrics.RECONCILES.labels("error").inc()
         expected = not isinstance(error, TimeoutError) and hasattr(error, "status")
@@ -62,7 +61,7 @@ async def _once(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
             exc_info=None if expected else error,
         )
     else:
-        queue.forget(key)
+        queue.reset_backoff(key)
         metrics.RECONCILES.labels("done").inc()
         if again_s is not None:
             queue.add_after(key, again_s)

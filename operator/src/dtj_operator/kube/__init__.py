@@ -1,1 +1,1 @@
-"""The only package that talks to the API server."""
+"""The only package that calls the API server."""

@@ -1,8 +1,9 @@
-"""Dicts in, JSON out, over the official client's transport: its configuration, tokens, TLS and pool.
+"""A client of the API server: takes dicts and returns JSON, over the transport of the official client.
 
-Never its model classes: they refuse or drop fields that are newer than the client. Every call has a
-timeout, a place in one token bucket, and an error of `kube/errors.py`. Calls that may be repeated are, a
-few times; a create may be, because the names of our objects are fixed and a second one is refused.
+It uses the official client's configuration, tokens, TLS and connection pool, but not its model classes: they
+reject or drop fields that are newer than the client. Every call has a timeout, takes a token from a bucket
+and raises an error of `kube/errors.py`. Calls that are safe to repeat are retried a few times. A create is
+safe to repeat, because our objects have fixed names and the API server rejects a second one.
 """
 
 import asyncio
@@ -22,22 +23,22 @@ from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
 Json = dict[str, Any]
 Query = Sequence[tuple[str, str]]
 
-TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 LIST_TIMEOUT_S = 60.0  # a page of 500 large pods from a busy API server
-TRIES = 4
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0  # a longer Retry-After is left to the work queue, which blocks nobody
+CALL_TRIES = 4
+FIRST_CALL_RETRY_S = 0.1
+LONGEST_CALL_RETRY_S = 5.0  # the work queue handles a longer Retry-After, without blocking a worker
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
 
 
 class Api:
-    """A client of the API server; one for calls, another for watch and lease, so that neither starves.
+    """A client of the API server. Watches and the lease use a second one, so that calls cannot starve them.
 
-    identity    who asks, for the API server's audit log
-    may_write   asked right before each request that changes something: a process that was frozen in the
-                middle of its work must not go on where it was
+    identity    name of this process, for the API server's audit log
+    may_write   called right before each request that changes something: a process that was frozen in the
+                middle of its work must not continue
     """
 
     def __init__(
@@ -56,35 +57,35 @@ class Api:
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, path: str, query: Query = (), timeout_s: float = TIMEOUT_S) -> bytes:
-        return await self._repeated("GET", path, query=query, timeout_s=timeout_s)
+    async def get(self, path: str, query: Query = (), timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+        return await self._with_retries("GET", path, query=query, timeout_s=timeout_s)
 
     async def create(self, path: str, body: Json) -> bytes:
-        return await self._repeated("POST", path, body)
+        return await self._with_retries("POST", path, body)
 
-    async def update(self, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> bytes:
-        """Replace; not repeated, for the resourceVersion in `body` is spent if the first try came through."""
+    async def update(self, path: str, body: Json, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
+        """Replace; not retried: if the first try succeeded, the resourceVersion in `body` is outdated."""
         return await self._once("PUT", path, body, timeout_s=timeout_s)
 
     async def patch(self, path: str, body: Json) -> bytes:
-        """Merge patch; repeated, for it carries a resourceVersion or changes nothing the second time."""
-        return await self._repeated("PATCH", path, body, content_type=MERGE_PATCH)
+        """Merge patch; retried: it has a resourceVersion, or changes nothing the second time."""
+        return await self._with_retries("PATCH", path, body, content_type=MERGE_PATCH)
 
     async def delete(
         self, path: str, *, uid: str | None = None, version: str | None = None, grace_s: int | None = None
     ) -> bytes:
-        """Delete exactly the object of this uid, and with `version` only if it has not changed since."""
+        """Delete only the object with this uid; with `version`, only if it has not changed since."""
         conditions = {"uid": uid, "resourceVersion": version}
         options: Json = {"preconditions": {k: v for k, v in conditions.items() if v}}
         options["propagationPolicy"] = "Background"
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        return await self._repeated("DELETE", path, options)
+        return await self._with_retries("DELETE", path, options)
 
     @contextlib.asynccontextmanager
     async def watch(self, path: str, query: Query, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Stream lines; ends when the server ends it, raises Unavailable after `silence_s` without a byte."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=TIMEOUT_S, sock_read=silence_s)
+        timeout = aiohttp.ClientTimeout(total=None, connect=CALL_TIMEOUT_S, sock_read=silence_s)
         response = await self._send("GET", path, query=query, timeout=timeout)
         try:
             yield self._lines(path, response)
@@ -95,18 +96,18 @@ class Api:
         try:
             async for line in response.content:
                 if not line.endswith(b"\n"):
-                    return  # cut in the middle; the next watch sends it whole
+                    return  # the connection was cut within a line; the next watch sends the whole line
                 yield line
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise Unavailable(f"WATCH {path}", 0, type(error).__name__, str(error)) from error
 
-    async def _repeated(self, method: str, path: str, body: Json | None = None, **options: Any) -> bytes:
-        for tried in range(1, TRIES + 1):
+    async def _with_retries(self, method: str, path: str, body: Json | None = None, **options: Any) -> bytes:
+        for tried in range(1, CALL_TRIES + 1):
             try:
                 return await self._once(method, path, body, **options)
             except Unavailable as error:
-                pause = max(error.after_s, FIRST_PAUSE_S * 2.0**tried * self._random.uniform(0.8, 1.2))
-                if tried == TRIES or error.after_s > LONGEST_PAUSE_S:
+                pause = max(error.after_s, FIRST_CALL_RETRY_S * 2.0**tried * self._random.uniform(0.8, 1.2))
+                if tried == CALL_TRIES or error.after_s > LONGEST_CALL_RETRY_S:
                     raise
                 await asyncio.sleep(pause)
         raise AssertionError("unreachable")
@@ -119,7 +120,7 @@ class Api:
         *,
         query: Query = (),
         content_type: str = JSON_BODY,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         response = await self._send(
@@ -138,14 +139,14 @@ class Api:
         *,
         query: Query = (),
         content_type: str = JSON_BODY,
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the transport's own, for it tells its phases apart
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of the transport, which has one for each phase
     ) -> aiohttp.ClientResponse:
         metrics.API_WAIT.observe(await self._bucket.take())
         call = f"{method} {path}"
         if method != "GET" and not self._may_write():
-            raise Withheld(call, 0, "Withheld", "the lease is not certain")
+            raise Withheld(call, 0, "Withheld", "not sent: this process may no longer hold the lease")
         headers = {"Accept": JSON_BODY, "Content-Type": content_type}
-        # The body goes past param_serialize, which would walk and copy it.
+        # The body bypasses param_serialize, which would walk and copy it.
         _, url, headers, _, _ = await self._client.param_serialize(
             method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
         )
@@ -179,6 +180,6 @@ def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Kubernetes sends whole seconds; a date is not understood and counts as no wish."""
+    """Kubernetes sends whole seconds; a date is ignored."""
     text = response.headers.get("Retry-After", "")
     return float(text) if text.isdecimal() else 0.0

@@ -1,10 +1,10 @@
-"""A token bucket on the event loop: so many requests a second on average, so many at once."""
+"""A token bucket on the event loop: limits the average rate and the size of a burst."""
 
 import asyncio
 
 
 class Bucket:
-    """`take` waits for its turn; callers are served in order."""
+    """`take` waits for a token; callers are served in order."""
 
     def __init__(self, per_second: float, burst: float | None = None) -> None:
         self._per_second, self._burst = per_second, burst if burst is not None else max(1.0, per_second)
@@ -18,7 +18,7 @@ class Bucket:
         return delay
 
     def try_take(self) -> bool:
-        """Take a token if there is one now."""
+        """Take a token if one is available now."""
         self._refill()
         if self._tokens < 1:
             return False
@@ -26,7 +26,7 @@ class Bucket:
         return True
 
     def _reserve(self) -> float:
-        """Take a token that may not be there yet: the debt is this caller's delay."""
+        """Take a token, even if it is not available yet; return how long the caller has to wait for it."""
         self._refill()
         self._tokens -= 1
         return max(0.0, -self._tokens / self._per_second)

@@ -1,6 +1,6 @@
-"""What the cluster holds, as views. Knows what is newer, so late news cannot undo what a write said.
+"""The objects in the cluster, as views. A cache compares versions, so late news cannot undo a newer write.
 
-Filled by a reflector and by the answers to our own writes (read your writes); read by gather.
+A reflector and the answers to our own writes fill it (read your writes); `gather.py` reads it.
 """
 
 from collections import Counter, OrderedDict
@@ -9,22 +9,23 @@ from functools import cache
 from operator import attrgetter
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from dtj_operator.kube.doubts import Doubts
+from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.views import PodView
 from dtj_operator.names import Key
 
-_SILENT = ("version", "removed")  # fields whose change is no news: who is removed is gone in the next event
-REMEMBERED_DEAD = 10_000  # deleted objects: an answer that is overtaken by the watch must not revive one
+# A change of only these fields is not reported: the event after `removed` says that the object is gone.
+_IGNORED_FIELDS = ("version", "removed")
+TOMBSTONES = 10_000  # deleted objects to remember, so that an answer later than the watch does not revive one
 
 
 class View(Protocol):
-    """What a cache needs to know of what it keeps."""
+    """What a cache needs to know about the objects that it holds."""
 
     __struct_fields__: ClassVar[tuple[str, ...]]
 
     @property
     def key(self) -> Key:
-        """What it is looked up by, together with others."""
+        """The job, shared by all of its objects, or for a node its name."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +35,7 @@ class View(Protocol):
     def version(self) -> str: ...
     @property
     def removed(self) -> bool:
-        """Whether this is the last state of an object that is gone; False where one cannot tell."""
+        """Whether this is the last state of an object that is gone; False if that is not known."""
 
 
 V = TypeVar("V", bound=View)
@@ -43,146 +44,148 @@ V = TypeVar("V", bound=View)
 class Cache(Generic[V]):
     """Views by key and name.
 
-    doubts  names of objects that may be there all the same
+    unverified  names of objects that may exist although they are not in the cache
     """
 
-    def __init__(self, doubts: Doubts | None = None) -> None:
-        self.doubts = doubts or Doubts()
-        self._kept: dict[Key, dict[str, V]] = {}
-        self._dead: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
+    def __init__(self, unverified: UnverifiedNames | None = None) -> None:
+        self.unverified = unverified or UnverifiedNames()
+        self._views: dict[Key, dict[str, V]] = {}
+        self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def keys(self) -> list[Key]:
-        return list(self._kept)
+        return list(self._views)
 
     def of(self, key: Key) -> tuple[V, ...]:
-        return tuple(self._kept.get(key, {}).values())
+        return tuple(self._views.get(key, {}).values())
 
     def observe(self, view: V, *, quiet: bool = False, found: bool = False) -> None:
-        """Take in an object as somebody saw it, unless something newer is known of it.
+        """Store an object, unless the cache knows a newer version of it.
 
-        quiet   its key is being looked at right now, by whoever brings this: no need to look again
-        found   it was asked for by name and was there, whatever label it has
+        quiet   do not report the change: the caller is reconciling the job right now
+        found   the object was read by name, whatever label it has
         """
-        known = self._kept.get(view.key, {}).get(view.name)
-        if self._died_later(view, found) or (known is not None and not _newer(view, known)):
+        known = self._views.get(view.key, {}).get(view.name)
+        if self._is_dead(view, found) or (known is not None and not _newer(view, known)):
             return
-        self.doubts.settle(view.key, view.name)
+        self.unverified.discard(view.key, view.name)
         self._count += known is None
-        self._kept.setdefault(view.key, {})[view.name] = view
-        self._moved(known, view)
-        if not quiet and (known is None or _matters(view, known)):
-            self._changed(known, view)
+        self._views.setdefault(view.key, {})[view.name] = view
+        self._update_indexes(known, view)
+        if not quiet and (known is None or _differs(view, known)):
+            self._notify(known, view)
 
-    def leave(self, view: V) -> None:
-        """A watch by label sees an object no more: it is gone, or lost its label."""
-        known = self._kept.get(view.key, {}).get(view.name)
+    def remove_from_watch(self, view: V) -> None:
+        """Remove an object that the watch reports as deleted: it is gone, or it only lost its label."""
+        known = self._views.get(view.key, {}).get(view.name)
         ours = known is not None and known.uid == view.uid
         if ours and known is not None and _later(known.version, view.version):
-            return  # it was seen since
-        self.forget(view)
+            return  # a newer version was read after this event
+        self.remove(view)
         if ours and not view.removed:
-            self.doubts.add(view.key, view.name)
+            self.unverified.add(view.key, view.name)
 
-    def forget(self, view: V) -> None:
-        """An object is gone: a call has deleted it, or found it missing."""
-        self.doubts.settle(view.key, view.name)
-        if not self._died_later(view, found=False):  # who only finds it missing knows an older version
-            self._dead[view.uid] = view.version
-        if len(self._dead) > REMEMBERED_DEAD:
-            self._dead.popitem(last=False)
-        kept = self._kept.get(view.key, {})
-        known = kept.get(view.name)
+    def remove(self, view: V) -> None:
+        """Remove an object that is gone: a call has deleted it, or did not find it."""
+        self.unverified.discard(view.key, view.name)
+        if not self._is_dead(view, found=False):  # a 404 may come with an older version than the watch event
+            self._tombstones[view.uid] = view.version
+        if len(self._tombstones) > TOMBSTONES:
+            self._tombstones.popitem(last=False)
+        views = self._views.get(view.key, {})
+        known = views.get(view.name)
         if known is None or known.uid != view.uid:
             return
-        del kept[view.name]
+        del views[view.name]
         self._count -= 1
-        if not kept:
-            del self._kept[view.key]
-        self._moved(known, None)
-        self._changed(known, None)
+        if not views:
+            del self._views[view.key]
+        self._update_indexes(known, None)
+        self._notify(known, None)
 
-    def missing(self, key: Key, name: str) -> None:
-        """There is nothing of this name."""
-        known = self._kept.get(key, {}).get(name)
+    def remove_name(self, key: Key, name: str) -> None:
+        """Remove the object of this name, if the cache has one: the API server has none."""
+        known = self._views.get(key, {}).get(name)
         if known is not None:
-            self.forget(known)
+            self.remove(known)
 
     def replace(self, views: Iterable[V], version: str, key: Key | None = None) -> None:
-        """Take in a list made at `version`: what it does not hold is gone, unless it is younger.
+        """Store a list made at `version`; remove objects that it lacks, unless they are newer than the list.
 
-        key   the list is of this key only, and of all that there is, whatever label it has
+        key   the list has only this job's objects, and all of them, whatever their labels
         """
         seen = {view.uid for view in self._observed(views, found=key is not None)}
-        known = [view for each in ([key] if key else list(self._kept)) for view in self.of(each)]
+        known = [view for each in ([key] if key else list(self._views)) for view in self.of(each)]
         for view in known:
             if view.uid not in seen and not _later(view.version, version):
-                self.forget(view)
+                self.remove(view)
                 if key is None and not view.removed:
-                    self.doubts.add(view.key, view.name)
+                    self.unverified.add(view.key, view.name)
 
-    def recall(self) -> None:
-        """What is known had been in doubt and is certain again; tell again what decisions depend on."""
+    def on_reconnected(self) -> None:
+        """Report again what decisions depend on: the cache was out of date and is current again."""
 
     def _observed(self, views: Iterable[V], *, found: bool) -> Iterable[V]:
         for view in views:
             self.observe(view, found=found)
             yield view
 
-    def _died_later(self, view: V, found: bool) -> bool:
-        """Whether this is old news of something that is gone.
+    def _is_dead(self, view: V, found: bool) -> bool:
+        """Whether the object is known to be gone.
 
-        A watch by label calls gone what lost its label: at that very version it can still be found.
+        A watch with a label selector also reports an object as deleted when it only loses its label. A read
+        by name can still find it at that same version.
         """
-        died = self._dead.get(view.uid)
+        died = self._tombstones.get(view.uid)
         if died is None or (found and view.version == died):
             return False
         return not _later(view.version, died)
 
-    def _moved(self, old: V | None, new: V | None) -> None:
-        """For indices: what is kept has changed, in whatever way."""
+    def _update_indexes(self, old: V | None, new: V | None) -> None:
+        """Called for every change."""
 
-    def _changed(self, old: V | None, new: V | None) -> None:
-        """For those who wait for news: something that a decision may depend on has changed."""
+    def _notify(self, old: V | None, new: V | None) -> None:
+        """Called for changes that a decision may depend on."""
 
 
 class PodCache(Cache[PodView]):
     """Pods by the job that owns them.
 
-    on_change   called with the key of each change, and whether it can wait: a pod on its way up changes
-                several times in a row
-    on_recall   called when the API server, and with it the certainty, is back
+    on_change       called with the key of each change, and whether it can wait: a starting pod changes
+    several
+                    times in a row
+    on_reconnected  called when the cache is current again after an outage of the API server
     """
 
     def __init__(
         self,
         on_change: Callable[[Key, bool], None],
-        on_recall: Callable[[], None] = lambda: None,
-        doubts: Doubts | None = None,
+        on_reconnected: Callable[[], None] = lambda: None,
+        unverified: UnverifiedNames | None = None,
     ) -> None:
-        super().__init__(doubts)
-        self._on_change, self._on_recall = on_change, on_recall
+        super().__init__(unverified)
+        self._on_change, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}
-        self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of pods that are gone
+        self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of deleted pods
 
     def pods(self, key: Key) -> tuple[PodView, ...]:
         return self.of(key)
 
-    def recall(self) -> None:
-        self._on_recall()
+    def on_reconnected(self) -> None:
+        self._on_reconnected()
 
     def jobs_on(self, node: str) -> list[Key]:
-        """Whose pods are on this node."""
+        """Jobs that have pods on this node."""
         return list(self._on_node.get(node, ()))
 
     def last_node(self, key: Key, name: str) -> str:
-        """Where the pod was that had this name last; empty where this process did not see it."""
+        """Node of the last pod with this name; empty if this process did not see it."""
         return self._last_node.get((key, name), "")
 
-    def _moved(self, old: PodView | None, new: PodView | None) -> None:
+    def _update_indexes(self, old: PodView | None, new: PodView | None) -> None:
         if old is not None and old.node:
             jobs = self._on_node[old.node]
             jobs[old.key] -= 1
@@ -192,18 +195,18 @@ class PodCache(Cache[PodView]):
                 del self._on_node[old.node]
             if new is None:
                 self._last_node[old.key, old.name] = old.node
-                if len(self._last_node) > REMEMBERED_DEAD:
+                if len(self._last_node) > TOMBSTONES:
                     self._last_node.popitem(last=False)
         if old is None and new is not None:
             self._last_node.pop((new.key, new.name), None)
         if new is not None and new.node:
             self._on_node.setdefault(new.node, Counter())[new.key] += 1
 
-    def _changed(self, old: PodView | None, new: PodView | None) -> None:
+    def _notify(self, old: PodView | None, new: PodView | None) -> None:
         view = new or old
         if view is not None:
-            on_its_way = new is not None and not (new.ended or new.deleting)
-            self._on_change(view.key, on_its_way)
+            can_wait = new is not None and not (new.ended or new.deleting)
+            self._on_change(view.key, can_wait)
 
 
 def _newer(view: View, known: View) -> bool:
@@ -211,22 +214,22 @@ def _newer(view: View, known: View) -> bool:
 
 
 def _later(version: str, than: str) -> bool:
-    """Resource versions of one resource are ordered numbers; where one is not, the last word counts.
+    """Compare resourceVersions as numbers; if one is not a number, treat a different version as later.
 
-    What has no version was never stored as it is, and is no news.
+    An object without a version was never stored in this state, so it is never later.
     """
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version not in ("", than)
 
 
-def _matters(view: View, known: View) -> bool:
-    """Whether anything but the version changed."""
-    told = _told(type(view))
-    return told(view) != told(known)
+def _differs(view: View, known: View) -> bool:
+    """Whether a field changed that is not ignored."""
+    fields = _compared_fields(type(view))
+    return fields(view) != fields(known)
 
 
 @cache
-def _told(kind: type[View]) -> Callable[[View], object]:
-    """What reads the fields that matter, all at once: this is done for every event of every pod."""
-    return attrgetter(*(name for name in kind.__struct_fields__ if name not in _SILENT))
+def _compared_fields(kind: type[View]) -> Callable[[View], object]:
+    """Return a function that reads all compared fields at once: it runs for every event of every pod."""
+    return attrgetter(*(name for name in kind.__struct_fields__ if name not in _IGNORED_FIELDS))

@@ -1,7 +1,7 @@
-"""The Services and NetworkPolicies of jobs as views: whose they are, and whether they are as we made them.
+"""The Services and NetworkPolicies of jobs as views: which job owns one, and whether it was edited.
 
-Of the specification only a fingerprint of the fields that we set is kept, so that a view is small and what
-API servers fill in by themselves is no difference.
+Of the spec, a view keeps only a fingerprint of the fields that we set. So a view is small, and fields that
+the API server fills in do not count as an edit.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 
 from dtj_operator import names
 from dtj_operator.kube.cache import Cache
-from dtj_operator.kube.doubts import Doubts
+from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
@@ -53,25 +53,25 @@ class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     uid: str
     version: str = ""  # resourceVersion
-    owner: str = ""  # name of the job that controls it; empty: none of ours does
+    owner: str = ""  # name of the job that controls it; empty: no job of ours does
     owner_uid: str = ""
-    label: str = ""  # the job that its label names
+    label: str = ""  # the job named in its label
     deleting: bool = False
-    fingerprint: str = ""  # of its specification
+    fingerprint: str = ""  # of its spec
 
     @property
     def key(self) -> Key:
-        """A child has its job's name."""
+        """A child has the same name as its job."""
         return Key(self.namespace, self.name)
 
     @property
     def removed(self) -> bool:
-        """Nothing in the last state of one that is gone tells it from one that lost its label."""
+        """Always False: the last state of a deleted object looks like that of one that lost its label."""
         return False
 
 
 class ChildKind(Generic[S]):
-    """How one of the two kinds is read."""
+    """How to decode one of the two kinds."""
 
     def __init__(self, kind: str, spec: type[S], path: Callable[[str | None], str]) -> None:
         self.kind, self.path, self._spec = kind, path, spec
@@ -79,7 +79,7 @@ class ChildKind(Generic[S]):
         self._page = msgspec.json.Decoder(Page[_Child[spec]])  # type: ignore[valid-type]
 
     def decode(self, raw: bytes | msgspec.Raw) -> ChildView:
-        """Decode one object; raises msgspec.DecodeError where it is none."""
+        """Decode one object; raises msgspec.DecodeError if it is not one."""
         return self._view(self._one.decode(raw))
 
     def decode_list(self, raw: bytes) -> Page[ChildView]:
@@ -87,7 +87,7 @@ class ChildKind(Generic[S]):
         return self._page.decode(raw).each(self._view)
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
-        """The fingerprint that an object made with this specification has."""
+        """Return the fingerprint of an object created with this spec."""
         return _digest(msgspec.convert(spec, self._spec))
 
     def _view(self, child: _Child[S]) -> ChildView:
@@ -112,34 +112,37 @@ NETWORK_POLICY = ChildKind("NetworkPolicy", _PolicySpec, names.policies_path)
 class ChildCache(Cache[ChildView]):
     """The objects of one kind; `on_change` is called with the key of each change.
 
-    Remembers too when one was made anew because somebody had edited it: not again and again, where
-    something else in the cluster insists on its own idea of it.
+    It also remembers when an edited object was last recreated, so that the operator does not recreate it
+    endlessly if another controller keeps editing it.
     """
 
     def __init__(
-        self, kind: ChildKind[Any], on_change: Callable[[Key], None], doubts: Doubts | None = None
+        self,
+        kind: ChildKind[Any],
+        on_change: Callable[[Key], None],
+        unverified: UnverifiedNames | None = None,
     ) -> None:
-        super().__init__(doubts)
+        super().__init__(unverified)
         self.kind, self._on_change = kind, on_change
-        self._mended: dict[Key, float] = {}
+        self._recreated_at: dict[Key, float] = {}
 
     def get(self, key: Key) -> ChildView | None:
-        return self._kept.get(key, {}).get(key.name)
+        return self._views.get(key, {}).get(key.name)
 
-    def mended(self, key: Key) -> None:
-        """It is being made anew now."""
-        self._mended[key] = asyncio.get_running_loop().time()
+    def note_recreated(self, key: Key) -> None:
+        """Remember that the job's object is recreated now because it was edited."""
+        self._recreated_at[key] = asyncio.get_running_loop().time()
 
-    def since_mended(self, key: Key) -> float:
-        """Seconds since it was made anew for the last time; endless where it never was."""
-        at = self._mended.get(key)
+    def since_recreated(self, key: Key) -> float:
+        """Seconds since it was last recreated; infinite if it never was."""
+        at = self._recreated_at.get(key)
         return float("inf") if at is None else asyncio.get_running_loop().time() - at
 
-    def settle(self, key: Key) -> None:
-        """The job is gone."""
-        self._mended.pop(key, None)
+    def forget_job(self, key: Key) -> None:
+        """Forget when the object of a deleted job was recreated."""
+        self._recreated_at.pop(key, None)
 
-    def _changed(self, old: ChildView | None, new: ChildView | None) -> None:
+    def _notify(self, old: ChildView | None, new: ChildView | None) -> None:
         view = new or old
         if view is not None:
             self._on_change(view.key)

@@ -1,21 +1,21 @@
-"""What can go wrong with a call to the API server.
+"""Errors of calls to the API server.
 
 ApiError
   NotFound      404
   Conflict      409: the object exists, or changed since it was read
-  Refused       400, 403, 422: the request as it is will not be taken; the message is the API server's
-  Expired       410: a list or watch must begin anew
-  Unavailable   429, 5xx, timeouts, broken connections: may be tried again
+  Refused       400, 403, 422: the same request will not be accepted later; the message is the API server's
+  Expired       410: a list or watch must start again
+  Unavailable   429, 5xx, timeouts, broken connections: may be retried
   Withheld      not sent: this process may not write now
 """
 
 
 class ApiError(Exception):
-    """A call that failed: which one, with what status, in the API server's words.
+    """A failed call, with the API server's message.
 
-    status    HTTP status, or 0 where no answer came
-    reason    the machine-readable word of the API server, such as AlreadyExists
-    after_s   seconds that the API server asks to wait before the next try, at least
+    status    HTTP status, or 0 if there was no answer
+    reason    the API server's machine-readable reason, such as AlreadyExists
+    after_s   seconds to wait before the next try, from Retry-After
     """
 
     def __init__(self, call: str, status: int, reason: str, message: str, after_s: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class ApiError(Exception):
         self.status, self.reason, self.message, self.after_s = status, reason, message, after_s
 
 
-class NotFound(ApiError):  # noqa: N818 - the names of the API conventions
+class NotFound(ApiError):  # noqa: N818 - named as in the API conventions
     pass
 
 
@@ -48,7 +48,7 @@ class Withheld(ApiError):  # noqa: N818
 
 
 def kind_of(status: int) -> type[ApiError]:
-    """The class for an HTTP status of 400 or more, or 0 for no answer."""
+    """Return the class for an HTTP status of 400 or more, or for 0 (no answer)."""
     if status in (400, 403, 422):
         return Refused
     if status in (0, 429) or status >= 500:

@@ -1,8 +1,8 @@
-"""Leader election by one Lease: of several operators exactly one works, the others keep warm caches.
+"""Leader election with one Lease: one of several operators is the leader, the others keep warm caches.
 
-The holder renews every 2 s. Who sees no renewal for 15 s, by his own monotonic clock, takes over; a holder
-that could not renew for 10 s stops being one, 5 s before anybody else may begin, and its process ends at
-once. A clean end gives the lease back, so that nobody waits.
+The leader renews the Lease every 2 s. Another operator takes over if it sees no renewal for 15 s, by its own
+monotonic clock. A leader that cannot renew for 10 s stops leading, 5 s before any other may start, and its
+process exits at once. On a clean exit the leader releases the Lease, so the next one need not wait.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ Json = dict[str, Any]
 DURATION_S = 15.0
 RENEW_DEADLINE_S = 10.0
 PERIOD_S = 2.0
-TRY_S = 5.0  # a slow API server is no reason to give up what nobody else could get any faster
+TRY_TIMEOUT_S = 5.0  # if the API server is slow, no other operator gets the Lease any faster
 
 _log = logging.getLogger(__name__)
 
 
 class Lost(Exception):  # noqa: N818
-    """The lease could not be renewed in time, or somebody else has it: this process must not act any more."""
+    """The lease was not renewed in time, or another operator holds it: this process must not act."""
 
 
 class Lease:
@@ -36,25 +36,25 @@ class Lease:
         self._api, self._wall = api, wall
         self._folder, self._namespace, self._name = names.leases_path(namespace), namespace, name
         self.identity = identity
-        self._object: Json = {}  # as last seen
-        self._seen_at = 0.0  # and since when, by our own clock: other machines' clocks are not trusted
+        self._object: Json = {}  # as last read or written
+        self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
         self._renewed_at = float("-inf")
 
     @property
     def held(self) -> bool:
-        """Whether this process may act now; asked before every look, for one that was frozen may not."""
+        """Whether this process may act now; False after it was frozen. Checked before every reconcile."""
         return asyncio.get_running_loop().time() - self._renewed_at < RENEW_DEADLINE_S
 
     async def acquire(self) -> None:
         """Wait until the lease is ours."""
         _log.info("waiting for the lease", extra={"lease": self._name, "identity": self.identity})
-        while not await self._try():  # noqa: ASYNC110 - it asks another machine
+        while not await self._try():  # noqa: ASYNC110 - it polls the API server
             await asyncio.sleep(PERIOD_S)
         metrics.LEADER.set(1)
-        _log.info("leading", extra={"lease": self._name, "identity": self.identity})
+        _log.info("became leader", extra={"lease": self._name, "identity": self.identity})
 
     async def keep(self) -> None:
-        """Renew for ever; raise Lost as soon as the lease may be somebody else's."""
+        """Renew forever; raise Lost as soon as another operator may hold the lease."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -69,81 +69,83 @@ class Lease:
             metrics.LEADER.set(0)
 
     async def release(self) -> None:
-        """Give the lease back, if it is ours; a failure costs the successor 15 s, nothing else."""
+        """Release the lease if this process holds it. After a failure the next leader waits 15 s longer."""
         if not self.held:
             return
         try:
-            async with asyncio.timeout(TRY_S):
+            async with asyncio.timeout(TRY_TIMEOUT_S):
                 lease = decode(await self._api.get(self._path))
                 if lease["spec"].get("holderIdentity") == self.identity:
                     free = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
                     await self._api.update(self._path, {**lease, "spec": {**lease["spec"], **free}})
         except (ApiError, TimeoutError) as error:
-            _log.warning("the lease could not be given back", extra={"error": str(error)})
+            _log.warning("failed to release the lease", extra={"error": str(error)})
         self._renewed_at = float("-inf")
 
     @property
     def _holder(self) -> str:
-        return str(self._seen.get("holderIdentity") or "")
+        return str(self._spec.get("holderIdentity") or "")
 
     async def _try(self) -> bool:
-        """Take or renew the lease if possible; return whether it was."""
+        """Acquire or renew the lease; return whether this process holds it now."""
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._patience()):
+            async with asyncio.timeout(self._try_timeout_s()):
                 await self._write()
         except Conflict:
-            return False  # somebody was faster; the next look shows who
+            return False  # another operator was faster; the next try shows which
         except (ApiError, TimeoutError) as error:
-            _log.warning("lease not reached", extra={"error": str(error) or type(error).__name__})
+            _log.warning(
+                "failed to read or renew the lease", extra={"error": str(error) or type(error).__name__}
+            )
             return False
         if self._holder != self.identity:
             return False
-        self._renewed_at = began  # not now: the others count from when the server wrote it, which was later
+        self._renewed_at = began  # the others count from when the server stored it, which is later
         return True
 
     async def _write(self) -> None:
         if self._holder == self.identity:
-            try:  # what was seen last was our own renewal: no need to look first
+            try:  # our own renewal was the last known change: no need to read first
                 await self._put()
             except (Conflict, NotFound):
                 pass
             else:
                 return
         try:
-            self._see(decode(await self._api.get(self._path, timeout_s=TRY_S)))
+            self._remember(decode(await self._api.get(self._path, timeout_s=TRY_TIMEOUT_S)))
         except NotFound:
-            await self._make()
+            await self._create()
             return
         if self._holder in ("", self.identity) or self._expired():
             await self._put()
 
-    async def _make(self) -> None:
+    async def _create(self) -> None:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": self._claim({}),
         }
-        self._see(decode(await self._api.create(self._folder, body)))
+        self._remember(decode(await self._api.create(self._folder, body)))
 
     async def _put(self) -> None:
-        """Claim what was seen last; a Conflict where it is no longer so."""
-        body = {**self._object, "spec": {**self._seen, **self._claim(self._seen)}}
-        self._see(decode(await self._api.update(self._path, body, timeout_s=TRY_S)))
+        """Claim the last known Lease; raises Conflict if it has changed since."""
+        body = {**self._object, "spec": {**self._spec, **self._claim(self._spec)}}
+        self._remember(decode(await self._api.update(self._path, body, timeout_s=TRY_TIMEOUT_S)))
 
-    def _patience(self) -> float:
-        """How long a try may take: a holder has until its deadline."""
+    def _try_timeout_s(self) -> float:
+        """How long a try may take: for the leader, at most until its renewal deadline."""
         left = self._renewed_at + RENEW_DEADLINE_S - asyncio.get_running_loop().time()
-        return min(TRY_S, left) if left > 0 else TRY_S
+        return min(TRY_TIMEOUT_S, left) if left > 0 else TRY_TIMEOUT_S
 
-    def _see(self, lease: Json) -> None:
-        if (lease.get("spec") or {}) != self._seen or not self._object:
-            self._seen_at = asyncio.get_running_loop().time()
+    def _remember(self, lease: Json) -> None:
+        if (lease.get("spec") or {}) != self._spec or not self._object:
+            self._changed_at = asyncio.get_running_loop().time()
         self._object = lease
 
     @property
-    def _seen(self) -> Json:
+    def _spec(self) -> Json:
         return self._object.get("spec") or {}
 
     @property
@@ -151,8 +153,8 @@ class Lease:
         return f"{self._folder}/{self._name}"
 
     def _expired(self) -> bool:
-        return asyncio.get_running_loop().time() - self._seen_at >= float(
-            self._seen.get("leaseDurationSeconds") or 0
+        return asyncio.get_running_loop().time() - self._changed_at >= float(
+            self._spec.get("leaseDurationSeconds") or 0
         )
 
     def _claim(self, spec: Json) -> Json:

@@ -1,7 +1,7 @@
-"""Leases of nodes: how long ago a kubelet gave a sign of life. Read only for nodes that are in doubt.
+"""Leases of nodes: when each kubelet last sent a heartbeat. Read only for nodes that may be lost.
 
-Each kubelet renews its own every ten seconds: to watch them all would be hundreds of events a second in a
-large cluster, for the few that ever matter.
+Each kubelet renews its Lease every ten seconds. Watching all of them would mean hundreds of events a second
+in a large cluster, although only a few ever matter.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from dtj_operator.kube.errors import ApiError, Refused
 from dtj_operator.kube.nodes import NodeLease
 from dtj_operator.kube.wire import Wire
 
-FRESH_S = 1.0  # several jobs doubt the same node: what was read so lately is not read again
-GAP_S = 12.0  # between two looks anything may have happened, also that nobody could renew
-FORBIDDEN_PAUSE_S = 300.0
+FRESH_S = 1.0  # several jobs ask about the same node: a Lease read this recently is not read again
+LONGEST_GAP_S = 12.0  # after a longer gap between two reads, the Lease may have been renewed in between
+LEASES_FORBIDDEN_PAUSE_S = 300.0  # how long not to read Leases after a 403
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _decode = msgspec.json.Decoder(_Lease).decode
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Look:
-    """at: when the last one was begun; since: when the first one that found the same was over."""
+class _Reading:
+    """at: when the last read started; since: when the first read that found the same renewal ended."""
 
     renewed_at: float
     duration_s: float
@@ -47,43 +47,43 @@ class _Look:
 
 
 class NodeLeases:
-    """Remembers, of nodes that are looked at again and again, since when their leases are unchanged.
+    """Remembers, for nodes that are read repeatedly, since when their Lease is unchanged.
 
     get  reads the object at a path; raises ApiError
     """
 
     def __init__(self, get: Callable[[str], Awaitable[bytes]]) -> None:
         self._get = get
-        self._looks: dict[str, _Look] = {}
+        self._readings: dict[str, _Reading] = {}
         self._forbidden = False
-        self._allowed_at = float("-inf")  # when to try again, where the right to read them is lacking
+        self._allowed_at = float("-inf")  # when to read again after a 403
 
-    async def look(self, nodes: Iterable[str]) -> dict[str, NodeLease]:
-        """Return those of these nodes' leases that there are and that can be read now."""
+    async def read(self, nodes: Iterable[str]) -> dict[str, NodeLease]:
+        """Return the Leases of these nodes, without those that do not exist or cannot be read now."""
         now = asyncio.get_running_loop().time()
-        self._looks = {node: look for node, look in self._looks.items() if now - look.at <= GAP_S}
+        self._readings = {n: r for n, r in self._readings.items() if now - r.at <= LONGEST_GAP_S}
         if now < self._allowed_at:
             return {}
-        stale = [n for n in nodes if n not in self._looks or now - self._looks[n].at >= FRESH_S]
-        read = await asyncio.gather(*map(self._read, stale))
-        for node, look in zip(stale, read, strict=True):
-            if look is None:  # nothing is known of the time since the last one either
-                self._looks.pop(node, None)
+        stale = [n for n in nodes if n not in self._readings or now - self._readings[n].at >= FRESH_S]
+        readings = await asyncio.gather(*map(self._read_one, stale))
+        for node, reading in zip(stale, readings, strict=True):
+            if reading is None:  # the time since the last successful read is unknown too
+                self._readings.pop(node, None)
             else:
-                self._looks[node] = look
+                self._readings[node] = reading
         return {
             node: NodeLease(
-                renewed_at=look.renewed_at,
-                duration_s=look.duration_s,
-                unchanged_s=max(0.0, look.at - look.since),
+                renewed_at=reading.renewed_at,
+                duration_s=reading.duration_s,
+                unchanged_s=max(0.0, reading.at - reading.since),
             )
             for node in nodes
-            if (look := self._looks.get(node)) is not None
+            if (reading := self._readings.get(node)) is not None
         }
 
-    async def _read(self, node: str) -> _Look | None:
-        """One look, or None where it fails; other jobs may be looking at the same node."""
-        before, clock = self._looks.get(node), asyncio.get_running_loop().time
+    async def _read_one(self, node: str) -> _Reading | None:
+        """Read one Lease; None if that fails. Other jobs may be reading the same Lease."""
+        before, clock = self._readings.get(node), asyncio.get_running_loop().time
         at = clock()
         try:
             spec = _decode(await self._get(names.node_lease_path(node))).spec
@@ -97,7 +97,7 @@ class NodeLeases:
         self._forbidden = False
         renewed_at = spec.renew_time.timestamp()
         same = before is not None and before.renewed_at == renewed_at
-        return _Look(
+        return _Reading(
             renewed_at=renewed_at,
             duration_s=float(spec.lease_duration_seconds),
             since=before.since if before is not None and same else clock(),
@@ -105,8 +105,8 @@ class NodeLeases:
         )
 
     def _forbid(self, error: Refused) -> None:
-        self._allowed_at = asyncio.get_running_loop().time() + FORBIDDEN_PAUSE_S
+        self._allowed_at = asyncio.get_running_loop().time() + LEASES_FORBIDDEN_PAUSE_S
         if not self._forbidden:
             self._forbidden = True
-            told = {"what": "leases of nodes", "error": str(error)}
-            _log.warning("not permitted to read these, going on without", extra=told)
+            fields = {"what": "leases of nodes", "error": str(error)}
+            _log.warning("no permission to read these objects; continuing without them", extra=fields)

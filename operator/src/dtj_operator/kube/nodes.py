@@ -1,7 +1,7 @@
-"""The nodes of the cluster as views: whether each is ready, and since when it is not.
+"""The nodes of the cluster as views: whether each node is ready, and since when it is not.
 
-A node's status is written every few minutes although nothing changes; only readiness, cordons, labels and
-the node's end are news.
+Kubelets write the status of a node every few minutes even if nothing changes. Only readiness, cordons, labels
+and the deletion of the node matter here.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str = ""
     version: str = ""  # resourceVersion
     ready: bool = True
-    not_ready_since: float | None = None  # seconds since the epoch, by the API server's clock; None: is ready
+    not_ready_since: float | None = None  # seconds since the epoch, by the API server's clock; None: ready
     unschedulable: bool = False  # cordoned
     labels: dict[str, str] = {}
 
@@ -52,16 +52,16 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def removed(self) -> bool:
-        """Nodes are watched whatever their labels: one that the watch sees no more is gone."""
+        """Always True: nodes are watched without a label selector, so a deleted one is really gone."""
         return True
 
 
 class NodeLease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A node's Lease as it is now.
+    """The current Lease of a node.
 
     renewed_at   seconds since the epoch, by the kubelet's clock
-    duration_s   it has expired when it was not renewed for so long
-    unchanged_s  for so long has no look at it found it renewed, by the operator's own clock
+    duration_s   the Lease expires if it is not renewed for this long
+    unchanged_s  how long the operator has read it without seeing a renewal, by the operator's own clock
     """
 
     renewed_at: float
@@ -74,7 +74,7 @@ _nodes = msgspec.json.Decoder(Page[_Node])
 
 
 def decode_node(raw: bytes | msgspec.Raw) -> NodeView:
-    """Decode one node; raises msgspec.DecodeError where it is none."""
+    """Decode one node; raises msgspec.DecodeError if it is not one."""
     return _view(_node.decode(raw))
 
 
@@ -84,7 +84,7 @@ def decode_nodes(raw: bytes) -> Page[NodeView]:
 
 
 class NodeCache(Cache[NodeView]):
-    """Nodes by name; `on_change` gets the name of a node that vanished or whose readiness changed."""
+    """Nodes by name; `on_change` gets the name of a node that was deleted or whose readiness changed."""
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         super().__init__()
@@ -92,23 +92,23 @@ class NodeCache(Cache[NodeView]):
         self._snapshot: Mapping[str, NodeView] | None = None
 
     def snapshot(self) -> Mapping[str, NodeView]:
-        """All nodes at this moment; made anew only after a change, for every look at a job asks for it."""
+        """All nodes at this moment; rebuilt only after a change, because every reconcile asks for it."""
         if self._snapshot is None:
             self._snapshot = MappingProxyType(
-                {name: view for kept in self._kept.values() for name, view in kept.items()}
+                {name: view for views in self._views.values() for name, view in views.items()}
             )
         return self._snapshot
 
-    def recall(self) -> None:
-        """While in doubt nobody was told of nodes at all: name those that are not ready."""
+    def on_reconnected(self) -> None:
+        """Report nodes that are not ready: during the outage no reconcile was given any nodes."""
         for name, view in self.snapshot().items():
             if not view.ready:
                 self._on_change(name)
 
-    def _moved(self, old: NodeView | None, new: NodeView | None) -> None:
+    def _update_indexes(self, old: NodeView | None, new: NodeView | None) -> None:
         self._snapshot = None
 
-    def _changed(self, old: NodeView | None, new: NodeView | None) -> None:
+    def _notify(self, old: NodeView | None, new: NodeView | None) -> None:
         if old is not None and (new is None or new.ready != old.ready):
             self._on_change(old.name)
         elif new is not None and not new.ready:
@@ -119,7 +119,7 @@ def _view(node: _Node) -> NodeView:
     meta = node.metadata
     condition = next((c for c in node.status.conditions if c.type == "Ready"), None)
     ready = condition is not None and condition.status == "True"
-    since = condition.last_transition_time if condition else meta.creation_timestamp  # never was ready
+    since = condition.last_transition_time if condition else meta.creation_timestamp  # never ready
     return NodeView(
         name=meta.name,
         uid=meta.uid,

@@ -1,7 +1,8 @@
-"""Kubernetes Events: the same cause is one Event, counted, and never more of them than people read.
+"""Kubernetes Events: repetitions of one cause are counted in one Event, and the number of Events is limited.
 
-The name of an Event follows from its cause, so a restarted operator counts on instead of repeating itself.
-Events are best effort and sent in the background: nothing waits for them, nothing depends on them.
+The name of an Event is derived from its cause, so a restarted operator continues the count instead of
+creating a second Event. Events are best effort and sent in the background: nothing waits for them or depends
+on them.
 """
 
 import asyncio
@@ -20,10 +21,10 @@ from dtj_operator.kube.errors import ApiError, Conflict
 Json = dict[str, Any]
 
 PER_SECOND, BURST = 5.0, 100.0
-WAITING = 1000  # events that wait to be sent; more are dropped
-AGAIN_S = 600.0  # the same cause is told at most this often
+QUEUE_LIMIT = 1000  # Events waiting to be sent; more are dropped
+REPEAT_S = 600.0  # a repetition of the same cause is sent at most this often
 REMEMBERED = 10_000
-NOTE_LIMIT = 1024  # of the API
+NOTE_LIMIT = 1024  # limit of the API
 
 _log = logging.getLogger(__name__)
 
@@ -34,24 +35,24 @@ class Recorder:
     def __init__(self, api: Api, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._identity, self._wall = api, identity, wall
         self._bucket = Bucket(PER_SECOND, BURST)
-        self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue(WAITING)
-        # name -> (when again, how often so far)
-        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._queue: asyncio.Queue[tuple[Json, int]] = asyncio.Queue(QUEUE_LIMIT)
+        # name -> (when it may be sent again, how many times it was sent)
+        self._sent: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def record(self, regarding: Json, *, kind: str, reason: str, note: str, once_per: str) -> None:
-        """Tell about an object; events of one reason with the same `once_per` are one.
+        """Queue an Event about an object; Events with the same reason and `once_per` are one Event.
 
         regarding   apiVersion, kind, namespace, name, uid
         kind        Normal or Warning
         """
         name, now = event_name(regarding, reason, once_per), asyncio.get_running_loop().time()
-        again_at, count = self._told.get(name, (now, 0))
+        again_at, count = self._sent.get(name, (now, 0))
         if again_at > now or self._queue.full():
             return
-        self._told[name] = now + AGAIN_S, count + 1
-        self._told.move_to_end(name)
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        self._sent[name] = now + REPEAT_S, count + 1
+        self._sent.move_to_end(name)
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
         body = self._body(regarding, name) | {"type": kind, "reason": reason, "action": reason}
         self._queue.put_nowait((body | {"note": note[:NOTE_LIMIT]}, count + 1))
 
@@ -62,13 +63,13 @@ class Recorder:
             try:
                 await self._send(body, count)
             except ApiError as error:
-                _log.debug("event not recorded", extra={"reason": body["reason"], "error": str(error)})
+                _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
 
     async def _send(self, body: Json, count: int) -> None:
         folder = names.events_path(body["metadata"]["namespace"])
         try:
             await self._api.create(folder, body)
-        except Conflict:  # told before, by this process or by one before it: at least the second time
+        except Conflict:  # this process or an earlier one has created it: this is at least the second time
             series = {"count": max(2, count), "lastObservedTime": body["eventTime"]}
             await self._api.patch(f"{folder}/{body['metadata']['name']}", {"series": series})
 
@@ -86,6 +87,6 @@ class Recorder:
 
 
 def event_name(regarding: Json, reason: str, once_per: str) -> str:
-    """The same cause has the same name, in every process."""
+    """Derive the name from the cause, so that it is the same in every process."""
     cause = hashlib.sha256(f"{regarding['uid']}/{reason}/{once_per}".encode()).hexdigest()[:16]
     return f"{regarding['name']}.{cause}"

@@ -1,7 +1,8 @@
-"""Keeps a cache equal to the cluster: list in pages, then watch, and list anew whenever in doubt.
+"""Keeps a cache equal to the cluster: list in pages, then watch; list again after missed events.
 
-Doubt is a 410, an error event, silence (the API server sends a bookmark a minute), or a lease just won. A
-new list replaces the cache, so that a deletion missed is a deletion noticed.
+The watch may have missed events after a 410, an error event or silence (the API server sends a bookmark every
+minute), and when this process has just become the leader. A new list replaces the cache, so missed deletions
+are noticed.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ from dtj_operator.kube.wire import Page
 from dtj_operator.names import Key
 
 PAGE = "500"
-WATCH_S = 290  # the server ends a watch after this; the next one goes on where it was
+WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
 SILENCE_S = 75.0
-LONGEST_PAUSE_S = 10.0  # a handful of requests: what it costs is to be late when the server is back
-FORBIDDEN_PAUSE_S = 300.0  # how often to see whether a right that one can do without has been given
+LONGEST_RELIST_PAUSE_S = 10.0  # few requests anyway; a longer pause would delay us when the server is back
+LIST_FORBIDDEN_PAUSE_S = 300.0  # how often to retry a list that a 403 refused and that is not required
 
 T = TypeVar("T")
 V = TypeVar("V", bound=View)
@@ -38,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Generic[V]):
-    """What is read, and how.
+    """A kind of objects to read, and how to decode them.
 
-    path          of the collection, in one namespace or in all
-    selector      by label; empty: everything
-    indispensable the operator cannot work without it; else the right to read it may be lacking
+    path      of the collection, in one namespace or in all
+    selector  label selector; empty: all objects
+    required  the operator cannot work without it; otherwise the right to read it may be missing
     """
 
     what: str
@@ -50,7 +51,7 @@ class Source(Generic[V]):
     decode: Callable[[msgspec.Raw], V]
     decode_list: Callable[[bytes], Page[V]]
     selector: str = names.JOB_NAME
-    indispensable: bool = True
+    required: bool = True
 
 
 PODS: Source[PodView] = Source(
@@ -62,7 +63,7 @@ NODES: Source[NodeView] = Source(
     decode=nodes.decode_node,
     decode_list=nodes.decode_nodes,
     selector="",
-    indispensable=False,
+    required=False,
 )
 
 
@@ -75,11 +76,11 @@ NETWORK_POLICIES = _children(children.NETWORK_POLICY, "networkpolicies")
 
 
 class Reflector(Generic[V]):
-    """Runs for ever.
+    """Lists and watches one kind of objects, forever.
 
-    synced     the cache has been filled once
-    current    it is being kept so: there is a watch, or one is just being opened
-    last_news  when the server last spoke, by the loop's clock
+    synced        the cache has been filled once
+    current       the cache is up to date: a watch is open or is being opened
+    last_data_at  when the server last sent data, by the loop's clock
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Reflector(Generic[V]):
         random: Random,
         *,
         silence_s: float = SILENCE_S,
-        forbidden_s: float = FORBIDDEN_PAUSE_S,
+        forbidden_s: float = LIST_FORBIDDEN_PAUSE_S,
     ) -> None:
         self._api, self._source, self._cache, self._random = api, source, cache, random
         self._path, self._silence_s = source.path(namespace), silence_s
@@ -100,7 +101,7 @@ class Reflector(Generic[V]):
         self._forbidden = False
         self.synced = asyncio.Event()
         self.current = False
-        self.last_news = 0.0
+        self.last_data_at = 0.0
 
     @property
     def what(self) -> str:
@@ -119,23 +120,23 @@ class Reflector(Generic[V]):
             except (ApiError, ValueError) as error:
                 self.current = False
                 await self._pause(self._wait_after(error, pause))
-                pause = min(LONGEST_PAUSE_S, pause * 2)
+                pause = min(LONGEST_RELIST_PAUSE_S, pause * 2)
 
     async def relist(self) -> str:
-        """Fill the cache anew from a consistent list; return the version to watch from."""
+        """Refill the cache from a consistent list; return the version to watch from."""
         async with self._lists:
             found, version = await self._list(self._source.selector, self._path)
             self._cache.replace(found, version)
-        self._heard()
+        self._note_data()
         if not self.current:
-            self._cache.recall()
+            self._cache.on_reconnected()
         self.current, self._forbidden = True, False
         self.synced.set()
         metrics.RELISTS.labels(self.what).inc()
         return version
 
     async def refresh(self, key: Key) -> None:
-        """Bring one job's objects up to date, those without our label too."""
+        """Refresh one job's objects, including those without our label."""
         found, version = await self._list("", self._source.path(key.namespace))
         self._cache.replace([view for view in found if view.key == key], version, key)
 
@@ -143,7 +144,7 @@ class Reflector(Generic[V]):
         return await read_list(self._api, path, self._source.decode_list, selector)
 
     async def _follow(self, version: str) -> None:
-        """Watch from `version` until the history is gone."""
+        """Watch from `version` until the API server no longer has its history."""
         while True:
             query = [
                 ("watch", "true"),
@@ -154,11 +155,11 @@ class Reflector(Generic[V]):
             ]
             async with self._api.watch(self._path, query, self._silence_s) as lines:
                 async for line in lines:
-                    self._heard()
+                    self._note_data()
                     version = self._apply(line) or version
 
     def _apply(self, line: bytes) -> str:
-        """Take in one event; return the version that it brings us to."""
+        """Apply one event to the cache; return its version."""
         event = wire.decode_event(line)
         if event.type == "ERROR":
             failure = wire.decode_failure(event.object)
@@ -167,23 +168,23 @@ class Reflector(Generic[V]):
             return wire.decode_named(event.object).metadata.resource_version
         view = self._source.decode(event.object)
         if event.type == "DELETED":
-            self._cache.leave(view)
+            self._cache.remove_from_watch(view)
         else:
             self._cache.observe(view)
         return view.version
 
-    def _heard(self) -> None:
-        self.last_news = asyncio.get_running_loop().time()
+    def _note_data(self) -> None:
+        self.last_data_at = asyncio.get_running_loop().time()
 
     def _wait_after(self, error: Exception, pause: float) -> float:
-        """Log the failure, one that is no fault but once; return the seconds until the next try."""
-        told = {"what": self.what, "error": str(error)}
-        if self._source.indispensable or not isinstance(error, Refused):
-            _log.warning("watch failed, listing anew", extra={**told, "in_s": pause})
+        """Log the failure (a missing optional right only once); return the seconds until the next try."""
+        fields = {"what": self.what, "error": str(error)}
+        if self._source.required or not isinstance(error, Refused):
+            _log.warning("watch failed; relisting", extra={**fields, "retry_in_s": pause})
             return pause
         if not self._forbidden:
             self._forbidden = True
-            _log.warning("not permitted to read these, going on without", extra=told)
+            _log.warning("no permission to read these objects; continuing without them", extra=fields)
         return self._forbidden_s
 
     async def _pause(self, seconds: float) -> None:
@@ -193,7 +194,7 @@ class Reflector(Generic[V]):
 async def read_list(
     api: Api, path: str, decode: Callable[[bytes], Page[T]], selector: str = ""
 ) -> tuple[list[T], str]:
-    """Read a collection in pages; return it and its version, which is that of one moment."""
+    """Read a collection in pages; return it and its version. All pages show the same moment."""
     found: list[T] = []
     query = [("limit", PAGE), *_selecting(selector)]
     token = ""

@@ -1,7 +1,7 @@
-"""What the caches keep of a pod: the few fields that a decision needs, decoded straight from the wire.
+"""Pods as views: the few fields that decisions need, decoded directly from JSON.
 
-A full pod is some 30 kB of dicts; a view is less than one. Before this stands the reflector, after it the
-planner.
+A full pod takes about 30 kB as dicts, a view less than 1 kB. The reflector creates views; the planner reads
+them.
 """
 
 from datetime import datetime
@@ -12,7 +12,7 @@ from dtj_operator import names
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
-MESSAGE_LIMIT = 4096  # what the kubelet keeps of a termination message
+TERMINATION_MESSAGE_LIMIT = 4096  # the kubelet keeps no more than this
 
 
 class _Waiting(Wire):
@@ -67,14 +67,14 @@ class _Pod(Wire):
 
 
 class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One container, init containers included: what it waits for, or how it ended."""
+    """One container or init container: why it is waiting, or how it ended."""
 
     name: str
     init: bool = False
     waiting: str = ""  # reason, such as ImagePullBackOff
-    message: str = ""  # of the waiting, or the termination message
-    exit_code: int | None = None  # None: has not ended
-    reason: str = ""  # of the end, such as OOMKilled
+    message: str = ""  # why it is waiting, or its termination message
+    exit_code: int | None = None  # None: it has not ended
+    reason: str = ""  # why it ended, such as OOMKilled
     finished_at: float | None = None  # seconds since the epoch, by the node's clock
 
 
@@ -93,9 +93,9 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     name: str
     uid: str
     version: str = ""  # resourceVersion
-    job: str = ""  # whose it is; where it has no owner, whom its label names
-    mislabelled: bool = False  # by somebody else, so that the Service does not find it
-    owner_uid: str = ""  # uid of the controller, where that is a job of ours
+    job: str = ""  # name of its owner; without an owner, the job named in its label
+    mislabelled: bool = False  # its labels were changed, so the Service does not select it
+    owner_uid: str = ""  # uid of its controller, if that is a job of ours
     index: int = -1
     attempt: int = -1
     phase: str = "Pending"
@@ -104,7 +104,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     node: str = ""
     address: str = ""
     deleting: bool = False
-    removed: bool = False  # nothing of it is left to run, and its name is free in a moment
+    removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
 
@@ -114,7 +114,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Nothing of it runs any more. The kubelet tells how containers ended before it settles the phase."""
+        """No container of it runs. The kubelet reports how containers ended before it sets the phase."""
         mains = [container for container in self.containers if not container.init]
         all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
         return self.phase in ("Succeeded", "Failed") or all_ended
@@ -133,7 +133,7 @@ _pods = msgspec.json.Decoder(Page[_Pod])
 
 
 def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
-    """Decode one pod; raises msgspec.DecodeError where it is none."""
+    """Decode one pod; raises msgspec.DecodeError if it is not one."""
     return view(_pod.decode(raw))
 
 
@@ -143,9 +143,9 @@ def decode_pods(raw: bytes) -> Page[PodView]:
 
 
 def view(pod: _Pod) -> PodView:
-    """Trim a decoded pod to what decisions need.
+    """Reduce a decoded pod to the fields that decisions need.
 
-    Its job is whose pod it is: the owner's name, whatever somebody has made of the label.
+    The pod's job is its owner, even if the label was changed.
     """
     meta, status = pod.metadata, pod.status
     owner = meta.job
@@ -191,7 +191,7 @@ def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
             init=init,
             exit_code=ended.exit_code,
             reason=ended.reason,
-            message=ended.message[:MESSAGE_LIMIT],
+            message=ended.message[:TERMINATION_MESSAGE_LIMIT],
             finished_at=_seconds(ended.finished_at),
         )
     if waiting is not None:
@@ -204,5 +204,5 @@ def _seconds(moment: datetime | None) -> float | None:
 
 
 def _number(label: str | None) -> int:
-    """A label that somebody garbled must not stop the cache: -1 is no index and no attempt."""
+    """Parse a label; -1, never a valid index or attempt, if its value was changed to garbage."""
     return int(label) if label is not None and label.isdecimal() else -1

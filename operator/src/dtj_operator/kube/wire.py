@@ -1,6 +1,6 @@
-"""Shapes of the API's JSON that all kinds share: metadata, pages of a list, lines of a watch.
+"""JSON structures that all kinds of the API share: metadata, pages of a list, lines of a watch.
 
-Decoding ignores fields it does not know, so newer API servers do no harm.
+Decoding ignores unknown fields, so newer API servers are not a problem.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ U = TypeVar("U")
 
 
 class Wire(msgspec.Struct, rename="camel", gc=False):
-    """Base of the shapes: JSON names are camelCase."""
+    """Base class: names in JSON are camelCase."""
 
 
 class Owner(Wire):
@@ -39,7 +39,7 @@ class Meta(Wire):
 
     @property
     def job(self) -> Owner:
-        """The job of ours that controls the object; empty where there is none."""
+        """The DistributedTrainingJob that controls the object; empty if there is none."""
         return next((o for o in self.owner_references if o.controller and o.kind == names.KIND), Owner())
 
 
@@ -55,12 +55,12 @@ class Page(Wire, Generic[T]):
     items: list[T] = []
 
     def each(self, view: Callable[[T], U]) -> "Page[U]":
-        """The same page with something else made of each item."""
+        """Return the same page with `view` applied to each item."""
         return Page(metadata=self.metadata, items=[view(item) for item in self.items])
 
 
 class WatchEvent(Wire):
-    """One line of a watch; what `object` is depends on `type`."""
+    """One line of a watch; the type of `object` depends on `type`."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
@@ -74,7 +74,7 @@ class Failure(Wire):
 
 
 class Named(Wire):
-    """Any object at all, or a bookmark."""
+    """Any object, or a bookmark."""
 
     metadata: Meta
 

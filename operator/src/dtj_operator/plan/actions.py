@@ -1,7 +1,7 @@
-"""What the planner may decide (verdicts) and what it may ask for (actions): data, nothing else.
+"""What the planner can decide (verdicts) and request (actions), as plain data.
 
-A verdict changes the job's memory and comes alone: it is written to the status first, and the next look acts
-on what was written. So a crash between the two can neither forget a restart nor count it twice.
+A verdict comes without actions: it is written to the status first, and the next reconcile acts on what was
+written. So a crash between the two neither forgets a restart nor counts it twice.
 """
 
 from dataclasses import dataclass, field
@@ -27,21 +27,25 @@ class Fault:
     at: float
     generation: int | None = None
     step: int | None = None
-    disruption: bool = False  # somebody took the pod away; it did not fail by itself
+    disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
 
     @property
     def secondary(self) -> bool:
-        """A consequence of somebody else's end: blamed only where nobody else can be."""
+        """Whether it is a consequence of another rank's failure: blamed only if there is no primary cause."""
         return self.reason == "PeerLost"
 
     @property
     def sentence(self) -> str:
-        who = f"replica {self.replica}" if self.rank is None else f"rank {self.rank} (replica {self.replica})"
-        where = f" on node {self.node}" if self.node else ""
-        how = f" with exit code {self.exit_code}" if self.exit_code is not None else ""
+        replica, node = f"replica {self.replica}", f" on node {self.node}" if self.node else ""
         last = self.message.strip().rpartition("\n")[2][:300]
-        return f"{who}{where} ended{how}: {self.reason}" + (f": {last}" if last else "")
+        if self.reason == "PeerLost" and self.exit_code is None:  # its pod still runs
+            return f"{replica}{node} is unreachable" + (f": {last}" if last else "")
+        who = replica if self.rank is None else f"rank {self.rank} ({replica})"
+        how = "was lost" if self.disruption else "failed"
+        if self.exit_code is not None:
+            how = f"exited with code {self.exit_code}"
+        return f"{who}{node} {how}: {self.reason}" + (f": {last}" if last else "")
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,16 @@ class Fail:
 
 @dataclass(frozen=True)
 class Restart:
-    """A new attempt: every pod of this one goes, the next comes when all are gone.
+    """A new attempt: all pods are deleted, and recreated once all are gone.
 
-    replaces   only these (index, uid) go, and are made anew beside the others; no new attempt
-    goes_on    it is part of the incident that the job is recovering from, which has been told of and counted
+    replaces       delete and recreate only these pods (index, uid), beside the others; no new attempt
+    same_incident  part of the incident that the job is recovering from, which is already reported and counted
     """
 
     fault: Fault
     counts: bool
     replaces: tuple[tuple[int, str], ...] | None = None
-    goes_on: bool = False
+    same_incident: bool = False
 
     @property
     def of_job(self) -> bool:
@@ -76,22 +80,22 @@ class Restart:
 
 @dataclass(frozen=True)
 class Resize:
-    """The attempt has another size from now on, or a new attempt has it; counted nowhere."""
+    """Change the size of this attempt, or start a new attempt with that size; never counted."""
 
     size: int
     why: str
     new_attempt: bool
-    shortage: Shortage | None = None  # set: smaller than wished, until there is room
+    shortage: Shortage | None = None  # set if smaller than spec.replicas, until there is capacity
 
 
 @dataclass(frozen=True)
-class Trust:
-    """The agents of this attempt can heal: from now on only what is broken is replaced."""
+class UseReplicaScope:
+    """The agents of this attempt can recover in place: from now on replace only the failed pods."""
 
 
 @dataclass(frozen=True)
-class Lift:
-    """No node is avoided any more; these pods (index, uid), which found no room, are made anew."""
+class AllowNodes:
+    """Stop avoiding nodes, and recreate these unschedulable pods (index, uid)."""
 
     replaces: tuple[tuple[int, str], ...]
 
@@ -107,13 +111,13 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Settle:
-    """Only consequences are seen so far: give the cause until then to show itself."""
+class AwaitCause:
+    """Only consequences are known so far: wait until then for the cause."""
 
     until: float
 
 
-Verdict = Succeed | Fail | Restart | Resize | Trust | Lift | Suspend | Resume | Settle
+Verdict = Succeed | Fail | Restart | Resize | UseReplicaScope | AllowNodes | Suspend | Resume | AwaitCause
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,12 @@ class CreatePod:
 class DeletePod:
     pod: PodView
     grace_s: int | None = None  # None: the pod's own
-    unchanged: bool = False  # only if nobody touched it since: its owner reference may have been taken off
+    unchanged: bool = False  # only if the pod has not changed since: its owner reference may be gone
 
 
 @dataclass(frozen=True)
 class DeleteService:
-    uid: str | None = None  # None: whichever of that name is ours
+    uid: str | None = None  # None: the one of that name that this job owns
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,12 @@ Action = (
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One look at a job: a verdict or actions, and when to look again if nothing happens."""
+    """The result of one reconcile: a verdict or actions, and when to requeue the job if nothing happens."""
 
     verdict: Verdict | None = None
     actions: tuple[Action, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    look_again_at: float | None = None
+    requeue_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,4 +185,4 @@ class Event:
     type: str  # Normal | Warning
     reason: str
     note: str
-    once_per: str = field(default="")  # events of the same reason and of this are one
+    once_per: str = field(default="")  # Events with the same reason and the same value are recorded once

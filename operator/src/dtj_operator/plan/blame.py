@@ -1,8 +1,8 @@
-"""Termination messages and container states -> the first primary cause of an incident.
+"""Find the first primary cause of an incident in termination messages and container states.
 
-When one rank dies the others lose their peer moments later. So causes come before consequences, then the
-earliest wins, then the lowest index. A trainer's JSON report is believed; a plain image is judged by its exit
-code and the tail of its log.
+When one rank fails, the other ranks lose their peer moments later. So a cause wins over a consequence, then
+the earliest fault, then the lowest index. If the trainer left a JSON report, it is used; for a plain image
+the exit code and the tail of the log decide.
 """
 
 import json
@@ -16,10 +16,11 @@ from dtj_operator.plan.actions import Fault
 from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
-MOST_HEALS = 1_000_000  # what says more is no agent
-MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback says most
+MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
+MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
+DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
 DISRUPTIONS = ("Evicted", "NodeLost")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
@@ -30,14 +31,14 @@ _PEER_PHRASES = re.compile(
 
 
 def first_fault(s: Snapshot) -> Fault | None:
-    """The fault to blame among the pods of the current attempt, or None where all is well."""
+    """The primary fault among the pods of the current attempt, or None if all are healthy."""
     found = [fault for pod in s.current.values() if (fault := fault_of(s, pod)) is not None]
-    found += [_vanished(s, index) for index in s.vanished]
+    found += [_deleted(s, index) for index in s.vanished]
     return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
 
 
 def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
-    """What went wrong in one pod, or None."""
+    """The fault of one pod, or None."""
     if s.succeeded(pod):
         return None
     ended = _ended(s, pod)
@@ -45,7 +46,7 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     disrupted = disruption is not None and disruption.status == "True"
     lost = s.lost(pod) and not s.failed(pod)
     if not (s.failed(pod) or pod.deleting or lost):
-        return _cut_off(s, pod)
+        return _isolated(s, pod)
     report = _report(ended)
     code = ended.exit_code if ended else None
     taken_away = pod.deleting or disrupted or lost
@@ -66,30 +67,31 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
     )
 
 
-def _cut_off(s: Snapshot, pod: PodView) -> Fault | None:
-    """A pod that lives, on a node that is well, and with which packets are not exchanged any more."""
-    since, told = s.cut_off.get(pod.index), s.answer
-    if since is None or told is None:
+def _isolated(s: Snapshot, pod: PodView) -> Fault | None:
+    """The fault of a running pod on a ready node that the other pods get no heartbeats from."""
+    since, answer = s.isolated_since.get(pod.index), s.answer
+    if since is None or answer is None:
         return None
-    is_first = pod.index not in s.waited_for_since
-    whom = "any other agent" if is_first else "its agent"
-    what = f"replica 0 has not heard of {whom} for {told.observed_at - since:.0f} s, though"
+    is_first = pod.index not in s.silent_since
+    sender = "any other agent" if is_first else "its agent"
+    still = "the other pods are still running on several nodes" if is_first else "the pod is still running"
+    silent_s = answer.observed_at - since
     return Fault(
         reason="PeerLost",
         replica=pod.index,
         rank=pod.index if s.job.processes == 1 else None,
         node=pod.node,
-        message=f"{what} their pods run on several nodes" if is_first else f"{what} its pod runs",
+        message=f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}",
         at=since,
     )
 
 
-def healed(s: Snapshot) -> Fault | None:
-    """What the agents have healed in place since they were last asked, where they say what it was."""
-    told = s.answer
-    if told is None or told.incident is None or told.in_place <= s.memory.restarts.in_place_now:
+def in_place_fault(s: Snapshot) -> Fault | None:
+    """The fault behind the in-place restarts since the agents last answered, if they report it."""
+    answer = s.answer
+    if answer is None or answer.incident is None or answer.in_place <= s.memory.restarts.in_place_of_attempt:
         return None
-    incident, replica = told.incident, told.incident.replica or 0
+    incident, replica = answer.incident, answer.incident.replica or 0
     pod = s.current.get(replica)
     at = times.parse(incident.at)
     return Fault(
@@ -106,19 +108,19 @@ def healed(s: Snapshot) -> Fault | None:
     )
 
 
-def last_step(s: Snapshot) -> int | None:
-    """The last step that replica 0 reported when it ended."""
-    return _integer(_last_words(s).get("step"))
+def step_at_exit(s: Snapshot) -> int | None:
+    """The last step that replica 0 reported when it exited."""
+    return _integer(_exit_report(s).get("step"))
 
 
-def last_in_place(s: Snapshot) -> int:
-    """How often the agents had healed in place, by those that ended: replica 0 may be the last to be seen."""
-    told = [_integer(_report(s.trainer(pod)).get("inPlace")) or 0 for pod in s.current.values()]
-    return max((heals for heals in told if heals <= MOST_HEALS), default=0)
+def in_place_at_exit(s: Snapshot) -> int:
+    """The in-place restarts that exited pods report; the exit of replica 0 may be seen last."""
+    counts = [_integer(_report(s.trainer(pod)).get("inPlace")) or 0 for pod in s.current.values()]
+    return max((count for count in counts if count <= MAX_IN_PLACE), default=0)
 
 
-def over_at(s: Snapshot) -> float | None:
-    """When the agents' run was over, by replica 0's last words: its agent ends once all ranks are done."""
+def run_finished_at(s: Snapshot) -> float | None:
+    """When the run finished, by replica 0's exit report: its agent exits once all ranks have finished."""
     pod = s.current.get(0)
     ended = s.trainer(pod) if pod is not None and s.succeeded(pod) else None
     if ended is None or _report(ended).get("reason") != "Done":
@@ -126,25 +128,25 @@ def over_at(s: Snapshot) -> float | None:
     return s.now if ended.finished_at is None else min(ended.finished_at, s.now)
 
 
-def _last_words(s: Snapshot) -> dict[str, Any]:
+def _exit_report(s: Snapshot) -> dict[str, Any]:
     pod = s.current.get(0)
     return _report(s.trainer(pod)) if pod else {}
 
 
-def _vanished(s: Snapshot, index: int) -> Fault:
+def _deleted(s: Snapshot, index: int) -> Fault:
     return Fault(
         reason="Evicted",
         replica=index,
         rank=index if s.job.processes == 1 else None,
         node=s.last_nodes.get(index, ""),
-        message="its pod was deleted by somebody else",
+        message=DELETED_BY_OTHERS,
         at=s.now,
         disruption=True,
     )
 
 
 def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:
-    """The container to question: the trainer if it failed, else the first that did, init containers first."""
+    """The container to blame: the trainer if it failed, else the first that failed, init containers first."""
     trainer = s.trainer(pod)
     if trainer is not None and trainer.exit_code:
         return trainer
@@ -154,7 +156,7 @@ def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:
 def _classify(
     pod: PodView, ended: ContainerView | None, report: dict[str, Any], *, taken_away: bool
 ) -> tuple[str, str]:
-    """(reason, name of the signal or nothing)."""
+    """Return the reason, and the name of the signal or an empty string."""
     code = ended.exit_code if ended else None
     name = _signal_name(code)
     if taken_away:
@@ -167,9 +169,9 @@ def _classify(
         return "Evicted", ""
     if code == PEER_LOST or report.get("reason") == "PeerLost":
         return "PeerLost", name
-    told = _REPORTED.get(str(report.get("reason")))
-    if told:
-        return told, "" if told == "Hang" else name  # the signal was the agent's
+    reported = _REPORTED.get(str(report.get("reason")))
+    if reported:
+        return reported, "" if reported == "Hang" else name  # the agent sent the signal
     if name:
         return "Signal", name
     if not report and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
@@ -180,7 +182,7 @@ def _classify(
 def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], code: int | None) -> str:
     text = str(report.get("message") or (ended.message if ended else "") or "").strip()
     if not text and pod.deleting:
-        text = "its pod was deleted by somebody else"
+        text = DELETED_BY_OTHERS
     if not text:
         disruption = pod.condition("DisruptionTarget")
         text = (disruption.message if disruption else "") or pod.message or pod.reason
@@ -194,9 +196,9 @@ def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], 
 def _node_message(s: Snapshot, pod: PodView) -> str:
     expired_s = s.lease_expired_s(pod)
     if expired_s is not None:
-        return f"its agent is silent and its node's lease expired {expired_s:.0f} s ago"
+        return f"the agent is silent and the node's Lease expired {expired_s:.0f} s ago"
     known = s.nodes is not None and pod.node in s.nodes
-    return f"its node was {'not ready' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
+    return f"the node was {'NotReady' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
 
 
 def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:
@@ -207,7 +209,7 @@ def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:
 
 
 def _report(ended: ContainerView | None) -> dict[str, Any]:
-    """The trainer's JSON object, or nothing where the message is plain text."""
+    """The trainer's JSON report, or an empty dict if the message is plain text."""
     if ended is None or not ended.message.startswith("{"):
         return {}
     try:
@@ -227,7 +229,7 @@ def _signal_name(code: int | None) -> str:
 
 
 def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: dict[str, Any]) -> float:
-    """When it happened: the report's word, finer than the kubelet's, unless it lies by more than a day."""
+    """When it happened. The report is more precise than the kubelet, unless it is off by more than a day."""
     reported = times.parse(report.get("at"))
     if reported is not None and abs(reported - s.now) < 86_400:
         return reported
@@ -237,5 +239,5 @@ def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: dict
 
 
 def _integer(value: object) -> int | None:
-    """A count from somebody else's program, if it is one that the API can hold."""
+    """A count from the user's program, if it is valid and fits into the API's int32."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

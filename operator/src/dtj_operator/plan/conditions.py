@@ -1,6 +1,6 @@
-"""Conditions by the Kubernetes conventions: PodsReady, Healthy, Suspended, Complete, Failed.
+"""Conditions as in the Kubernetes API conventions: PodsReady, Healthy, Suspended, Complete, Failed.
 
-A condition appears once it has something to say. Its time changes with its status only.
+A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
 
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 from dtj_operator.kube.views import PodView
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.attempt import begins_anew, done_before, remaining
+from dtj_operator.plan.attempt import done_before, remaining, starts_new_attempt
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
-from dtj_operator.plan.stragglers import held_up_by
+from dtj_operator.plan.stragglers import delayed_by
 
 Json = dict[str, Any]
 
-MESSAGE_LIMIT = 1000  # characters; the scheduler of a large cluster writes pages
+CONDITION_MESSAGE_LIMIT = 1000  # characters; in a large cluster the scheduler's message is very long
 _UNPULLABLE = (
     "ErrImagePull",
     "ImagePullBackOff",
@@ -26,17 +26,17 @@ _UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContai
 
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
-_MENDS = {
-    "Unschedulable": "free or add what is missing, or ask for less in the template",
-    "ImagePullFailed": "correct the image, or give imagePullSecrets that may read it",
+_FIXES = {
+    "Unschedulable": "add or free the missing resources, or request less in the template",
+    "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
 }
-# Our default where the template is silent, and many images with torch run as root.
+# Our default if the template does not set it; many images with torch run as root.
 _NOT_ROOT = "runAsNonRoot"
-_NOT_ROOT_MEND = "give spec.template.spec.securityContext a runAsUser, such as 1000, or runAsNonRoot: false"
+_NOT_ROOT_FIX = "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext"
 
 
 def obstacle(s: Snapshot) -> Refusal | None:
-    """Why pods cannot start, if known: in the API server's words, else the scheduler's or the kubelet's."""
+    """Why pods cannot start, if known, as the API server, the scheduler or the kubelet reports it."""
     if s.refusals:
         return s.refusals[0]
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
@@ -44,23 +44,23 @@ def obstacle(s: Snapshot) -> Refusal | None:
 
 
 def shortage(s: Snapshot) -> str | None:
-    """Why an attempt has fewer pods than wished for, in words."""
+    """The message if the attempt is smaller than spec.replicas because pods were unschedulable, else None."""
     known = s.memory.shortage
     if known is None or s.size >= s.job.replicas:
         return None
     again = times.rfc3339(known.retry_at)
-    return f"there was room for {s.size} of {s.job.replicas} pods, all are tried again at {again}"
+    return f"only {s.size} of {s.job.replicas} pods could be scheduled; retrying with all pods at {again}"
 
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
-    """All conditions after this look, in a fixed order."""
+    """All conditions after this reconcile, in a fixed order."""
     found = [
         _pods_ready(s, verdict, phase),
         _healthy(s, verdict, phase),
         _suspended(s, verdict),
         *_final(s, verdict),
     ]
-    return [_stamped(s, *condition) for condition in found if condition is not None]
+    return [_with_transition_time(s, *condition) for condition in found if condition is not None]
 
 
 def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
@@ -68,34 +68,35 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
     if phase == SUSPENDED:
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
-    blocked = None if begins_anew(verdict) else obstacle(s)
+    blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
-        return "PodsReady", False, blocked.reason, blocked.message[:MESSAGE_LIMIT]
+        return "PodsReady", False, blocked.reason, blocked.message[:CONDITION_MESSAGE_LIMIT]
     ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
-    told = f"{ready} of {s.job.replicas} pods are ready"
+    summary = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
     if short is not None:
-        return "PodsReady", False, "Unschedulable", f"{told}; {short}"
+        return "PodsReady", False, "Unschedulable", f"{summary}; {short}"
     if ready >= s.job.replicas:
-        return "PodsReady", True, "AllReady", told
-    return "PodsReady", False, "Starting", f"{told}{_gates(s)}"
+        return "PodsReady", True, "AllReady", summary
+    return "PodsReady", False, "Starting", f"{summary}{_gates(s)}"
 
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
-    """Of a job that waits for its pods there is nothing to tell."""
-    if isinstance(verdict, Restart) and not (verdict.goes_on and s.memory.phase == RECOVERING):
-        return "Healthy", False, "Recovering", verdict.fault.sentence[:MESSAGE_LIMIT]
+    """Absent while the job waits for its first pods."""
+    if isinstance(verdict, Restart) and not (verdict.same_incident and s.memory.phase == RECOVERING):
+        return "Healthy", False, "Recovering", verdict.fault.sentence[:CONDITION_MESSAGE_LIMIT]
     if isinstance(verdict, Fail):
-        return "Healthy", False, "Failed", verdict.message[:MESSAGE_LIMIT]
+        return "Healthy", False, "Failed", verdict.message[:CONDITION_MESSAGE_LIMIT]
     if phase == RUNNING:
-        late = held_up_by(s)
+        late = delayed_by(s)
         if late is not None:
-            return "Healthy", False, late[0], late[1][:MESSAGE_LIMIT]
-        fewer = len(s.taking_part.keys() | s.memory.done)
-        if fewer < s.job.replicas:
-            told = f"{fewer} of {s.job.replicas} replicas run or are done, the others are waited for"
-            return "Healthy", True, "RunningWithFewer", told
-        return "Healthy", True, "Running", _well(s)
+            return "Healthy", False, late[0], late[1][:CONDITION_MESSAGE_LIMIT]
+        present, desired = len(s.participating.keys() | s.memory.done), s.job.replicas
+        if present < desired:
+            absent = f"waiting for {desired - present}"
+            message = f"{present} of {desired} replicas are running or finished; {absent}"
+            return "Healthy", True, "RunningWithFewer", message
+        return "Healthy", True, "Running", _running_message(s)
     if phase == SUCCEEDED:
         return "Healthy", True, "Finished", "the job has succeeded"
     known = s.memory.condition("Healthy")
@@ -104,14 +105,14 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     return "Healthy", False, "Recovering", known["message"]
 
 
-def _well(s: Snapshot) -> str:
-    """What the agents healed last is told for as long as the attempt runs on."""
-    told = "every replica runs or is done"
-    fault = blame.healed(s)
+def _running_message(s: Snapshot) -> str:
+    """The message of a running job; it keeps the last in-place restart for the rest of the attempt."""
+    summary = "all replicas are running or finished"
+    fault = blame.in_place_fault(s)
     if fault is not None:
-        return f"{told}; healed in place: {fault.sentence}"[:MESSAGE_LIMIT]
+        return f"{summary}; last in-place restart: {fault.sentence}"[:CONDITION_MESSAGE_LIMIT]
     known = (s.memory.condition("Healthy") or {}).get("message", "")
-    return known if known.startswith(f"{told}; ") and s.memory.phase == RUNNING else told
+    return known if known.startswith(f"{summary}; ") and s.memory.phase == RUNNING else summary
 
 
 def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
@@ -121,7 +122,7 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
         return "Suspended", False, "Resumed", "spec.suspend is false"
     known = s.memory.condition("Suspended")
     if known is not None and isinstance(verdict, Succeed | Fail):
-        return "Suspended", False, "Finished", "the job has ended"
+        return "Suspended", False, "Finished", "the job has finished"
     return (
         None if known is None else ("Suspended", known["status"] == "True", known["reason"], known["message"])
     )
@@ -129,14 +130,18 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
 
 def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
     if isinstance(verdict, Succeed):
-        what = "every rank exited 0" if verdict.reason == "AllRanksSucceeded" else "replica 0 exited 0"
+        what = (
+            "all ranks exited with code 0"
+            if verdict.reason == "AllRanksSucceeded"
+            else "replica 0 exited with code 0"
+        )
         return [("Complete", True, verdict.reason, what)]
     if isinstance(verdict, Fail):
-        return [("Failed", True, verdict.reason, verdict.message[:MESSAGE_LIMIT])]
+        return [("Failed", True, verdict.reason, verdict.message[:CONDITION_MESSAGE_LIMIT])]
     return []
 
 
-def _stamped(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
+def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
     known = s.memory.condition(kind)
     since = known["lastTransitionTime"] if known and known["status"] == str(status) else times.rfc3339(s.now)
     return {
@@ -153,24 +158,24 @@ def _obstacle(pod: PodView) -> Refusal | None:
         return None
     scheduled = pod.condition("PodScheduled")
     if scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable":
-        return _blocked("Unschedulable", f"pod {pod.name} fits no node: {scheduled.message}")
+        return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {scheduled.message}")
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"
         if container.waiting in _UNPULLABLE:
             return _blocked("ImagePullFailed", f"{where}: {container.waiting}: {container.message}")
         if container.waiting in _UNSTARTABLE:
-            mend = _NOT_ROOT_MEND if _NOT_ROOT in container.message else None
-            return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", mend)
+            fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
+            return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
     return None
 
 
-def _blocked(reason: str, message: str, mend: str | None = None) -> Refusal:
-    mend = mend or _MENDS.get(reason)
-    return Refusal(reason=reason, message=f"{message}; {mend}" if mend else message)
+def _blocked(reason: str, message: str, fix: str | None = None) -> Refusal:
+    fix = fix or _FIXES.get(reason)
+    return Refusal(reason=reason, message=f"{message}; {fix}" if fix else message)
 
 
 def _gates(s: Snapshot) -> str:
     gated = any(
         (c := pod.condition("PodScheduled")) and c.reason == "SchedulingGated" for pod in s.current.values()
     )
-    return "; they wait for their scheduling gates" if gated else ""
+    return "; waiting for their scheduling gates" if gated else ""

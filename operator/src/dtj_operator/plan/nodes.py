@@ -1,43 +1,41 @@
-"""What is left to a node that is lost: nothing, for a dead kubelet never says that a pod is gone.
+"""Force-delete pods on lost nodes, because a dead kubelet never confirms that a pod is gone.
 
-Nodes that nobody may read are never lost, and neither is any where none is ready: then it is the control
-plane that has lost sight of them.
+A node is never lost if the operator has no permission to read nodes, or if no node at all is ready: then the
+control plane has lost contact with the nodes.
 """
 
 from dataclasses import replace
 
 from dtj_operator.plan.actions import Action, Decision, DeletePod
 from dtj_operator.plan.pace import soonest
-from dtj_operator.plan.placement import Placed
+from dtj_operator.plan.placement import PodsOnNodes
 
 FORCED_GRACE_S = 0
-LOOK_S = 4.0  # between two looks at the leases of nodes that are in doubt
+LEASE_CHECK_S = 4.0  # between two reads of the Leases of suspected nodes
 
 
-def let_go(where: Placed, decision: Decision) -> Decision:
-    """The same decision, with nothing of it left to a node that is lost."""
+def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
+    """The same decision, with every deletion on a lost node made a force-deletion."""
     if decision.verdict is not None:
         return decision
-    actions = tuple(_forced(where, action) for action in decision.actions)
+    actions = tuple(_forced(on, action) for action in decision.actions)
     stuck = tuple(
-        DeletePod(pod, FORCED_GRACE_S)
-        for pod in where.pods
-        if pod.owner_uid and pod.deleting and where.lost(pod)
+        DeletePod(pod, FORCED_GRACE_S) for pod in on.pods if pod.owner_uid and pod.deleting and on.lost(pod)
     )
     return replace(
-        decision, actions=actions + stuck, look_again_at=soonest(decision.look_again_at, _look_at(where))
+        decision, actions=actions + stuck, requeue_at=soonest(decision.requeue_at, _requeue_at(on))
     )
 
 
-def _forced(where: Placed, action: Action) -> Action:
-    if isinstance(action, DeletePod) and where.lost(action.pod):
+def _forced(on: PodsOnNodes, action: Action) -> Action:
+    if isinstance(action, DeletePod) and on.lost(action.pod):
         return replace(action, grace_s=FORCED_GRACE_S)
     return action
 
 
-def _look_at(where: Placed) -> float | None:
-    """When the next node of these pods will have been away for too long, or is to be looked at again."""
-    moments = [where.lost_at(pod) for pod in where.pods if pod.deleting or not pod.ended]
-    if where.doubted_nodes:
-        moments.append(where.now + LOOK_S)
-    return min((at for at in moments if at is not None and at > where.now), default=None)
+def _requeue_at(on: PodsOnNodes) -> float | None:
+    """When the next of these nodes becomes lost, or its Lease has to be read again."""
+    moments = [on.lost_at(pod) for pod in on.pods if pod.deleting or not pod.ended]
+    if on.nodes_to_check:
+        moments.append(on.now + LEASE_CHECK_S)
+    return min((at for at in moments if at is not None and at > on.now), default=None)

@@ -1,8 +1,8 @@
-"""How urgent is the difference between the stored status and the new one?
+"""When to write the new status, depending on how it differs from the stored one.
 
-A phase or a condition is written at once. Counts and messages may wait some seconds, since they change with
-every pod; progress waits a minute, since it always changes. All go along with a write that happens anyway.
-So does a new job's first status: its pods were made a moment ago and will have news in another.
+A changed phase or condition is written at once. Counts and messages wait some seconds, because they change
+with every pod. Progress waits a minute, because it changes all the time. Any other write includes them too.
+The first status of a new job also waits, because its pods were just created and will change in a moment.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from dtj_operator.plan import times
 Json = dict[str, Any]
 
 _COUNTS = ("replicas", "currentReplicas", "done", "ready")
-_CALM = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
-FIRST_S = 1.0  # in a burst of jobs all pods are made before statuses that are out of date at once
-JOIN_S = 3.0  # counts move in company: pods end one after another, and then the job does
-COUNTS_S = 10.0  # at most this long are the counts behind, and never more than a write per 10 s and job
+_DEFERRABLE = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
+FIRST_WRITE_S = 1.0  # in a burst of jobs, creating pods goes before statuses that are outdated at once
+BATCH_S = 3.0  # counts change together: pods finish one after another, and then the job
+COUNTS_INTERVAL_S = 10.0  # one write of counts per job and 10 s; counts are at most this old
 
 
 def write_at(
@@ -25,25 +25,25 @@ def write_at(
     now: float,
     last_write: float,
     progress_s: float,
-    behind_since: float | None = None,
-    begun: bool = False,
+    stale_since: float | None = None,
+    pods_created: bool = False,
 ) -> float | None:
     """When to write `new`: now, later, or never (None) as things are.
 
-    last_write    seconds since the epoch of the last write by this process, 0 where there is none
-    progress_s    least time between two writes that only bring progress
-    behind_since  since when the stored status has been behind, as far as this process knows; None: since now
-    begun         pods were made just now, and nothing else is to be told
+    last_write    seconds since the epoch of the last write by this process, 0 if there is none
+    progress_s    minimum time between two writes that contain only progress
+    stale_since   since when this process knows that the stored status is outdated; None: since now
+    pods_created  the only news is that this reconcile created pods
     """
-    if begun and not old:
-        return now + FIRST_S
+    if pods_created and not old:
+        return now + FIRST_WRITE_S
     if _urgent(old) != _urgent(new):
         return now
     due: list[float] = []
-    if _patient(old) != _patient(new):
-        since = now if behind_since is None else behind_since
-        certain = max(last_write, since) <= now  # else the clock was set back
-        due.append(max(last_write + COUNTS_S, since + JOIN_S) if certain else now)
+    if _deferrable(old) != _deferrable(new):
+        since = now if stale_since is None else stale_since
+        certain = max(last_write, since) <= now  # if not, the clock was set back
+        due.append(max(last_write + COUNTS_INTERVAL_S, since + BATCH_S) if certain else now)
     if old.get("progress") != new.get("progress"):
         observed = times.parse((old.get("progress") or {}).get("observedAt"))
         due.append(now if observed is None or observed > now else observed + progress_s)
@@ -51,7 +51,7 @@ def write_at(
 
 
 def merge_patch(old: Json, new: Json) -> Json:
-    """RFC 7386: what turns `old` into `new`."""
+    """The RFC 7386 merge patch that turns `old` into `new`."""
     patch: Json = dict.fromkeys(old.keys() - new.keys())
     for name, value in new.items():
         if name not in old:
@@ -69,17 +69,20 @@ def soonest(*moments: float | None) -> float | None:
 
 
 def only_progress(old: Json, new: Json) -> bool:
-    """Whether a write would bring nothing but progress."""
-    return _urgent(old) == _urgent(new) and _patient(old) == _patient(new)
+    """Whether a write would change only progress."""
+    return _urgent(old) == _urgent(new) and _deferrable(old) == _deferrable(new)
 
 
 def _urgent(status: Json) -> Json:
-    """The restarts' highestStep moves with progress, and so does the end of a row without any."""
+    """Without the restart counters that change with progress: highestStep and withoutProgress."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
-    return {k: v for k, v in status.items() if k not in _CALM} | {"restarts": restarts, "conditions": states}
+    return {k: v for k, v in status.items() if k not in _DEFERRABLE} | {
+        "restarts": restarts,
+        "conditions": states,
+    }
 
 
-def _patient(status: Json) -> Json:
+def _deferrable(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
     return {"messages": messages} | {name: status.get(name) for name in _COUNTS}

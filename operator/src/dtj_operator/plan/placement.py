@@ -1,9 +1,9 @@
-"""Pods, and what is known of the nodes that they are on: which of these are lost, and since when.
+"""Pods and the nodes they are on: which nodes are lost, and since when.
 
-Kubernetes says that a node is not ready, some 50 s after its last sign of life, and `nodeLostSeconds` later
-it is lost. Two witnesses together need not wait for that: the job's own agents, who do not hear of one of
-theirs, and the Lease that the node's kubelet does not renew any more. One of them alone proves nothing: an
-agent that is silent may be slow or cut off, and a kubelet that hangs leaves its pods running.
+Kubernetes marks a node NotReady about 50 s after its last heartbeat; `nodeLostSeconds` later it counts as
+lost. It counts as lost sooner if two signals agree: a silent agent (the job's other agents get no heartbeat
+from it) and an expired Lease (the node's kubelet does not renew it). One signal alone proves nothing: a
+silent agent may be slow or isolated, and a kubelet that hangs leaves its pods running.
 """
 
 from collections.abc import Mapping
@@ -15,47 +15,45 @@ from dtj_operator.kube.views import PodView
 from dtj_operator.plan.pace import soonest
 from dtj_operator.spec import Recovery
 
-# Of a lease's duration: kubelets renew after a quarter of it. Whatever a node's clock says, its lease has not
-# expired as long as it is renewed while we look; a renewal may be late by half its time.
-UNCHANGED = 0.375
-MOST_LOOKS = 16  # leases of one job that are read at a time; of more nodes Kubernetes tells
+# Share of a Lease's duration without a renewal before the Lease can count as expired, whatever the node's
+# clock says. Kubelets renew after a quarter of the duration; a renewal may be late by half of that.
+UNCHANGED_SHARE = 0.375
+MAX_LEASES = 16  # Leases read per job and reconcile; for more nodes wait until they are NotReady
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """Pods of one job at one moment; what is known of nodes is by their names."""
+class PodsOnNodes:
+    """The pods of one job at one moment, and the nodes and Leases by node name."""
 
     pods: tuple[PodView, ...] = ()
-    nodes: Mapping[str, NodeView] | None = None  # None: they may not be read, or are in doubt
-    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that were there and are not now
-    leases: Mapping[str, NodeLease] = field(
-        default_factory=dict
-    )  # of doubted nodes, as far as they can be read
+    nodes: Mapping[str, NodeView] | None = None  # None: no permission to read them, or possibly outdated
+    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that existed and no longer do
+    leases: Mapping[str, NodeLease] = field(default_factory=dict)  # of `nodes_to_check`, if readable
     now: float
 
     @property
     def node_lost_s(self) -> int:
-        """How long a node may be away before it is taken for lost; 0: it never is."""
+        """How long a node may be NotReady or gone before it counts as lost; 0: never."""
         return Recovery().node_lost_s
 
     @cached_property
-    def suspects(self) -> tuple[PodView, ...]:
-        """Pods whose agents took part and are not heard of: the first witness that their nodes are lost."""
+    def silent_pods(self) -> tuple[PodView, ...]:
+        """Pods whose agents took part and are silent now: the first signal that their nodes are lost."""
         return ()
 
     @property
-    def doubted_nodes(self) -> tuple[str, ...]:
-        """Nodes whose leases are worth reading."""
+    def nodes_to_check(self) -> tuple[str, ...]:
+        """Nodes of silent pods, whose Leases have to be read."""
         if not self.node_lost_s or self.nodes is None:
             return ()
-        return tuple(sorted({pod.node for pod in self.suspects if pod.node})[:MOST_LOOKS])
+        return tuple(sorted({pod.node for pod in self.silent_pods if pod.node})[:MAX_LEASES])
 
     def lost(self, pod: PodView) -> bool:
         at = self.lost_at(pod)
         return at is not None and self.now >= at
 
     def lost_at(self, pod: PodView) -> float | None:
-        """When its node is, or was, to be taken for lost; None where nothing speaks for that."""
+        """When its node counts, or counted, as lost; None if nothing indicates that."""
         nodes = self.nodes
         if not self.node_lost_s or not pod.node or nodes is None:
             return None
@@ -64,7 +62,7 @@ class Placed:
         return soonest(self._away_at(pod), self._silent_at(pod))
 
     def lease_expired_s(self, pod: PodView) -> float | None:
-        """Seconds since the lease of its node expired, where that is why it is lost."""
+        """Seconds since the Lease of its node expired, if that is why the node is lost."""
         at = self._silent_at(pod)
         if at is None or self.now < at:
             return None
@@ -72,26 +70,27 @@ class Placed:
         return self.now - lease.renewed_at - lease.duration_s
 
     def _away_at(self, pod: PodView) -> float | None:
-        """By the word of Kubernetes."""
+        """When the node is lost because it is NotReady or gone."""
         view = self.nodes.get(pod.node) if self.nodes is not None else None
         since = view.not_ready_since if view is not None else self.gone_since.get(pod.node)
-        return None if since is None else _came(pod, since) + self.node_lost_s
+        return None if since is None else _counts_from(pod, since) + self.node_lost_s
 
     def _silent_at(self, pod: PodView) -> float | None:
-        """By that of the two witnesses."""
+        """When the node is lost because its agent is silent and its Lease has expired."""
         lease = self.leases.get(pod.node)
-        if lease is None or pod not in self.suspects:
+        if lease is None or pod not in self.silent_pods:
             return None
-        expires = _came(pod, lease.renewed_at) + lease.duration_s
-        certain = self.now + UNCHANGED * lease.duration_s - lease.unchanged_s
+        expires = _counts_from(pod, lease.renewed_at) + lease.duration_s
+        certain = self.now + UNCHANGED_SHARE * lease.duration_s - lease.unchanged_s
         return max(expires, certain)
 
 
-def _came(pod: PodView, away: float) -> float:
-    """When the time of a pod on such a node begins.
+def _counts_from(pod: PodView, away: float) -> float:
+    """When the time of a pod on such a node starts.
 
-    One that tolerates such nodes may come to one; it has its time too, or it would be replaced in a loop.
+    A pod that tolerates such nodes may be scheduled to one. It gets the full time, or it would be replaced in
+    a loop.
     """
     placed = pod.condition("PodScheduled")
-    came = placed.since if placed is not None and placed.since is not None else away
-    return max(away, came)
+    bound = placed.since if placed is not None and placed.since is not None else away
+    return max(away, bound)

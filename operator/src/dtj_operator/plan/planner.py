@@ -1,6 +1,6 @@
 """plan(snapshot) -> Decision. The list of policies is the table of contents of the operator's behaviour.
 
-Verdicts come before actions: they are written to the status, and the next look acts on what is written there.
+Verdicts come before actions: they are written to the status, and the next reconcile acts on what is written.
 """
 
 from dataclasses import replace
@@ -10,6 +10,7 @@ from dtj_operator.kube.views import PodView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import (
     Action,
+    AwaitCause,
     CreateNetworkPolicy,
     CreatePod,
     CreateService,
@@ -19,24 +20,23 @@ from dtj_operator.plan.actions import (
     DeletePod,
     DeleteService,
     Fail,
-    Settle,
 )
-from dtj_operator.plan.children.env import Place
+from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.nodes import let_go
+from dtj_operator.plan.nodes import force_delete_lost
 from dtj_operator.plan.pace import soonest
 from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart
-from dtj_operator.plan.policies.scope import trust
+from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
 
-UNSEEN_LOOK_S = 1.0  # of the end of a pod without our label no watch will tell
-FOREIGN_LOOK_S = 30.0  # how often to see whether somebody else's Service has gone
+UNWATCHED_POLL_S = 1.0  # our watch does not see pods without our label, so poll for their deletion
+FOREIGN_POLL_S = 30.0  # how often to check whether a Service that is not ours is gone
 
 
 def bad_spec(s: Snapshot) -> Fail | None:
@@ -48,21 +48,21 @@ POLICIES = (  # the first verdict wins
     success,
     suspend,
     deadline.deadline,
-    trust,
+    use_replica_scope,
     restart,
-    avoid.lift,
+    avoid.allow_nodes,
     size.resize,
 )
 
 
 def plan(s: Snapshot) -> Decision:
-    """Decide what to do about one job now, and when to look again if nothing happens."""
-    decision = let_go(s, _plan(s))
+    """Decide what to do about one job now, and when to requeue it if nothing happens."""
+    decision = force_delete_lost(s, _plan(s))
     doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
     unseen = any(pod.mislabelled and (pod.deleting or pod.uid in doomed) for pod in s.pods)
     if not unseen:
         return decision
-    return replace(decision, look_again_at=soonest(decision.look_again_at, s.now + UNSEEN_LOOK_S))
+    return replace(decision, requeue_at=soonest(decision.requeue_at, s.now + UNWATCHED_POLL_S))
 
 
 def _plan(s: Snapshot) -> Decision:
@@ -71,8 +71,8 @@ def _plan(s: Snapshot) -> Decision:
     if s.memory.finished:
         return _finished(s)
     verdict = next((found for policy in POLICIES if (found := policy(s)) is not None), None)
-    if isinstance(verdict, Settle):
-        return Decision(look_again_at=verdict.until)
+    if isinstance(verdict, AwaitCause):
+        return Decision(requeue_at=verdict.until)
     if verdict is not None:
         return Decision(verdict=verdict)
     if s.memory.phase == SUSPENDED:
@@ -81,10 +81,10 @@ def _plan(s: Snapshot) -> Decision:
 
 
 def plan_gone(gone: Gone) -> Decision:
-    """Children of a job that no longer exists go at once; the garbage collector is the backup.
+    """Delete the children of a job that no longer exists at once; the garbage collector is the backup.
 
-    Not those that lost their owner on purpose (`kubectl delete --cascade=orphan`): a cache may not know that
-    yet, hence `unchanged`.
+    Keep those that lost their owner on purpose (`kubectl delete --cascade=orphan`). The cache may not know
+    that yet, hence `unchanged`.
     """
     actions: list[Action] = [
         DeletePod(pod, unchanged=True) for pod in gone.pods if pod.owner_uid and not pod.deleting
@@ -93,49 +93,49 @@ def plan_gone(gone: Gone) -> Decision:
         actions.append(DeleteService(gone.service_uid))
     if gone.network_policy_uid:
         actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
-    return let_go(gone, Decision(actions=tuple(actions)))
+    return force_delete_lost(gone, Decision(actions=tuple(actions)))
 
 
 def _finished(s: Snapshot) -> Decision:
     due = ttl.due_at(s)
     if due is not None and s.now >= due:
         return Decision(actions=(DeleteJob(),))
-    return Decision(actions=cleanup(s), look_again_at=due)
+    return Decision(actions=cleanup(s), requeue_at=due)
 
 
 def _delete(s: Snapshot) -> tuple[Action, ...]:
-    """In the pods' own grace: they may commit a checkpoint."""
+    """With the pods' own grace period, in which they may commit a checkpoint."""
     return tuple(DeletePod(old, None) for old in s.pods if old.owner_uid and not old.deleting)
 
 
 def _converge(s: Snapshot) -> Decision:
-    """Bring the pods of the present attempt about; attempts never overlap."""
+    """Create the missing pods of the current attempt; attempts never overlap."""
     retired = _retire(s)
-    again = soonest(deadline.due_at(s), size.look_at(s), avoid.look_at(s))
+    again = soonest(deadline.due_at(s), size.requeue_at(s), avoid.requeue_at(s))
     if any(_of_another_attempt(s, old) for old in s.obsolete):
-        return Decision(actions=retired, look_again_at=again)
+        return Decision(actions=retired, requeue_at=again)
     taken = {old.name for old in s.obsolete}
     absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
     if not absent:
-        return Decision(actions=_networking(s) + retired, look_again_at=soonest(again, _mend_at(s)))
+        return Decision(actions=_networking(s) + retired, requeue_at=soonest(again, _repair_at(s)))
     if s.now < backoff_until(s):
-        return Decision(actions=retired, look_again_at=soonest(backoff_until(s), again))
+        return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
     foreign = _foreign(s)
     if foreign:
-        return Decision(actions=retired, refusals=foreign, look_again_at=s.now + FOREIGN_LOOK_S)
-    pods = tuple(CreatePod(pod(s.job, _place(s, index), avoid.avoided(s))) for index in absent)
-    return Decision(actions=_networking(s) + retired + pods, look_again_at=soonest(again, _mend_at(s)))
+        return Decision(actions=retired, refusals=foreign, requeue_at=s.now + FOREIGN_POLL_S)
+    pods = tuple(CreatePod(pod(s.job, _pod_context(s, index), avoid.avoided(s))) for index in absent)
+    return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _repair_at(s)))
 
 
-def _place(s: Snapshot, index: int) -> Place:
+def _pod_context(s: Snapshot, index: int) -> PodContext:
     restarts = s.memory.restarts
     left = max(0, s.job.recovery.max_restarts - restarts.counted)
-    return Place(
+    return PodContext(
         index=index,
         attempt=s.memory.attempt,
         size=s.size,
         restarts_left=left,
-        healed=restarts.in_place_now,
+        in_place_restarts=restarts.in_place_of_attempt,
     )
 
 
@@ -148,7 +148,7 @@ def _retire(s: Snapshot) -> tuple[Action, ...]:
 
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:
-    """What has failed has nothing left to save; others may commit a checkpoint in their pods' own grace."""
+    """Failed pods have nothing left to save; others may commit a checkpoint in their own grace period."""
     replaced = s.memory.replacing.get(old.index) == old.uid
     disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
     lost_a_peer = s.memory.phase == RECOVERING and not disrupted and _of_another_attempt(s, old)
@@ -156,38 +156,38 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
-    """What is not there is made, what somebody has edited is made anew."""
-    wanting = [Child.ABSENT]
-    if s.now >= s.mend_at:
-        wanting.append(Child.EDITED)
+    """Create absent network objects; recreate those that were edited."""
+    to_create = [Child.ABSENT]
+    if s.now >= s.repair_at:
+        to_create.append(Child.EDITED)
     actions: list[Action] = []
-    if s.service in wanting:
+    if s.service in to_create:
         actions.append(CreateService(service(s.job)))
-    if s.job.isolated and s.network_policy in wanting:
+    if s.job.isolated and s.network_policy in to_create:
         actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
     return tuple(actions)
 
 
-def _mend_at(s: Snapshot) -> float | None:
-    """When an edited child has waited long enough since it was made anew for the last time."""
+def _repair_at(s: Snapshot) -> float | None:
+    """When an edited child may be recreated again, counted from the last time."""
     edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
-    return s.mend_at if edited and s.mend_at > s.now else None
+    return s.repair_at if edited and s.repair_at > s.now else None
 
 
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
     kinds = [
         kind
-        for kind, child, wanted in (
+        for kind, child, needed in (
             ("Service", s.service, True),
             ("NetworkPolicy", s.network_policy, s.job.isolated),
         )
-        if wanted and child is Child.FOREIGN
+        if needed and child is Child.FOREIGN
     ]
     return tuple(name_conflict(kind, s.job.name) for kind in kinds)
 
 
 def name_conflict(kind: str, name: str) -> Refusal:
-    """Something of a name that we need is not ours, and we touch nothing that is not ours."""
+    """The refusal if an object of a name that the job needs belongs to another owner; it is left alone."""
     return Refusal(
         reason="NameConflict",
         message=f"{kind} {name} exists and does not belong to this job; "

@@ -1,12 +1,12 @@
-"""Sets of replica indices as text: "0-3,7". A job's ranks mostly end together, so this stays short."""
+"""Sets of replica indices as text, such as "0-3,7". Short, because most ranks of a job finish together."""
 
 from collections.abc import Iterable
 
-HIGHEST = 9_999  # of an index: the API allows 10,000 replicas
+HIGHEST = 9_999  # index: the API allows 10,000 replicas
 
 
 def parse(text: str) -> set[int]:
-    """Return the indices; what is no range is left out."""
+    """Return the indices; ignore what is not a range."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -16,17 +16,17 @@ def parse(text: str) -> set[int]:
 
 
 def text(indices: Iterable[int], limit: int) -> str:
-    """Return the indices in order, in at most `limit` characters: what does not fit is left out."""
+    """Return the sorted indices in at most `limit` characters; omit those that do not fit."""
     runs: list[list[int]] = []
     for index in sorted(set(indices)):
         if runs and index == runs[-1][1] + 1:
             runs[-1][1] = index
         else:
             runs.append([index, index])
-    told = ""
+    joined = ""
     for first, last in runs:
-        more = ("," if told else "") + (f"{first}-{last}" if last > first else str(first))
-        if len(told) + len(more) > limit:
+        more = ("," if joined else "") + (f"{first}-{last}" if last > first else str(first))
+        if len(joined) + len(more) > limit:
             break
-        told += more
-    return told
+        joined += more
+    return joined

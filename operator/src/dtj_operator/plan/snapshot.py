@@ -1,7 +1,7 @@
-"""All that a policy may know about one job at one moment, `now` included.
+"""Everything that a policy knows about one job at one moment, including `now`.
 
-Made by gather, read by everything in this package, changed by nobody. What must survive a restart of the
-operator is read from `memory`, the job's own status; nothing here is remembered in the process.
+gather builds it, this package reads it, and nothing changes it. What must survive a restart of the operator
+is read from `memory`, the job's own status; the process itself keeps no state for these decisions.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import ranges, times
-from dtj_operator.plan.placement import Placed
+from dtj_operator.plan.placement import PodsOnNodes
 from dtj_operator.spec import Job
 
 Json = dict[str, Any]
@@ -22,46 +22,47 @@ SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
 FINAL = (SUCCEEDED, FAILED)
 REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
-DOUBT_S = 180.0  # an agent that is silent for longer says nothing of its node: Kubernetes has spoken by then
-CUT_OFF_S = 120.0  # a pod that runs, and whose agent replica 0 has not heard of for so long, is replaced
-ROOM_S = 120.0  # a pod that fits no node for this long is not waited for where the job may be smaller
+# A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
+SILENCE_COUNTS_S = 180.0
+ISOLATED_AFTER_S = 120.0  # replace a running pod if replica 0 has had no heartbeat from its agent for so long
+SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long
 
 
 class Child(Enum):
-    """What is known of the Service or the NetworkPolicy."""
+    """The state of the Service or the NetworkPolicy."""
 
     ABSENT = "does not exist"
     PRESENT = "exists and is ours"
-    EDITED = "exists and is ours, and somebody has made something else of it"
-    FOREIGN = "exists and belongs to somebody else"
+    EDITED = "exists and is ours, but was edited"
+    FOREIGN = "exists and has another owner"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    counted: int = 0  # those healed in place included
+    counted: int = 0  # including in-place restarts
     disruptions: int = 0
     in_place: int = 0  # by the agents, without a new pod
-    in_place_now: int = 0  # of these, what the agents of the present attempt have told
+    in_place_of_attempt: int = 0  # of these, those of the current attempt
     without_progress: int = 0
-    highest_step: int | None = None  # ever reported; growth beyond it is progress
+    highest_step: int | None = None  # ever reported; a higher step is progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """An attempt of scope Job is smaller than wished, for not all of its pods found room."""
+    """An attempt of scope Job is smaller than spec.replicas, because some of its pods were unschedulable."""
 
-    replicas: int  # the size that was wished for
-    tries: int  # how often it did not fit
+    replicas: int  # the desired size, which did not fit
+    tries: int  # how many times it did not fit
     retry_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspect:
+class FaultyNode:
     """A node on which this job had faults."""
 
     node: str
     faults: int
-    at: float  # of the last one
+    at: float  # of the last fault
 
 
 @dataclass(frozen=True)
@@ -113,28 +114,28 @@ class Memory:
 
     @cached_property
     def replacing(self) -> dict[int, str]:
-        """Uids of the pods that a verdict replaces, by index; empty where the pod was gone already."""
+        """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
         return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
 
     @cached_property
     def done(self) -> frozenset[int]:
-        """Replicas of the present attempt that are known to have ended well."""
+        """Replicas of the current attempt that are known to have succeeded."""
         return frozenset(ranges.parse(str(self.raw.get("done") or "")))
 
     @cached_property
-    def suspects(self) -> tuple[Suspect, ...]:
+    def faulty_nodes(self) -> tuple[FaultyNode, ...]:
         """Nodes on which this job had faults, the latest first."""
         raw = self.raw.get("avoidedNodes") or ()
         return tuple(
-            Suspect(
+            FaultyNode(
                 node=str(e.get("node")), faults=int(e.get("faults", 1)), at=times.parse(e.get("at")) or 0.0
             )
             for e in raw
         )
 
     @property
-    def wanted(self) -> int | None:
-        """Replicas that the present attempt comprises; kept for elastic jobs only."""
+    def recorded_size(self) -> int | None:
+        """wantedReplicas: the recorded size of the current attempt; elastic jobs only."""
         value = self.raw.get("wantedReplicas")
         return None if value is None else int(value)
 
@@ -153,7 +154,7 @@ class Memory:
             counted=raw.get("counted", 0),
             disruptions=raw.get("disruptions", 0),
             in_place=raw.get("inPlace", 0),
-            in_place_now=raw.get("inPlaceOfAttempt", 0),
+            in_place_of_attempt=raw.get("inPlaceOfAttempt", 0),
             without_progress=raw.get("withoutProgress", 0),
             highest_step=raw.get("highestStep"),
         )
@@ -164,7 +165,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why the API server did not take a child, in its own words; the reason is one of PodsReady's."""
+    """Why the API server rejected a child, in its words; also the reason of the PodsReady condition."""
 
     reason: str  # NameConflict | QuotaExceeded | PodRejected
     message: str
@@ -172,7 +173,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Where the seconds of an attempt went, by its agents' account."""
+    """Where the seconds of an attempt went, as its agents report it."""
 
     productive: float = 0.0
     startup: float = 0.0
@@ -182,7 +183,7 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """The last failure that the agents know of, in their words."""
+    """The last failure as the agents report it."""
 
     replica: int | None = None
     rank: int | None = None
@@ -197,11 +198,11 @@ class Incident:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A rank for which all others wait, though it makes steps."""
+    """A rank that completes steps, but so slowly that all other ranks wait for it."""
 
     rank: int
     replica: int | None = None
-    ratio: float | None = None  # its work on a step over that of the others
+    ratio: float | None = None  # its time for a step relative to the other ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +214,8 @@ class Hung:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
-    """A replica that took part and that the others wait for, for so many seconds now."""
+class SilentReplica:
+    """A replica that took part and that the others have been waiting for."""
 
     replica: int
     seconds: float
@@ -226,33 +227,33 @@ class Progress:
 
     attempt: int
     observed_at: float
-    address: str = ""  # of the pod that gave it
+    address: str = ""  # of the pod that answered
     step: int | None = None
     total_steps: int | None = None
     epoch: int | None = None
     loss: float | None = None
     samples_per_second: float | None = None
     eta_s: float | None = None
-    rejoin: bool = False  # the agents of this attempt can heal around a replaced pod
-    in_place: int = 0  # heals without a new pod in this attempt
+    rejoin: bool = False  # the agents of this attempt can recover in place when a pod is replaced
+    in_place: int = 0  # in-place restarts of this attempt
     ledger: Ledger | None = None
     incident: Incident | None = None
     slowest: Straggler | None = None
     hang: Hung | None = None
-    missing: tuple[Missing, ...] = ()
+    silent_replicas: tuple[SilentReplica, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot(Placed):
+class Snapshot(PodsOnNodes):
     job: Job
     memory: Memory
     service: Child = Child.ABSENT
     network_policy: Child = Child.ABSENT
-    mend_at: float = 0.0  # edited ones are made anew from then on
+    repair_at: float = 0.0  # when edited children are recreated
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
-    coordinator_silent: bool = False  # replica 0's agent has answered in this attempt, and does not now
-    last_nodes: Mapping[int, str] = field(default_factory=dict)  # where vanished pods were, by index
+    coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does
+    last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     operator_namespace: str = "dtj-system"
 
     @property
@@ -260,67 +261,69 @@ class Snapshot(Placed):
         return self.job.recovery.node_lost_s
 
     def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
-        """The same moment, once the actions are done: what the status tells."""
+        """The same moment after the actions; the status describes this."""
         return replace(self, pods=pods, refusals=self.refusals + refusals)
 
     @cached_property
-    def ours(self) -> tuple[PodView, ...]:
-        """Pods that this very job owns; a job of the same name that is gone had another uid."""
+    def owned(self) -> tuple[PodView, ...]:
+        """Pods with this job as owner; a deleted job of the same name had another uid."""
         return tuple(pod for pod in self.pods if pod.owner_uid == self.job.uid)
 
     @cached_property
     def answer(self) -> Progress | None:
-        """What the agents of the present attempt said last."""
-        told = self.progress
-        return told if told is not None and told.attempt == self.memory.attempt else None
+        """The last answer of the current attempt's agents."""
+        answer = self.progress
+        return answer if answer is not None and answer.attempt == self.memory.attempt else None
 
     @cached_property
-    def suspects(self) -> tuple[PodView, ...]:
-        silent = {i for i, since in self.waited_for_since.items() if self.now - since < DOUBT_S}
+    def silent_pods(self) -> tuple[PodView, ...]:
+        silent = {i for i, since in self.silent_since.items() if self.now - since < SILENCE_COUNTS_S}
         first = self.current.get(0)
-        beside = first.node if self.coordinator_silent and first is not None else None
-        decided = self.lost_nodes
-        stays = {pod.uid for pod in self.current.values()}
+        node_of_first = first.node if self.coordinator_silent and first is not None else None
+        lost = self.lost_nodes
+        current = {pod.uid for pod in self.current.values()}
         return tuple(
             pod
-            for pod in self.ours
+            for pod in self.owned
             if not pod.ended
-            if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == beside))
-            or (pod.node in decided and pod.uid not in stays)  # nobody is asked about an attempt that is over
+            if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == node_of_first))
+            or (pod.node in lost and pod.uid not in current)  # no agent answers for an old attempt
         )
 
     @cached_property
-    def waited_for_since(self) -> dict[int, float]:
-        """Replicas that took part and that the others wait for, by what replica 0's present pod told last.
+    def silent_since(self) -> dict[int, float]:
+        """Replicas that took part and that the others wait for, as replica 0's current pod last reported.
 
-        Not by the word of one that is being replaced: it may have been the one whom nobody heard.
+        A report of a pod that is being replaced is ignored: that pod itself may have been the isolated one.
         """
-        told, first = self.answer, self.current.get(0)
-        if told is None or first is None or first.address != told.address:
+        answer, first = self.answer, self.current.get(0)
+        if answer is None or first is None or first.address != answer.address:
             return {}
-        return {each.replica: told.observed_at - each.seconds for each in told.missing}
+        return {each.replica: answer.observed_at - each.seconds for each in answer.silent_replicas}
 
     @cached_property
-    def cut_off(self) -> dict[int, float]:
-        """Replicas whose pods live, but with which packets are not exchanged any more, and since when."""
-        told = self.answer
-        if told is None or self.scope != REPLICA:
+    def isolated_since(self) -> dict[int, float]:
+        """Replicas whose pods run but whose heartbeats do not arrive, and since when."""
+        answer = self.answer
+        if answer is None or self.scope != REPLICA:
             return {}
         unheard = {
             index: since
-            for index, since in self.waited_for_since.items()
-            if self._is_well(self.current.get(index), before=since)
+            for index, since in self.silent_since.items()
+            if self._is_healthy(self.current.get(index), before=since)
         }
-        # Whom nobody on several nodes reaches is cut off himself; the others hold the state of the run. They
-        # need not fall silent in the same second: the first is not to blame before it is known of the last.
+        # If replica 0 hears from no replica on two or more nodes, replica 0 itself is isolated, and the
+        # others hold the state of the run. They may fall silent at different times, so wait for the last one
+        # before deciding.
         nodes = {self.current[index].node for index in unheard}
-        running = {i for i, pod in self.current.items() if pod.phase == "Running"}  # no other can be heard
+        # Only running pods send heartbeats.
+        running = {i for i, pod in self.current.items() if pod.phase == "Running"}
         if running <= unheard.keys() | {0} and len(nodes) > 1:
             unheard = {0: max(unheard.values())}
-        return {i: since for i, since in unheard.items() if told.observed_at - since >= CUT_OFF_S}
+        return {i: since for i, since in unheard.items() if answer.observed_at - since >= ISOLATED_AFTER_S}
 
-    def _is_well(self, pod: PodView | None, *, before: float) -> bool:
-        """By the word of Kubernetes; one that was placed later has never taken part: it may still start."""
+    def _is_healthy(self, pod: PodView | None, *, before: float) -> bool:
+        """Whether Kubernetes reports it healthy; a pod bound after `before` may still be starting."""
         if pod is None or self.failed(pod) or pod.deleting or pod.phase != "Running":
             return False
         node, placed = (self.nodes or {}).get(pod.node), pod.condition("PodScheduled")
@@ -330,44 +333,46 @@ class Snapshot(Placed):
 
     @cached_property
     def lost_nodes(self) -> frozenset[str]:
-        """Nodes whose loss the job is recovering from: the blamed one, and those noted since that began."""
+        """Nodes whose loss the job is recovering from: the blamed node, and those recorded since."""
         failure, began = self.memory.failure, self.memory.changed_at
         if self.memory.phase != RECOVERING or failure.get("reason") != "NodeLost":
             return frozenset()
-        noted = {known.node for known in self.memory.suspects if began is not None and known.at >= began}
+        noted = {known.node for known in self.memory.faulty_nodes if began is not None and known.at >= began}
         return frozenset(noted | {str(failure.get("node"))})
 
     @cached_property
     def scope(self) -> str:
-        """How much a recovery touches: Auto means Replica once the agents of this attempt said they can."""
-        wished = self.job.recovery.scope
-        return self.memory.scope if wished == "Auto" else wished
+        """What a recovery restarts; Auto means Replica once this attempt's agents report that they can."""
+        configured = self.job.recovery.scope
+        return self.memory.scope if configured == "Auto" else configured
 
     @cached_property
     def size(self) -> int:
-        """Replicas that the present attempt is to have.
+        """Number of replicas of the current attempt.
 
-        With scope Replica the attempt follows the spec; else it is what it was made with.
+        With scope Replica the attempt follows spec.replicas; else it keeps the size that it started with.
         """
-        if self.job.elastic is None or self.scope == REPLICA or self.memory.wanted is None:
+        if self.job.elastic is None or self.scope == REPLICA or self.memory.recorded_size is None:
             return self.job.replicas
-        return self.memory.wanted
+        return self.memory.recorded_size
 
     @cached_property
     def current(self) -> dict[int, PodView]:
-        """Pods of the current attempt by index, without those that were told to go."""
-        return {p.index: p for p in self.ours if p.attempt == self.memory.attempt and self._stays(p)}
+        """Pods of the current attempt by index, without those that are being replaced."""
+        return {p.index: p for p in self.owned if p.attempt == self.memory.attempt and self._is_current(p)}
 
-    def _stays(self, pod: PodView) -> bool:
+    def _is_current(self, pod: PodView) -> bool:
         replaced = self.memory.replacing.get(pod.index) == pod.uid
-        # Taken off by a smaller size, and wanted again before it was gone.
-        leaving = pod.deleting and self.memory.wanted is not None and pod.index >= self.memory.wanted
-        wanted = 0 <= pod.index < self.size and not pod.mislabelled
-        return wanted and not replaced and not leaving
+        # Removed by scaling down, and needed again before it was gone.
+        leaving = (
+            pod.deleting and self.memory.recorded_size is not None and pod.index >= self.memory.recorded_size
+        )
+        valid = 0 <= pod.index < self.size and not pod.mislabelled
+        return valid and not replaced and not leaving
 
     @cached_property
     def obsolete(self) -> tuple[PodView, ...]:
-        """Pods under our label in the way: being replaced, of an older attempt, or of a job that is gone."""
+        """Pods with our label that block a name: being replaced, of an older attempt or of a deleted job."""
         kept = {pod.uid for pod in self.current.values()}
         return tuple(pod for pod in self.pods if pod.owner_uid and pod.uid not in kept)
 
@@ -378,39 +383,39 @@ class Snapshot(Placed):
 
     @cached_property
     def vanished(self) -> tuple[int, ...]:
-        """Missing replicas whose pod somebody removed: a job only runs once all of them were there."""
+        """Missing replicas whose pod was deleted: in phase Running all pods had existed."""
         if self.memory.phase != RUNNING:
             return ()
-        known = self.size if self.memory.wanted is None else min(self.size, self.memory.wanted)
+        known = self.size if self.memory.recorded_size is None else min(self.size, self.memory.recorded_size)
         return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
 
     @cached_property
-    def left_out(self) -> frozenset[int]:
-        """Replicas whose pods find no room and that an elastic job of scope Replica goes on without.
+    def excluded(self) -> frozenset[int]:
+        """Replicas whose pods are unschedulable and that an elastic job of scope Replica runs without.
 
-        Their pods stay where they are, Pending: the scheduler tells when there is room again. Not
-        replica 0, where all others meet.
+        Their pods stay Pending, so that the scheduler binds them once there is capacity. Never replica 0,
+        because all other replicas connect to it.
         """
         if self.job.elastic is None or self.scope != REPLICA:
             return frozenset()
         found = frozenset(i for i, pod in self.current.items() if i and self.long_unschedulable(pod))
-        return found if self.size - len(found) >= self.job.lowest else frozenset()
+        return found if self.size - len(found) >= self.job.min_replicas else frozenset()
 
     @cached_property
-    def taking_part(self) -> dict[int, PodView]:
-        return {i: pod for i, pod in self.current.items() if i not in self.left_out}
+    def participating(self) -> dict[int, PodView]:
+        return {i: pod for i, pod in self.current.items() if i not in self.excluded}
 
     def long_unschedulable(self, pod: PodView) -> bool:
-        """Whether it has fitted no node for so long that it is not waited for."""
+        """Whether it has been unschedulable for so long that the job stops waiting for it."""
         since = unschedulable_since(pod)
-        return since is not None and self.now - since >= ROOM_S
+        return since is not None and self.now - since >= SHRINK_AFTER_S
 
     def trainer(self, pod: PodView) -> ContainerView | None:
         """The container of this pod that runs the ranks, once the kubelet has reported it."""
         return next((c for c in pod.containers if not c.init and c.name == self.job.trainer), None)
 
     def succeeded(self, pod: PodView) -> bool:
-        """Its ranks are done; a helper container that never ends does not hold the job up."""
+        """Whether its ranks have succeeded; a sidecar that never exits does not delay the job."""
         trainer = self.trainer(pod)
         return pod.phase == "Succeeded" or (trainer is not None and trainer.exit_code == 0)
 
@@ -421,21 +426,26 @@ class Snapshot(Placed):
         )
 
     def started(self, pod: PodView) -> bool:
-        """Its ranks run, or have run to a good end."""
+        """Whether its ranks run or have succeeded."""
         return pod.phase == "Running" or self.succeeded(pod)
 
 
 def unschedulable_since(pod: PodView) -> float | None:
-    """Since when the scheduler finds no node for it, or None where that is not so."""
-    told = pod.condition("PodScheduled")
-    if pod.phase != "Pending" or told is None or told.status != "False" or told.reason != "Unschedulable":
+    """Since when the pod is unschedulable, or None if it is not."""
+    scheduled = pod.condition("PodScheduled")
+    if (
+        pod.phase != "Pending"
+        or scheduled is None
+        or scheduled.status != "False"
+        or scheduled.reason != "Unschedulable"
+    ):
         return None
-    return told.since
+    return scheduled.since
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone(Placed):
-    """A job that no longer exists, and those of its children that a cache or the API still shows."""
+class Gone(PodsOnNodes):
+    """A job that no longer exists, and its children that a cache or the API still shows."""
 
     namespace: str
     name: str

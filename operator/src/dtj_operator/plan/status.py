@@ -1,17 +1,17 @@
-"""The status that a snapshot and a verdict amount to.
+"""The new status, computed from a snapshot and a verdict.
 
-`report` makes the whole status, with the conditions of plan/conditions.py; `events` tells people about it.
-Before this stands the planner, after it plan/pace.py, which says when the difference is worth a write.
+`new_status` builds the whole status, with the conditions of plan/conditions.py; `events` derives the Events.
+The planner runs before this; plan/pace.py runs after it and decides when to write the difference.
 """
 
 from typing import Any
 
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import (
+    AllowNodes,
     Event,
     Fail,
     Fault,
-    Lift,
     Resize,
     Restart,
     Resume,
@@ -19,10 +19,10 @@ from dtj_operator.plan.actions import (
     Suspend,
     Verdict,
 )
-from dtj_operator.plan.attempt import attempt_of, begins_anew, done_before, remaining
-from dtj_operator.plan.conditions import MESSAGE_LIMIT, conditions, obstacle, shortage
+from dtj_operator.plan.attempt import attempt_of, done_before, remaining, starts_new_attempt
+from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, shortage
 from dtj_operator.plan.goodput import goodput
-from dtj_operator.plan.policies.restart import seen
+from dtj_operator.plan.policies.restart import counters
 from dtj_operator.plan.snapshot import (
     FAILED,
     FINAL,
@@ -47,8 +47,8 @@ _PHASE_AFTER: dict[type, str] = {
 }
 
 
-def report(s: Snapshot, verdict: Verdict | None) -> Json:
-    """The job's whole status after this look; equal to the stored one where nothing happened."""
+def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
+    """The job's whole status after this reconcile; equal to the stored one if nothing happened."""
     old = s.memory.raw
     if s.memory.finished:
         return {**old, "observedGeneration": s.job.generation}
@@ -84,7 +84,7 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
         return _PHASE_AFTER[type(verdict)]
     if s.memory.phase in (SUSPENDED, RUNNING):
         return s.memory.phase
-    if not s.missing and all(s.started(pod) for pod in s.taking_part.values()):
+    if not s.missing and all(s.started(pod) for pod in s.participating.values()):
         return RUNNING
     if s.memory.phase == RECOVERING:
         return RECOVERING
@@ -92,11 +92,13 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
 
 
 def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
-    """One sentence for the table that kubectl prints: what the job waits for, or why it ended."""
+    """One sentence for the table of `kubectl get`: what the job waits for, or why it ended."""
     match verdict:
         case Fail(_, message):
             return message
-        case Restart(fault, goes_on=goes_on) if not (goes_on and s.memory.phase == RECOVERING):
+        case Restart(fault, same_incident=same_incident) if not (
+            same_incident and s.memory.phase == RECOVERING
+        ):
             return fault.sentence
         case Resize(_, why, True):
             return why
@@ -104,14 +106,14 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
         return None
     blocked = obstacle(s)
     if blocked is not None:
-        return blocked.message[:MESSAGE_LIMIT]
+        return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if s.memory.phase == phase == RECOVERING:
         return s.memory.raw.get("message")
     return shortage(s)
 
 
 def _ready(s: Snapshot, verdict: Verdict | None) -> str | None:
-    """Pods that are ready or done / replicas."""
+    """Pods that are ready or have succeeded / replicas."""
     if s.job.error is not None:
         return None
     counts = _replicas(s, verdict)
@@ -126,9 +128,9 @@ def _step(progress: Json | None) -> str | None:
 
 
 def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
-    """A suspension ends an attempt too, if there was one: whatever remains of it is old from then on."""
-    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.ours)
-    return s.memory.attempt + (begins_anew(verdict) or stopped)
+    """A suspension ends the attempt too, if there is one: its pods count as old from then on."""
+    stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
+    return s.memory.attempt + (starts_new_attempt(verdict) or stopped)
 
 
 def _start_time(s: Snapshot, phase: str) -> str | None:
@@ -151,56 +153,58 @@ def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
 
 
 def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
-    now = seen(s)
+    now = counters(s)
     counted = isinstance(verdict, Restart) and verdict.counts
-    uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.goes_on
-    told = {
+    uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.same_incident
+    counts = {
         "total": now.counted + counted + now.disruptions + uncounted,
         "counted": now.counted + counted,
         "disruptions": now.disruptions + uncounted,
         "withoutProgress": now.without_progress + counted,
         "inPlace": now.in_place or None,
-        "inPlaceOfAttempt": now.in_place_now or None if _attempt(s, verdict) == s.memory.attempt else None,
+        "inPlaceOfAttempt": now.in_place_of_attempt or None
+        if _attempt(s, verdict) == s.memory.attempt
+        else None,
         "highestStep": now.highest_step,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in counts.items() if value is not None}
 
 
 def _progress(s: Snapshot) -> Json | None:
-    """What the agent said last; once replica 0 has ended, the step of its report."""
-    told = dict(s.memory.progress)
-    fresh = s.answer
-    if fresh is not None:
-        told = {
-            "step": fresh.step,
-            "totalSteps": fresh.total_steps,
-            "epoch": fresh.epoch,
-            "loss": _decimal(fresh.loss),
-            "samplesPerSecond": _decimal(fresh.samples_per_second),
-            "eta": None if fresh.eta_s is None else times.rfc3339(fresh.observed_at + fresh.eta_s),
-            "observedAt": times.rfc3339(fresh.observed_at),
+    """The agent's last answer; once replica 0 has exited, the step of its exit report."""
+    fields = dict(s.memory.progress)
+    answer = s.answer
+    if answer is not None:
+        fields = {
+            "step": answer.step,
+            "totalSteps": answer.total_steps,
+            "epoch": answer.epoch,
+            "loss": _decimal(answer.loss),
+            "samplesPerSecond": _decimal(answer.samples_per_second),
+            "eta": None if answer.eta_s is None else times.rfc3339(answer.observed_at + answer.eta_s),
+            "observedAt": times.rfc3339(answer.observed_at),
         }
-    last = blame.last_step(s)
-    if last is not None and last >= (told.get("step") or 0) and last != told.get("step"):
-        told |= {"step": last, "eta": None, "observedAt": times.rfc3339(s.now)}
-    return {name: value for name, value in told.items() if value is not None} or None
+    last = blame.step_at_exit(s)
+    if last is not None and last >= (fields.get("step") or 0) and last != fields.get("step"):
+        fields |= {"step": last, "eta": None, "observedAt": times.rfc3339(s.now)}
+    return {name: value for name, value in fields.items() if value is not None} or None
 
 
 def _decimal(value: float | None) -> str | None:
-    """Numbers of the API conventions are strings: floats do not survive every client."""
+    """The API conventions want fractions as strings, because floats do not survive every client."""
     return None if value is None else f"{value:.4g}"
 
 
 def _failure(s: Snapshot, verdict: Verdict | None) -> Json | None:
     """The last incident; it stays after recovery."""
-    if isinstance(verdict, Restart) and verdict.goes_on:
+    if isinstance(verdict, Restart) and verdict.same_incident:
         return s.memory.failure
-    fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.healed(s)
-    return s.memory.failure or None if fault is None else _told(fault)
+    fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.in_place_fault(s)
+    return s.memory.failure or None if fault is None else _failure_fields(fault)
 
 
-def _told(fault: Fault) -> Json:
-    told: Json = {
+def _failure_fields(fault: Fault) -> Json:
+    fields: Json = {
         "rank": fault.rank,
         "replica": fault.replica,
         "node": fault.node or None,
@@ -211,14 +215,14 @@ def _told(fault: Fault) -> Json:
         "at": times.rfc3339(fault.at),
         "generation": fault.generation,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
-    """What people should hear about, once it is written down."""
+    """The Events to record once the status is written."""
     attempt = str(new.get("attempt", 0))
-    found = [_healed(s, new), _event(verdict, attempt, new)]
-    found.append(_held_up(s, attempt, new))
+    found = [_in_place_event(s, new), _event(verdict, attempt, new)]
+    found.append(_delay_event(s, attempt, new))
     blocked = obstacle(s)
     known = s.memory.condition("PodsReady") or {}
     news = blocked is not None and known.get("reason") != blocked.reason
@@ -227,44 +231,49 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     return tuple(event for event in found if event is not None)
 
 
-def _healed(s: Snapshot, new: Json) -> Event | None:
+def _in_place_event(s: Snapshot, new: Json) -> Event | None:
     number = (new.get("restarts") or {}).get("inPlace", 0)
     healed = number - s.memory.restarts.in_place
     if healed <= 0:
         return None
-    fault = blame.healed(s)
-    what = f", the last: {fault.sentence}" if fault else ""
-    return Event("Warning", "Healed", f"{healed} healed in place{what}", str(number))
+    fault = blame.in_place_fault(s)
+    what = f"; last: {fault.sentence}" if fault else ""
+    return Event("Warning", "Healed", f"{_count(healed, 'in-place restart')}{what}", str(number))
 
 
-def _held_up(s: Snapshot, attempt: str, new: Json) -> Event | None:
-    """Once an incident; whoever is named then stays the same until it is over."""
-    told: Json = next((c for c in new["conditions"] if c["type"] == "Healthy"), {})
+def _delay_event(s: Snapshot, attempt: str, new: Json) -> Event | None:
+    """One Event per incident; the named ranks stay the same until it is over."""
+    healthy: Json = next((c for c in new["conditions"] if c["type"] == "Healthy"), {})
     known = s.memory.condition("Healthy") or {}
-    if told.get("reason") not in (HANG, STRAGGLER) or told.get("message") == known.get("message"):
+    if healthy.get("reason") not in (HANG, STRAGGLER) or healthy.get("message") == known.get("message"):
         return None
-    return Event("Warning", told["reason"], told["message"], f"{attempt}/{told['message']}")
+    return Event("Warning", healthy["reason"], healthy["message"], f"{attempt}/{healthy['message']}")
 
 
 def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
-    told: Event | None = None
+    event: Event | None = None
     match verdict:
         case Succeed(reason):
-            told = Event("Normal", "Completed", f"all done: {reason}", attempt)
+            event = Event("Normal", "Completed", f"Job succeeded: {reason}", attempt)
         case Fail(reason, message):
-            told = Event("Warning", reason, message, attempt)
-        case Restart(fault, counts, replaces, goes_on=False):
-            kind = "restart" if counts else "restart outside the budget"
-            what = f"attempt {attempt}" if replaces is None else f"{len(replaces)} of the pods"
+            event = Event("Warning", reason, message, attempt)
+        case Restart(fault, counts, replaces, same_incident=False):
+            what = "all pods" if replaces is None else _count(len(replaces), "pod")
+            which = f"attempt {attempt}" if counts else f"attempt {attempt}, not counted"
             number = f"{attempt}/{new['restarts']['total']}"
-            told = Event("Warning", "Restarting", f"{what}, {kind}: {fault.sentence}", number)
+            event = Event("Warning", "Restarting", f"Restarting {what} ({which}): {fault.sentence}", number)
         case Resize(size, why):
-            told = Event("Normal", "Resized", f"{size} replicas: {why}", f"{attempt}/{size}")
-        case Lift(pods):
-            note = f"{len(pods)} pods find no room, so no node is avoided any more"
-            told = Event("Normal", "NodesAllowed", note, attempt)
+            event = Event("Normal", "Resized", why, f"{attempt}/{size}")
+        case AllowNodes(pods):
+            blocked = "1 pod is" if len(pods) == 1 else f"{len(pods)} pods are"
+            note = f"{blocked} unschedulable; node avoidance is disabled for this job"
+            event = Event("Normal", "NodesAllowed", note, attempt)
         case Suspend():
-            told = Event("Normal", "Suspended", "pods are being stopped, spec.suspend is true", attempt)
+            event = Event("Normal", "Suspended", "Stopping all pods: spec.suspend is true", attempt)
         case Resume():
-            told = Event("Normal", "Resumed", f"attempt {attempt} begins", attempt)
-    return told
+            event = Event("Normal", "Resumed", f"Starting attempt {attempt}: spec.suspend is false", attempt)
+    return event
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,10 +1,10 @@
-"""RFC 3339 and seconds since the epoch, which is how the planner counts time."""
+"""RFC 3339 timestamps <-> seconds since the epoch, the planner's unit of time."""
 
 from datetime import UTC, datetime
 
 
 def parse(text: object) -> float | None:
-    """Seconds since the epoch, or None where the text is no timestamp with a zone."""
+    """Seconds since the epoch, or None if the text is not a timestamp with a time zone."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:
@@ -13,5 +13,5 @@ def parse(text: object) -> float | None:
 
 
 def rfc3339(seconds: float) -> str:
-    """Whole seconds in UTC, as the API conventions have it."""
+    """Whole seconds in UTC, as in the API conventions."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

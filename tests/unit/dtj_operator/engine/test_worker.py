@@ -1,4 +1,4 @@
-"""A worker outlives whatever a reconcile does, and says each failure once."""
+"""A worker survives every failure of a reconcile and logs each failure once."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dtj_operator.engine.worker import LONGEST_LOOK_S, TryLater, work
+from dtj_operator.engine.worker import RECONCILE_TIMEOUT_S, TryLater, work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.kube.errors import Unavailable
 
@@ -22,7 +22,7 @@ async def working(reconcile: Reconcile) -> AsyncIterator[WorkQueue[str]]:
     queue: WorkQueue[str] = WorkQueue(Random(1))
     task = asyncio.create_task(work(queue, reconcile))
     yield queue
-    assert not task.done(), "a worker lives for ever"
+    assert not task.done(), "a worker never ends"
     task.cancel()
     queue.close()
     await asyncio.gather(task, return_exceptions=True)
@@ -42,7 +42,7 @@ def looks(answers: list[float | Exception | None]) -> tuple[Reconcile, list[floa
     return reconcile, times
 
 
-async def test_a_key_comes_back_when_reconcile_said() -> None:
+async def test_key_is_requeued_after_the_returned_delay() -> None:
     reconcile, times = looks([7.0, 0.0])
     async with working(reconcile) as queue:
         queue.add("a")
@@ -51,7 +51,7 @@ async def test_a_key_comes_back_when_reconcile_said() -> None:
     assert times == pytest.approx([0, 7, 7])
 
 
-async def test_a_failure_is_tried_again_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_is_retried_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     reconcile, times = looks([ValueError("boom")])
     async with working(reconcile) as queue:
         queue.add("a")
@@ -59,10 +59,10 @@ async def test_a_failure_is_tried_again_and_told_once(caplog: pytest.LogCaptureF
 
     assert len(times) == 2
     assert [record.message for record in caplog.records] == ["reconcile failed"]
-    assert caplog.records[0].exc_info is not None, "a defect of ours comes with its traceback"
+    assert caplog.records[0].exc_info is not None, "a bug is logged with its traceback"
 
 
-async def test_a_busy_api_server_is_told_without_a_traceback_and_waited_for(
+async def test_busy_api_server_is_logged_without_a_traceback_and_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reconcile, times = looks([Unavailable("GET /x", 429, "TooManyRequests", "slow down", after_s=20)])
@@ -74,7 +74,7 @@ async def test_a_busy_api_server_is_told_without_a_traceback_and_waited_for(
     assert not caplog.records[0].exc_info
 
 
-async def test_what_must_wait_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_postponed_reconcile_is_not_logged_as_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     reconcile, times = looks([TryLater("old pods"), TryLater("old pods", after_s=9)])
     async with working(reconcile) as queue:
@@ -86,8 +86,8 @@ async def test_what_must_wait_is_no_failure(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
-async def test_a_deadline_does_not_wait_for_the_back_off() -> None:
-    reconcile, times = looks([TryLater("no room", after_s=60, within_s=7)])
+async def test_back_off_does_not_delay_a_deadline() -> None:
+    reconcile, times = looks([TryLater("no capacity", after_s=60, within_s=7)])
     async with working(reconcile) as queue:
         queue.add("a")
         await asyncio.sleep(30)
@@ -95,7 +95,7 @@ async def test_a_deadline_does_not_wait_for_the_back_off() -> None:
     assert times == pytest.approx([0, 7])
 
 
-async def test_a_reconcile_that_hangs_gives_its_key_back() -> None:
+async def test_reconcile_that_hangs_releases_its_key() -> None:
     calls = 0
 
     async def reconcile(_: str) -> None:
@@ -106,6 +106,6 @@ async def test_a_reconcile_that_hangs_gives_its_key_back() -> None:
 
     async with working(reconcile) as queue:
         queue.add("a")
-        await asyncio.sleep(2 * LONGEST_LOOK_S)
+        await asyncio.sleep(2 * RECONCILE_TIMEOUT_S)
 
     assert calls == 2

@@ -1,4 +1,4 @@
-"""The queue on fake time: what is added, when it comes, and that a key is never held twice."""
+"""The queue on fake time: when an added key is taken, and that a key is never held twice."""
 
 import asyncio
 from random import Random
@@ -24,7 +24,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_a_key_that_waits_is_not_added_again(queue: WorkQueue[str]) -> None:
+async def test_queued_key_is_not_added_again(queue: WorkQueue[str]) -> None:
     for _ in range(1000):
         queue.add("a")
 
@@ -32,14 +32,14 @@ async def test_a_key_that_waits_is_not_added_again(queue: WorkQueue[str]) -> Non
     assert len(queue) == 0
 
 
-async def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
+async def test_keys_are_taken_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
     for key in "cab":
         queue.add(key)
 
     assert [await next_key(queue) for _ in range(3)] == ["c", "a", "b"]
 
 
-async def test_a_key_is_never_held_twice_and_comes_back_if_it_was_added_meanwhile(
+async def test_key_is_never_held_twice_and_is_queued_again_if_added_meanwhile(
     queue: WorkQueue[str],
 ) -> None:
     queue.add("a")
@@ -53,7 +53,7 @@ async def test_a_key_is_never_held_twice_and_comes_back_if_it_was_added_meanwhil
     assert await next_key(queue) == "a"
 
 
-async def test_a_key_whose_worker_failed_can_be_taken_again(queue: WorkQueue[str]) -> None:
+async def test_key_whose_worker_failed_can_be_taken_again(queue: WorkQueue[str]) -> None:
     queue.add("a")
     with pytest.raises(ValueError, match="boom"):
         async with queue.take():
@@ -82,12 +82,12 @@ async def test_back_off_doubles_up_to_a_limit_with_jitter_and_a_success_resets_i
     queue: WorkQueue[str],
 ) -> None:
     delays = [queue.retry("a") for _ in range(12)]
-    queue.forget("a")
+    queue.reset_backoff("a")
 
     for failures, delay in enumerate(delays):
         expected = min(60.0, 0.2 * 2**failures)
         assert 0.8 * expected <= delay <= 1.2 * expected
-    assert len(set(delays)) == len(delays), "no two alike: that is what jitter is for"
+    assert len(set(delays)) == len(delays), "jitter makes all of them different"
     assert queue.retry("a") < 0.3
 
 
@@ -98,7 +98,7 @@ async def test_back_off_is_at_least_what_the_server_asked_for(queue: WorkQueue[s
     assert now() == pytest.approx(30)
 
 
-async def test_the_wait_of_the_oldest_key_is_known(queue: WorkQueue[str]) -> None:
+async def test_age_of_the_oldest_key(queue: WorkQueue[str]) -> None:
     assert queue.oldest_s() == 0
     queue.add("a")
     await asyncio.sleep(3)
@@ -110,7 +110,7 @@ async def test_the_wait_of_the_oldest_key_is_known(queue: WorkQueue[str]) -> Non
         assert waited == pytest.approx(7)
 
 
-async def test_after_close_nothing_comes(queue: WorkQueue[str]) -> None:
+async def test_no_key_is_added_after_close(queue: WorkQueue[str]) -> None:
     queue.add_after("a", 1)
     queue.close()
     with pytest.raises(TimeoutError):
@@ -118,22 +118,22 @@ async def test_after_close_nothing_comes(queue: WorkQueue[str]) -> None:
             await next_key(queue)
 
 
-async def test_a_patient_key_lets_those_go_first_that_are_in_a_hurry(queue: WorkQueue[str]) -> None:
+async def test_patient_key_yields_to_urgent_keys(queue: WorkQueue[str]) -> None:
     queue.add("patient", patience_s=2)
-    queue.add("hurried")
+    queue.add("urgent")
 
-    assert [await next_key(queue) for _ in range(2)] == ["hurried", "patient"]
+    assert [await next_key(queue) for _ in range(2)] == ["urgent", "patient"]
 
 
-async def test_a_patient_key_does_not_wait_for_ever(queue: WorkQueue[str]) -> None:
+async def test_patient_key_does_not_wait_forever(queue: WorkQueue[str]) -> None:
     queue.add("patient", patience_s=2)
     await asyncio.sleep(3)
-    queue.add("hurried")
+    queue.add("urgent")
 
-    assert [await next_key(queue) for _ in range(2)] == ["patient", "hurried"]
+    assert [await next_key(queue) for _ in range(2)] == ["patient", "urgent"]
 
 
-async def test_a_patient_key_is_taken_at_once_where_nobody_is_in_a_hurry(queue: WorkQueue[str]) -> None:
+async def test_patient_key_is_taken_at_once_if_no_key_is_urgent(queue: WorkQueue[str]) -> None:
     began = now()
     queue.add("patient", patience_s=2)
 
@@ -141,7 +141,7 @@ async def test_a_patient_key_is_taken_at_once_where_nobody_is_in_a_hurry(queue: 
     assert now() == began
 
 
-async def test_urgent_news_end_the_patience_of_a_key_and_it_comes_once(queue: WorkQueue[str]) -> None:
+async def test_urgent_add_ends_the_patience_of_a_key_and_it_is_taken_once(queue: WorkQueue[str]) -> None:
     queue.add("a", patience_s=2)
     queue.add("b", patience_s=1)
     queue.add("a")
@@ -153,7 +153,7 @@ async def test_urgent_news_end_the_patience_of_a_key_and_it_comes_once(queue: Wo
             await next_key(queue)
 
 
-async def test_a_key_keeps_its_patience_while_somebody_works_on_it(queue: WorkQueue[str]) -> None:
+async def test_key_keeps_its_patience_while_a_worker_holds_it(queue: WorkQueue[str]) -> None:
     queue.add("a")
     async with queue.take():
         queue.add("a", patience_s=2)

@@ -1,7 +1,7 @@
-"""A small API server on a real socket that answers as a script says, faults included.
+"""A small API server on a real socket that answers from a script, including faults.
 
-It keeps no objects and knows no rules: what it cannot prove (conflicts, validation, roles, real watches)
-the integration tests prove on the real one.
+It stores no objects and knows no rules. What it cannot prove (conflicts, validation, roles, real watches),
+the integration tests prove with a real API server.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Server:
         body = json.loads(raw) if raw else None
         self.asked.append((request.method, request.path, dict(request.query), body))
         if not self.script:
-            return web.Response(status=500, text="nothing was scripted for this request")
+            return web.Response(status=500, text="the script has no answer for this request")
         return await self.script.pop(0)(request)
 
     @property
@@ -66,12 +66,12 @@ def says(body: Json, status: int = 200, **headers: str) -> Handler:
 
 
 def refuses(status: int, reason: str = "", message: str = "", **headers: str) -> Handler:
-    """A failure as the API server words it."""
+    """Answer with a Status as the API server does."""
     return says({"kind": "Status", "reason": reason, "message": message}, status, **headers)
 
 
 async def stall(_: object) -> Any:
-    """Say nothing more, and keep the connection."""
+    """Send nothing more, and keep the connection open."""
     await asyncio.Event().wait()
 
 
@@ -87,7 +87,7 @@ def hangs_up() -> Handler:
 
 
 def streams(*lines: Json | bytes, then: Handler | None = None) -> Handler:
-    """Answer a watch with these lines; then end it in good order, or as `then` does."""
+    """Answer a watch with these lines; then end it normally, or as `then` does."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

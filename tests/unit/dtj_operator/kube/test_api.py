@@ -1,4 +1,4 @@
-"""Calls over a real socket: what is repeated, what is raised, and what is put on the wire."""
+"""Calls over a real socket: which are retried, which errors are raised, and what is sent."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,7 +47,7 @@ async def talking(*script: Handler) -> AsyncIterator[tuple[Api, Server]]:
         param(401, ApiError, id="not logged in"),
     ],
 )
-async def test_what_will_not_change_is_raised_at_once_in_the_servers_words(
+async def test_permanent_error_is_raised_at_once_with_the_servers_message(
     status: int, kind: type[ApiError]
 ) -> None:
     async with talking(refuses(status, "Because", "exceeded quota: q")) as (api, server):
@@ -72,14 +72,14 @@ async def test_what_will_not_change_is_raised_at_once_in_the_servers_words(
         param(hangs_up(), id="a cut connection"),
     ],
 )
-async def test_what_may_pass_is_tried_again(fault: Handler) -> None:
+async def test_temporary_error_is_retried(fault: Handler) -> None:
     async with talking(fault, fault, OK) as (api, server):
         await api.create("/x", {"a": 1})
 
         assert [asked[3] for asked in server.asked] == [{"a": 1}] * 3
 
 
-async def test_a_server_that_stays_broken_is_given_up_on() -> None:
+async def test_retries_stop_if_the_server_stays_broken() -> None:
     async with talking(*[refuses(500, message="etcd is sad")] * 9) as (api, server):
         with pytest.raises(Unavailable, match="etcd is sad"):
             await api.get("/x")
@@ -87,7 +87,7 @@ async def test_a_server_that_stays_broken_is_given_up_on() -> None:
         assert len(server.asked) == 4
 
 
-async def test_a_long_wish_to_wait_is_left_to_the_queue() -> None:
+async def test_long_retry_after_is_left_to_the_queue() -> None:
     async with talking(refuses(429, Retry_After="30"), OK) as (api, server):
         with pytest.raises(Unavailable) as caught:
             await api.get("/x")
@@ -96,7 +96,7 @@ async def test_a_long_wish_to_wait_is_left_to_the_queue() -> None:
         assert len(server.asked) == 1
 
 
-async def test_an_update_is_not_repeated_for_its_version_may_be_spent() -> None:
+async def test_update_is_not_retried() -> None:
     async with talking(refuses(500), OK) as (api, server):
         with pytest.raises(Unavailable):
             await api.update("/x", {"metadata": {"resourceVersion": "7"}})
@@ -104,7 +104,7 @@ async def test_an_update_is_not_repeated_for_its_version_may_be_spent() -> None:
         assert len(server.asked) == 1
 
 
-async def test_a_delete_names_exactly_what_it_means() -> None:
+async def test_delete_carries_its_preconditions() -> None:
     async with talking(OK, OK) as (api, server):
         await api.delete("/x", uid="u", grace_s=5)
         await api.delete("/x", uid="u", version="7")
@@ -120,7 +120,7 @@ async def test_a_delete_names_exactly_what_it_means() -> None:
     }
 
 
-async def test_a_patch_is_a_merge_patch_and_fields_that_nobody_knows_survive() -> None:
+async def test_patch_is_a_merge_patch_and_keeps_unknown_fields() -> None:
     kinds: list[str] = []
 
     async def remember(request: web.Request) -> web.StreamResponse:
@@ -134,7 +134,7 @@ async def test_a_patch_is_a_merge_patch_and_fields_that_nobody_knows_survive() -
     assert server.asked[0][3] == {"status": {"fieldFromTheFuture": None}}
 
 
-async def test_an_answer_that_is_no_json_is_still_told() -> None:
+async def test_error_contains_an_answer_that_is_not_json() -> None:
     async with talking(*[_html] * 4) as (api, _):
         with pytest.raises(Unavailable, match="proxy says no"):
             await api.get("/x")
@@ -144,7 +144,7 @@ async def _html(_: web.Request) -> web.Response:
     return web.Response(status=502, text="<html>proxy says no</html>")
 
 
-async def test_a_watch_yields_whole_lines_and_leaves_out_a_torn_one() -> None:
+async def test_watch_yields_whole_lines_and_drops_a_torn_one() -> None:
     async with (
         talking(streams({"n": 1}, {"n": 2}, b'{"n": ')) as (api, _),
         api.watch("/x", [("watch", "true")], silence_s=5) as lines,
@@ -152,7 +152,7 @@ async def test_a_watch_yields_whole_lines_and_leaves_out_a_torn_one() -> None:
         assert [line async for line in lines] == [b'{"n": 1}\n', b'{"n": 2}\n']
 
 
-async def test_a_watch_that_falls_silent_is_noticed() -> None:
+async def test_silent_watch_is_noticed() -> None:
     async with (
         talking(streams({"n": 1}, then=stall)) as (api, _),
         api.watch("/x", [], silence_s=0.1) as lines,
@@ -161,7 +161,7 @@ async def test_a_watch_that_falls_silent_is_noticed() -> None:
             [line async for line in lines]
 
 
-async def test_a_watch_that_is_cut_is_noticed() -> None:
+async def test_cut_watch_is_noticed() -> None:
     async with (
         talking(streams({"n": 1}, then=hangs_up())) as (api, _),
         api.watch("/x", [], silence_s=5) as lines,

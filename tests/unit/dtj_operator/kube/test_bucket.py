@@ -17,14 +17,14 @@ async def test_a_burst_passes_and_then_the_rate_holds() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(1)
 
 
-async def test_many_callers_at_once_are_spread_over_time() -> None:
+async def test_concurrent_callers_are_spread_over_time() -> None:
     bucket = Bucket(10, burst=1)
     await asyncio.gather(*(bucket.take() for _ in range(21)))
 
     assert asyncio.get_running_loop().time() == pytest.approx(2)
 
 
-async def test_unused_time_fills_the_bucket_no_further_than_the_burst() -> None:
+async def test_bucket_fills_up_to_the_burst() -> None:
     bucket = Bucket(10, burst=3)
     await asyncio.sleep(100)
 

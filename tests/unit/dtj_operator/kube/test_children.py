@@ -1,4 +1,4 @@
-"""What is kept of Services and NetworkPolicies, and what counts as an edit."""
+"""The views of Services and NetworkPolicies, and what counts as an edit."""
 
 import json
 from collections.abc import Callable
@@ -19,10 +19,10 @@ MADE = {SERVICE: service(_JOB), NETWORK_POLICY: network_policy(_JOB, "dtj-system
 
 
 def stored(kind: ChildKind[Any], change: Callable[[Json], object] = lambda _: None) -> ChildView:
-    """As the API server returns it, after somebody's change."""
+    """The object as the API server returns it, after a change."""
     body: Json = json.loads(json.dumps(MADE[kind]))
     body["metadata"] |= {"uid": "u", "resourceVersion": "7"}
-    if kind is SERVICE:  # what it fills in by itself
+    if kind is SERVICE:  # fields that the API server fills in
         body["spec"] |= {"clusterIPs": ["None"], "sessionAffinity": "None", "type": "ClusterIP"}
         for port in body["spec"]["ports"]:
             port["targetPort"] = port["port"]
@@ -31,7 +31,7 @@ def stored(kind: ChildKind[Any], change: Callable[[Json], object] = lambda _: No
 
 
 @pytest.mark.parametrize("kind", [param(SERVICE, id="Service"), param(NETWORK_POLICY, id="NetworkPolicy")])
-def test_what_nobody_touched_is_as_we_made_it(kind: ChildKind[Any]) -> None:
+def test_unedited_object_has_the_expected_fingerprint(kind: ChildKind[Any]) -> None:
     view = stored(kind)
 
     assert view.fingerprint == kind.fingerprint(MADE[kind]["spec"])
@@ -43,18 +43,18 @@ def test_what_nobody_touched_is_as_we_made_it(kind: ChildKind[Any]) -> None:
     [
         param(SERVICE, lambda b: b["spec"]["selector"].clear(), id="selector emptied"),
         param(SERVICE, lambda b: b["spec"]["selector"].update(a="b"), id="selector narrowed"),
-        param(SERVICE, lambda b: b["spec"].update(publishNotReadyAddresses=False), id="ready ones only"),
-        param(SERVICE, lambda b: b["spec"]["ports"].pop(), id="a port taken"),
-        param(SERVICE, lambda b: b["spec"].update(type="NodePort"), id="opened to the world"),
-        param(NETWORK_POLICY, lambda b: b["spec"]["ingress"].append({}), id="everybody let in"),
+        param(SERVICE, lambda b: b["spec"].update(publishNotReadyAddresses=False), id="only ready pods"),
+        param(SERVICE, lambda b: b["spec"]["ports"].pop(), id="a port removed"),
+        param(SERVICE, lambda b: b["spec"].update(type="NodePort"), id="type NodePort"),
+        param(NETWORK_POLICY, lambda b: b["spec"]["ingress"].append({}), id="all ingress allowed"),
         param(NETWORK_POLICY, lambda b: b["spec"].update(podSelector={}), id="other pods selected"),
-        param(NETWORK_POLICY, lambda b: b["spec"]["policyTypes"].append("Egress"), id="ways out closed"),
+        param(NETWORK_POLICY, lambda b: b["spec"]["policyTypes"].append("Egress"), id="egress denied"),
     ],
 )
-def test_an_edit_shows(kind: ChildKind[Any], change: Callable[[Json], object]) -> None:
+def test_edit_changes_the_fingerprint(kind: ChildKind[Any], change: Callable[[Json], object]) -> None:
     assert stored(kind, change).fingerprint != kind.fingerprint(MADE[kind]["spec"])
 
 
-def test_annotations_are_nobodys_business() -> None:
+def test_annotations_do_not_matter() -> None:
     view = stored(SERVICE, lambda body: body["metadata"].update(annotations={"a": "b"}))
     assert view == stored(SERVICE)

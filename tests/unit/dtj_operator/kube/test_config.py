@@ -1,4 +1,4 @@
-"""The way to the API server: through a proxy where the environment names one, looked up once."""
+"""The configuration of the client: a proxy from the environment, looked up once."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("environment", "proxy"),
     [
-        pytest.param({}, None, id="none is named"),
+        pytest.param({}, None, id="no proxy"),
         pytest.param({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128", id="for https"),
         pytest.param({"HTTP_PROXY": "http://proxy:3128"}, None, id="only for http"),
         pytest.param(
@@ -43,7 +43,7 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-async def test_the_proxy_is_the_environments(
+async def test_proxy_is_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
 ) -> None:
     for name, value in environment.items():
@@ -52,5 +52,5 @@ async def test_the_proxy_is_the_environments(
     assert (await config.load()).proxy == proxy
 
 
-async def test_the_transport_does_not_look_again_before_every_request() -> None:
+async def test_transport_does_not_read_the_environment_before_every_request() -> None:
     assert (await config.load()).client_session_kwargs == {"trust_env": False}

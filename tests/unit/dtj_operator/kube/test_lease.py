@@ -1,4 +1,4 @@
-"""Leader election on fake time: one works, another takes over, nobody works on a lost lease."""
+"""Leader election on fake time: one operator leads, another takes over, none acts on a lost lease."""
 
 import asyncio
 import copy
@@ -15,9 +15,9 @@ Json = dict[str, Any]
 
 
 class OneLease:
-    """The API server's half: one object with optimistic locking, and a switch to cut somebody off.
+    """A fake API server: one object with optimistic locking, and switches for outages.
 
-    In memory, because fake time and real sockets do not mix; the real one has its turn in tests/integration.
+    In memory, because fake time does not work with real sockets; tests/integration uses a real API server.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class OneLease:
         return self._store(body)
 
     def edit(self, **spec: str) -> None:
-        """Change it as somebody else would."""
+        """Change it as another client would."""
         assert self.lease is not None
         self._store({**self.lease, "spec": {**self.lease["spec"], **spec}})
 
@@ -83,7 +83,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_the_first_one_leads_at_once() -> None:
+async def test_first_operator_leads_at_once() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -91,7 +91,7 @@ async def test_the_first_one_leads_at_once() -> None:
     assert (server.holder, first.held, now()) == ("a", True, 0)
 
 
-async def test_the_second_one_waits_while_the_first_renews() -> None:
+async def test_second_operator_waits_while_the_first_renews() -> None:
     server = OneLease()
     first, second = lease(server, "a"), lease(server, "b")
     await first.acquire()
@@ -104,7 +104,7 @@ async def test_the_second_one_waits_while_the_first_renews() -> None:
     keeping.cancel()
 
 
-async def test_a_dead_leader_is_followed_after_the_lease_has_run_out() -> None:
+async def test_next_operator_leads_after_the_lease_of_a_dead_leader_expires() -> None:
     server = OneLease()
     await lease(server, "a").acquire()
     await lease(server, "b").acquire()
@@ -113,7 +113,7 @@ async def test_a_dead_leader_is_followed_after_the_lease_has_run_out() -> None:
     assert DURATION_S <= now() <= DURATION_S + 2 * PERIOD_S
 
 
-async def test_a_leader_that_gives_the_lease_back_is_followed_at_once() -> None:
+async def test_next_operator_leads_at_once_after_a_release() -> None:
     server = OneLease()
     first, second = lease(server, "a"), lease(server, "b")
     await first.acquire()
@@ -124,7 +124,7 @@ async def test_a_leader_that_gives_the_lease_back_is_followed_at_once() -> None:
     assert now() <= PERIOD_S
 
 
-async def test_a_slow_api_server_is_waited_for_when_the_lease_is_given_back() -> None:
+async def test_release_waits_for_a_slow_api_server() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -134,7 +134,7 @@ async def test_a_slow_api_server_is_waited_for_when_the_lease_is_given_back() ->
     assert server.holder == ""
 
 
-async def test_a_container_that_restarts_under_the_same_name_goes_on_at_once() -> None:
+async def test_restarted_container_of_the_same_pod_leads_at_once() -> None:
     server = OneLease()
     await lease(server, "a").acquire()
     await lease(server, "a").acquire()
@@ -143,7 +143,7 @@ async def test_a_container_that_restarts_under_the_same_name_goes_on_at_once() -
 
 
 @pytest.mark.parametrize("how", ["unreachable", "hangs"])
-async def test_a_leader_that_cannot_renew_stops_before_anybody_else_may_begin(how: str) -> None:
+async def test_leader_that_cannot_renew_stops_before_another_may_start(how: str) -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -155,7 +155,7 @@ async def test_a_leader_that_cannot_renew_stops_before_anybody_else_may_begin(ho
     assert not first.held
 
 
-async def test_a_short_outage_costs_nothing() -> None:
+async def test_leader_keeps_the_lease_during_a_short_outage() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -169,16 +169,16 @@ async def test_a_short_outage_costs_nothing() -> None:
     keeping.cancel()
 
 
-async def test_a_process_that_was_frozen_knows_at_once_that_it_may_not_act() -> None:
+async def test_process_that_was_frozen_may_not_act() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
-    await asyncio.sleep(RENEW_DEADLINE_S + 1)  # nothing of ours ran meanwhile
+    await asyncio.sleep(RENEW_DEADLINE_S + 1)  # the process was frozen
 
     assert not first.held
 
 
-async def test_who_finds_somebody_else_in_the_lease_has_lost_it() -> None:
+async def test_lease_is_lost_if_another_operator_holds_it() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -199,7 +199,7 @@ async def test_a_renewal_is_one_request() -> None:
     assert (server.version - before, server.reads - began) == (10, 0)
 
 
-async def test_an_api_server_that_takes_seconds_is_no_reason_to_give_up() -> None:
+async def test_leader_keeps_the_lease_with_a_slow_api_server() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()
@@ -211,7 +211,7 @@ async def test_an_api_server_that_takes_seconds_is_no_reason_to_give_up() -> Non
     keeping.cancel()
 
 
-async def test_of_two_that_reach_for_it_at_once_one_gets_it() -> None:
+async def test_only_one_of_two_concurrent_operators_gets_the_lease() -> None:
     server = OneLease()
     both = [lease(server, "a"), lease(server, "b")]
     tries = [asyncio.create_task(one.acquire()) for one in both]
@@ -222,7 +222,7 @@ async def test_of_two_that_reach_for_it_at_once_one_gets_it() -> None:
         task.cancel()
 
 
-async def test_what_others_wrote_into_the_lease_survives() -> None:
+async def test_unknown_fields_of_the_lease_are_kept() -> None:
     server = OneLease()
     first = lease(server, "a")
     await first.acquire()

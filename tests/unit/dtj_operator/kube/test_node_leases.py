@@ -1,4 +1,4 @@
-"""Since when a node's Lease is unchanged: only what was looked at again and again counts."""
+"""Since when the Lease of a node is unchanged: only time between repeated reads counts."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ EARLY_S = 1767225600.0
 
 
 class Kubelets:
-    """What the API server answers, by node; an error is raised."""
+    """The API server's answers by node; an exception is raised."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -49,14 +49,14 @@ def failure(kind: type[ApiError], status: int) -> ApiError:
 
 
 async def unchanged_s(leases: NodeLeases, node: str = "n1") -> float | None:
-    found = (await leases.look([node])).get(node)
+    found = (await leases.read([node])).get(node)
     return None if found is None else found.unchanged_s
 
 
-async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kubelets) -> None:
+async def test_unchanged_time_counts_from_the_first_read_until_a_renewal(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    (found,) = (await leases.look(["n1"])).values()
+    (found,) = (await leases.read(["n1"])).values()
     assert (found.renewed_at, found.duration_s, found.unchanged_s) == (EARLY_S, 40, 0)
     await asyncio.sleep(4)
     assert await unchanged_s(leases) == 4
@@ -70,16 +70,18 @@ async def test_time_counts_from_the_first_look_until_it_is_renewed(kubelets: Kub
 @pytest.mark.parametrize(
     "disturb",
     [
-        param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was away"),
-        param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="there was none"),
-        param(lambda k: k.answers.update(n1="<html>"), id="nonsense"),
-        param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease that nobody has renewed yet"),
+        param(lambda k: k.answers.update(n1=failure(Unavailable, 0)), id="the API server was unavailable"),
+        param(lambda k: k.answers.update(n1=failure(NotFound, 404)), id="it did not exist"),
+        param(lambda k: k.answers.update(n1="<html>"), id="invalid JSON"),
+        param(lambda k: k.answers.update(n1='{"spec": {}}'), id="a lease without a renewal"),
     ],
 )
-async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Callable[[Kubelets], Any]) -> None:
+async def test_failed_read_restarts_the_unchanged_time(
+    kubelets: Kubelets, disturb: Callable[[Kubelets], Any]
+) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    await leases.look(["n1"])
+    await leases.read(["n1"])
     await asyncio.sleep(4)
     disturb(kubelets)
     assert await unchanged_s(leases) is None
@@ -88,44 +90,44 @@ async def test_look_that_fails_begins_it_anew(kubelets: Kubelets, disturb: Calla
     assert await unchanged_s(leases) == 0
 
 
-async def test_nothing_is_known_of_the_time_in_which_nobody_looked(kubelets: Kubelets) -> None:
+async def test_gap_between_reads_restarts_the_unchanged_time(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
-    await leases.look(["n1"])
+    await leases.read(["n1"])
     await asyncio.sleep(60)
     assert await unchanged_s(leases) == 0
 
 
-async def test_jobs_that_doubt_the_same_node_share_a_look(kubelets: Kubelets) -> None:
+async def test_jobs_that_ask_about_the_same_node_share_a_read(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     for node in ("n1", "n2"):
         kubelets.renew(node)
-    await leases.look(["n1"])
-    assert (await leases.look(["n1", "n2"])).keys() == {"n1", "n2"}
+    await leases.read(["n1"])
+    assert (await leases.read(["n1", "n2"])).keys() == {"n1", "n2"}
     assert kubelets.asked == ["n1", "n2"]
 
 
-async def test_jobs_that_look_at_the_same_moment_do_not_begin_anew(kubelets: Kubelets) -> None:
+async def test_concurrent_reads_do_not_restart_the_unchanged_time(kubelets: Kubelets) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.renew("n1")
     kubelets.takes_s = 0.5
     for _ in range(4):
-        found = await asyncio.gather(*(leases.look(["n1"]) for _ in range(3)))
+        found = await asyncio.gather(*(leases.read(["n1"]) for _ in range(3)))
         await asyncio.sleep(3.5)
     assert {each["n1"].unchanged_s for each in found} == {11.5}
 
 
-async def test_missing_right_is_told_once_and_looked_for_rarely(
+async def test_missing_right_is_logged_once_and_rarely_retried(
     kubelets: Kubelets, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases = NodeLeases(kubelets.get)
     kubelets.answers["n1"] = failure(Refused, 403)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            assert await leases.look(["n1"]) == {}
+            assert await leases.read(["n1"]) == {}
             await asyncio.sleep(4)
     assert len(caplog.records) == 1
     assert len(kubelets.asked) == 2
     kubelets.renew("n1")
     await asyncio.sleep(300)
-    assert (await leases.look(["n1"])).keys() == {"n1"}
+    assert (await leases.read(["n1"])).keys() == {"n1"}

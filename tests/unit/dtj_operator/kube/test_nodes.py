@@ -1,4 +1,4 @@
-"""What is kept of nodes, and whom a change of one concerns."""
+"""The views of nodes, and which jobs a change of a node concerns."""
 
 import asyncio
 import json
@@ -35,17 +35,17 @@ def view(*args: Any, **kwargs: Any) -> NodeView:
     ("ready", "since"),
     [param("True", None, id="ready"), param("False", 1767229200.0, id="not"), param("Unknown", 1767229200.0)],
 )
-def test_readiness_is_known_with_its_beginning(ready: str, since: float | None) -> None:
+def test_readiness_and_its_start_are_parsed(ready: str, since: float | None) -> None:
     assert (view(ready=ready).ready, view(ready=ready).not_ready_since) == (since is None, since)
 
 
-def test_a_node_that_never_said_anything_is_not_ready_since_it_is_there() -> None:
+def test_node_without_a_condition_is_not_ready_since_its_creation() -> None:
     raw = node()
     raw["status"] = {}
     assert decode_node(json.dumps(raw).encode()).not_ready_since == 1767225600.0
 
 
-def test_a_cordon_is_known() -> None:
+def test_cordon_is_parsed() -> None:
     assert view(unschedulable=True).unschedulable
     assert not view().unschedulable
 
@@ -61,7 +61,7 @@ def watched() -> Watched:
     return Watched()
 
 
-def test_heartbeats_and_cordons_wake_nobody(watched: Watched) -> None:
+def test_heartbeats_and_cordons_are_not_reported(watched: Watched) -> None:
     watched.cache.observe(view())
     watched.cache.observe(view(version=2))
     watched.cache.observe(view(version=3, unschedulable=True))
@@ -70,7 +70,7 @@ def test_heartbeats_and_cordons_wake_nobody(watched: Watched) -> None:
     assert watched.cache.snapshot()["a"].unschedulable
 
 
-def test_turning_unready_and_ready_again_and_vanishing_are_news(watched: Watched) -> None:
+def test_changes_of_readiness_and_deletion_are_reported(watched: Watched) -> None:
     watched.cache.observe(view())
     watched.cache.observe(view(ready="Unknown", version=2))
     watched.cache.observe(view(version=3))
@@ -89,53 +89,55 @@ def test_a_snapshot_does_not_change_afterwards(watched: Watched) -> None:
     assert not watched.cache.snapshot()["a"].ready
 
 
-def test_pods_are_found_by_their_node() -> None:
+def test_jobs_are_found_by_the_node_of_their_pods() -> None:
     pods = PodCache(lambda *_: None)
     pods.observe(pod(0).on("a").pod)
     pods.observe(pod(1).on("a").pod)
     pods.observe(pod(0, job="other").on("b").pod)
     assert (pods.jobs_on("a"), pods.jobs_on("b")) == ([Key(NAMESPACE, NAME)], [Key(NAMESPACE, "other")])
 
-    pods.forget(pod(0).on("a").pod)
+    pods.remove(pod(0).on("a").pod)
     assert pods.jobs_on("a") == [Key(NAMESPACE, NAME)], "the other pod is still there"
-    pods.forget(pod(1).on("a").pod)
+    pods.remove(pod(1).on("a").pod)
     assert pods.jobs_on("a") == []
 
 
-async def test_a_right_that_is_lacking_leaves_them_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    """And one that is given later is noticed."""
+async def test_without_the_right_to_read_nodes_they_are_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    """A right that is granted later is noticed."""
     page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
     denied = refuses(403, "Forbidden", "nodes is forbidden")
     async with serving(denied, denied, page, streams(then=stall)) as server:
-        told = asyncio.Event()
-        cache = NodeCache(lambda _: told.set())
+        reported = asyncio.Event()
+        cache = NodeCache(lambda _: reported.set())
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, "ns", Random(1), forbidden_s=0.01)
         task = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
-            await told.wait()
+            await reported.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
 
     assert reflector.current
-    assert [record.message for record in caplog.records] == ["not permitted to read these, going on without"]
+    assert [record.message for record in caplog.records] == [
+        "no permission to read these objects; continuing without them"
+    ]
     assert server.asked[0][1:3] == ("/api/v1/nodes", {"limit": "500"})
 
 
-async def test_while_the_api_server_is_away_nothing_is_known_of_nodes() -> None:
-    """A node that was not ready may be by now: nothing may be concluded from it."""
+async def test_nodes_are_unknown_while_the_api_server_is_unavailable() -> None:
+    """A node that was not ready may be ready by now, so nothing may be concluded from it."""
     page = says({"metadata": {"resourceVersion": "5"}, "items": [node(ready="False")]})
     async with serving(page, streams(), *[refuses(503)] * 4, page, streams(then=stall)) as server:
         news: list[bool] = []
         thrice = asyncio.Event()
 
-        def told(_: str) -> None:
+        def on_change(_: str) -> None:
             news.append(reflector.current)
             if len(news) == 3:
                 thrice.set()
 
-        cache = NodeCache(told)
+        cache = NodeCache(on_change)
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, None, Random(1))
         task = asyncio.create_task(reflector.run())
@@ -145,4 +147,4 @@ async def test_while_the_api_server_is_away_nothing_is_known_of_nodes() -> None:
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
 
-    assert news == [False] * 3, "learnt, told once it was certain, and told again after the doubt"
+    assert news == [False] * 3, "reported when listed, when current, and again after the outage"

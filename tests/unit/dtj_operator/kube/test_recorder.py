@@ -1,4 +1,4 @@
-"""Events over a real socket: told once, counted after that, never in the way."""
+"""Events over a real socket: sent once, then counted, and never blocking the caller."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,9 +27,9 @@ OK = says({})
 async def recording(*script: Handler) -> AsyncIterator[tuple[Recorder, Server]]:
     async with serving(*script) as server:
         api = Api(server.config, Bucket(1e9), Random(1))
-        told = Recorder(api, "op-a", lambda: 1_800_000_000.0)
-        task = asyncio.create_task(told.run())
-        yield told, server
+        events = Recorder(api, "op-a", lambda: 1_800_000_000.0)
+        task = asyncio.create_task(events.run())
+        yield events, server
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -42,13 +42,13 @@ async def until_asked(server: Server, times: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def tell(told: Recorder, reason: str = "Restarting", once_per: str = "1") -> None:
-    told.record(JOB, kind="Warning", reason=reason, note="rank 3 ended", once_per=once_per)
+def send(events: Recorder, reason: str = "Restarting", once_per: str = "1") -> None:
+    events.record(JOB, kind="Warning", reason=reason, note="rank 3 ended", once_per=once_per)
 
 
-async def test_an_event_is_what_the_api_asks_for() -> None:
-    async with recording(OK) as (told, server):
-        tell(told)
+async def test_event_has_the_fields_that_the_api_requires() -> None:
+    async with recording(OK) as (events, server):
+        send(events)
         await until_asked(server, 1)
 
     method, path, _, body = server.asked[0]
@@ -64,20 +64,20 @@ async def test_an_event_is_what_the_api_asks_for() -> None:
     assert body["metadata"]["name"].startswith("j.")
 
 
-async def test_the_same_cause_is_told_once_and_another_one_too() -> None:
-    async with recording(OK, OK, OK) as (told, server):
+async def test_each_cause_is_sent_once() -> None:
+    async with recording(OK, OK, OK) as (events, server):
         for _ in range(100):
-            tell(told)
-        tell(told, once_per="2")
-        tell(told, reason="Completed")
+            send(events)
+        send(events, once_per="2")
+        send(events, reason="Completed")
         await until_asked(server, 3)
 
     assert len({asked[3]["metadata"]["name"] for asked in server.asked}) == 3
 
 
-async def test_what_a_process_before_us_told_is_counted_not_repeated() -> None:
-    async with recording(refuses(409, "AlreadyExists"), OK) as (told, server):
-        tell(told)
+async def test_event_of_an_earlier_process_is_counted_not_repeated() -> None:
+    async with recording(refuses(409, "AlreadyExists"), OK) as (events, server):
+        send(events)
         await until_asked(server, 2)
 
     method, path, _, body = server.asked[1]
@@ -85,21 +85,21 @@ async def test_what_a_process_before_us_told_is_counted_not_repeated() -> None:
     assert body["series"]["count"] == 2
 
 
-async def test_an_event_that_is_refused_is_dropped_and_the_next_one_sent() -> None:
-    async with recording(refuses(403, "Forbidden", "namespace is terminating"), OK) as (told, server):
-        tell(told)
-        tell(told, once_per="2")
+async def test_refused_event_is_dropped_and_the_next_one_is_sent() -> None:
+    async with recording(refuses(403, "Forbidden", "namespace is terminating"), OK) as (events, server):
+        send(events)
+        send(events, once_per="2")
         await until_asked(server, 2)
 
 
-async def test_a_flood_is_dropped_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "WAITING", 3)
+async def test_events_beyond_the_queue_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "QUEUE_LIMIT", 3)
     async with serving() as server:
         api = Api(server.config, Bucket(1e9), Random(1))
-        told = Recorder(api, "op-a", lambda: 0.0)
+        events = Recorder(api, "op-a", lambda: 0.0)
         for number in range(1000):
-            tell(told, once_per=str(number))
-        waiting = told._queue.qsize()
+            send(events, once_per=str(number))
+        waiting = events._queue.qsize()
         await api.close()
 
     assert waiting == 3

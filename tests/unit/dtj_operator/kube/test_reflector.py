@@ -1,4 +1,4 @@
-"""The pod cache follows the cluster over a real socket, through every way in which a watch can fail."""
+"""The pod cache follows the cluster over a real socket, through every failure of a watch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ IDLE = streams(then=stall)
 
 
 class Followed:
-    """A reflector at work, and a way to wait for what its cache shows."""
+    """A running reflector, with methods to wait for the contents of its cache."""
 
     def __init__(self, server: Server, silence_s: float) -> None:
         self._changed = asyncio.Event()
@@ -98,7 +98,7 @@ async def following(*script: Handler, silence_s: float = 5) -> AsyncIterator[Fol
             await followed.api.close()
 
 
-async def test_a_list_comes_in_pages() -> None:
+async def test_list_is_read_in_pages() -> None:
     async with following(page(pod(0, 1), version=9, more="t"), page(pod(1, 2), version=9), IDLE) as followed:
         await followed.until({"j-0": "Running", "j-1": "Running"})
 
@@ -116,7 +116,7 @@ async def test_events_change_the_cache() -> None:
         await followed.until({"j-0": "Failed"})
 
 
-async def test_a_watch_that_ends_goes_on_where_a_bookmark_was() -> None:
+async def test_ended_watch_continues_at_the_last_bookmark() -> None:
     ends = streams(bookmark(42))
     async with following(page(version=10), ends, IDLE) as followed:
         await followed.until_watched_from("10", "42")
@@ -125,14 +125,14 @@ async def test_a_watch_that_ends_goes_on_where_a_bookmark_was() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        param(streams(event("ERROR", {"code": 410, "message": "too old"})), id="history is gone"),
-        param(streams(event("ERROR", {"code": 500, "message": "?"})), id="an error nobody expected"),
+        param(streams(event("ERROR", {"code": 410, "message": "too old"})), id="410 in an event"),
+        param(streams(event("ERROR", {"code": 500, "message": "?"})), id="an unexpected error event"),
         param(refuses(410, "Expired"), id="410 as an answer"),
         param(streams(then=hangs_up()), id="a cut connection"),
-        param(streams(b"this is no JSON\n"), id="garbage"),
+        param(streams(b"not JSON\n"), id="a line that is not JSON"),
     ],
 )
-async def test_whenever_in_doubt_it_lists_anew_and_notices_what_was_deleted(fault: Handler) -> None:
+async def test_failed_watch_leads_to_a_new_list_that_shows_deletions(fault: Handler) -> None:
     before, after = page(pod(0, 1), pod(1, 2), version=10), page(pod(1, 2), version=20)
     async with following(before, fault, after, IDLE) as followed:
         await followed.until({"j-1": "Running"})
@@ -146,19 +146,19 @@ async def test_silence_leads_to_a_new_list() -> None:
         await followed.until({})
 
 
-async def test_an_api_server_that_is_down_at_first_is_waited_for() -> None:
+async def test_api_server_that_is_down_at_first_is_waited_for() -> None:
     async with following(*[refuses(503)] * 4, page(pod(0, 1), version=10), IDLE) as followed:
         await followed.until({"j-0": "Running"})
         assert followed.reflector.synced.is_set()
 
 
-async def test_a_page_whose_token_expired_begins_the_list_anew() -> None:
+async def test_list_restarts_if_the_continue_token_has_expired() -> None:
     torn = (page(pod(0, 1), version=9, more="t"), refuses(410, "Expired"))
     async with following(*torn, page(pod(1, 2), version=10), IDLE) as followed:
         await followed.until({"j-1": "Running"})
 
 
-async def test_one_job_can_be_brought_up_to_date_alone_whatever_labels_its_pods_have() -> None:
+async def test_one_job_can_be_refreshed_whatever_labels_its_pods_have() -> None:
     unlabelled = pod(1, 6)
     del unlabelled["metadata"]["labels"]["dtj.dev/job-name"]
     owner = {"kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid", "controller": True}
@@ -174,7 +174,7 @@ async def test_one_job_can_be_brought_up_to_date_alone_whatever_labels_its_pods_
     assert server.asked[0][1:3] == ("/api/v1/namespaces/ns/pods", {"limit": "500"})
 
 
-async def test_a_label_that_somebody_garbled_stops_nothing() -> None:
+async def test_garbage_in_a_label_stops_nothing() -> None:
     garbled = pod(0, 1)
     garbled["metadata"]["labels"]["dtj.dev/replica-index"] = "first"
     async with following(page(garbled, version=10), IDLE) as followed:

@@ -1,4 +1,4 @@
-"""What is kept of a pod as the API server sends it."""
+"""The views of pods."""
 
 import json
 from typing import Any
@@ -66,14 +66,14 @@ def decode(pod: dict[str, Any]) -> views.PodView:
     return views.decode_pod(json.dumps(pod).encode())
 
 
-def test_a_pod_is_its_owners_whatever_its_label_says() -> None:
+def test_job_of_a_pod_is_its_owner_whatever_its_label_says() -> None:
     meta = {**FULL["metadata"], "labels": {"dtj.dev/job-name": "another"}}
     view = views.decode_pod(json.dumps({**FULL, "metadata": meta}).encode())
 
     assert (view.key, view.mislabelled) == (Key("ns", "j"), True)
 
 
-def test_a_pod_is_trimmed_to_what_decisions_need() -> None:
+def test_view_has_the_fields_that_decisions_need() -> None:
     view = decode(FULL)
 
     assert (view.key, view.name, view.uid, view.version) == (Key("ns", "j"), "j-1", "u", "42")
@@ -92,18 +92,18 @@ def test_a_pod_is_trimmed_to_what_decisions_need() -> None:
 @pytest.mark.parametrize(
     "owners",
     [
-        pytest.param([], id="nobody"),
+        pytest.param([], id="no owner"),
         pytest.param(
             [{"kind": "DistributedTrainingJob", "uid": "job"}], id="an owner that is not the controller"
         ),
         pytest.param([{"kind": "Job", "uid": "job", "controller": True}], id="another kind of controller"),
     ],
 )
-def test_a_pod_that_no_job_of_ours_controls_has_no_owner(owners: list[dict[str, Any]]) -> None:
+def test_pod_that_no_job_controls_has_no_owner(owners: list[dict[str, Any]]) -> None:
     assert decode({"metadata": {"name": "x", "ownerReferences": owners}}).owner_uid == ""
 
 
-def test_a_new_pod_has_almost_nothing() -> None:
+def test_view_of_a_new_pod_has_defaults() -> None:
     view = decode({"metadata": {"name": "x", "namespace": "ns", "uid": "u"}})
 
     assert (view.phase, view.ready, view.deleting, view.index, view.containers) == (
@@ -115,7 +115,7 @@ def test_a_new_pod_has_almost_nothing() -> None:
     )
 
 
-def test_something_that_is_no_pod_is_refused() -> None:
+def test_object_that_is_not_a_pod_is_rejected() -> None:
     with pytest.raises(msgspec.DecodeError):
         views.decode_pod(b"[]")
 

@@ -1,8 +1,8 @@
-"""A model of the world around plan(): an API server, a cache that lags, kubelets, an operator that may crash.
+"""A model of the cluster around plan(): an API server, a stale cache, kubelets, an operator that may crash.
 
 The operator here does what reconcile, gather and apply do, in the same order, one call at a time, so that a
-test can stop it between any two of them. What the model cannot prove (real conflicts, real watches) the
-integration tests do.
+test can stop it between any two calls. The integration tests cover what the model cannot prove: real
+conflicts and real watches.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,18 +27,18 @@ from dtj_operator.plan.actions import (
 )
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Progress, Snapshot
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
 
 Json = dict[str, Any]
 
 
 class Crash(Exception):  # noqa: N818
-    """The operator's process ended here."""
+    """The operator process crashed here."""
 
 
 class CallFailed(Exception):  # noqa: N818
-    """A call failed; whether it did its work is for the operator to find out."""
+    """A call failed; the operator has to find out whether it had an effect."""
 
 
 Fault = Callable[[str], str]  # what -> "" | "before" | "after" | "crash"
@@ -50,7 +50,7 @@ def no_fault(_: str) -> str:
 
 @dataclass
 class World:
-    """The truth (`pods`, `status`, `service`), and what the operator believes (`cache`)."""
+    """The real state (`pods`, `status`, `service`), and what the operator knows (`cache`)."""
 
     builder: JobBuilder
     now: float = NOW
@@ -62,7 +62,7 @@ class World:
     history: list[Json] = field(default_factory=list)  # every status ever stored
     overlaps: list[str] = field(default_factory=list)
     clock: int = 0  # of uids and resource versions
-    answer: Progress | None = None  # what replica 0's agent said last
+    answer: Progress | None = None  # the last answer of replica 0's agent
     nodes: dict[str, NodeView] = field(
         default_factory=lambda: {name: NodeView(name=name) for name in ("w0", "w1", "w2")}
     )
@@ -74,7 +74,7 @@ class World:
         return str(self.clock)
 
     def create(self, body: Json) -> PodView | None:
-        """Return the new pod, or None where the name is taken."""
+        """Return the new pod, or None if the name is taken."""
         meta = body["metadata"]
         if meta["name"] in self.pods:
             return None
@@ -86,7 +86,7 @@ class World:
         ]
         self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
         if self.status.get("phase") == RUNNING and self.status.get("recoveryScope") != REPLICA:
-            self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has begun to train")
+            self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has started to train")
         view = PodView(
             namespace=NAMESPACE,
             name=meta["name"],
@@ -101,7 +101,7 @@ class World:
         return view
 
     def delete(self, pod: PodView, grace_s: int | None) -> PodView | None:
-        """Return what is left: a running pod gets its grace, another is gone at once."""
+        """Return what is left: a running pod gets its grace period, any other pod is gone at once."""
         known = self.pods.get(pod.name)
         if known is None or known.uid != pod.uid:
             return None
@@ -119,17 +119,17 @@ class World:
     def run(self, name: str) -> None:
         ready = ConditionView(type="Ready", status="True")
         bound = ConditionView(type="PodScheduled", status="True", since=self.now)
-        well = [node for node in self.nodes if self.nodes[node].ready]
+        ready_nodes = [node for node in self.nodes if self.nodes[node].ready]
         self.change(
             name,
             phase="Running",
-            node=well[self.pods[name].index % len(well)],
+            node=ready_nodes[self.pods[name].index % len(ready_nodes)],
             conditions=(bound, ready),
             containers=(ContainerView(name="trainer"),),
         )
 
-    def watched(self, pod: PodView) -> bool:
-        """Whether its kubelet lives; a dead one neither ends a pod nor says that it is gone."""
+    def has_kubelet(self, pod: PodView) -> bool:
+        """Whether its kubelet is alive; a dead kubelet neither stops a pod nor confirms that it is gone."""
         return not pod.node or self.nodes[pod.node].ready
 
     def lose(self, node: str) -> None:
@@ -138,11 +138,11 @@ class World:
     def regain(self, node: str) -> None:
         self.nodes[node] = NodeView(name=node)
 
-    def find_no_room(self, name: str) -> None:
-        told = ConditionView(
-            type="PodScheduled", status="False", reason="Unschedulable", message="no room", since=self.now
+    def make_unschedulable(self, name: str) -> None:
+        condition = ConditionView(
+            type="PodScheduled", status="False", reason="Unschedulable", message="no capacity", since=self.now
         )
-        self.change(name, conditions=(told,))
+        self.change(name, conditions=(condition,))
 
     def end(self, name: str, code: int) -> None:
         ended = ContainerView(name="trainer", exit_code=code, finished_at=self.now)
@@ -171,8 +171,8 @@ class World:
         }
         return builder.seeing(now=self.now, progress=self.answer, nodes=self.nodes, **children).snapshot()
 
-    def look(self, fault: Fault = no_fault) -> Decision:
-        """One reconcile. Raises Crash or CallFailed where `fault` says so."""
+    def reconcile(self, fault: Fault = no_fault) -> Decision:
+        """One reconcile. Raises Crash or CallFailed if `fault` says so."""
         s = self.snapshot()
         if s.vanished:
             self.relist()
@@ -181,11 +181,17 @@ class World:
         for action in decision.actions:
             self._act(action, fault)
         after = s.after(tuple(self.cache.values()), decision.refusals)
-        new = report(after, decision.verdict)
-        begun = any(isinstance(action, CreatePod) for action in decision.actions)
-        since = self.now - pace.JOIN_S  # the longest wait is over
+        new = new_status(after, decision.verdict)
+        pods_created = any(isinstance(action, CreatePod) for action in decision.actions)
+        since = self.now - pace.BATCH_S  # the longest delay is over
         due = pace.write_at(
-            s.memory.raw, new, now=self.now, last_write=0, progress_s=60, behind_since=since, begun=begun
+            s.memory.raw,
+            new,
+            now=self.now,
+            last_write=0,
+            progress_s=60,
+            stale_since=since,
+            pods_created=pods_created,
         )
         if due is not None and due <= self.now:
             with _failing(fault("status")) as happens:
@@ -220,7 +226,7 @@ class World:
 
 
 class _failing:  # noqa: N801 - reads as a verb: with failing(...)
-    """Run a call's effect unless it fails before it, then fail as ordered."""
+    """Apply the effect of a call unless it fails before that, then fail as requested."""
 
     def __init__(self, how: str) -> None:
         self._how = how
@@ -235,19 +241,19 @@ class _failing:  # noqa: N801 - reads as a verb: with failing(...)
             raise CallFailed
 
 
-def settle(world: World, limit: int = 200) -> Iterator[Decision]:
-    """No more faults: news arrive, pods that were told to go do go, the operator looks when it wants to."""
+def run_until_stable(world: World, limit: int = 200) -> Iterator[Decision]:
+    """Reconcile without further faults, as requeued; watches deliver, and terminating pods terminate."""
     for _ in range(limit):
-        for name in [pod.name for pod in world.pods.values() if pod.deleting and world.watched(pod)]:
+        for name in [pod.name for pod in world.pods.values() if pod.deleting and world.has_kubelet(pod)]:
             world.remove(name)
         world.relist()
         before = dict(world.status), dict(world.pods), world.service, world.network_policy
-        decision = world.look()
+        decision = world.reconcile()
         yield decision
-        if decision.look_again_at is not None and decision.look_again_at > world.now:
-            world.now = decision.look_again_at
+        if decision.requeue_at is not None and decision.requeue_at > world.now:
+            world.now = decision.requeue_at
             continue
         if before == (world.status, world.pods, world.service, world.network_policy):
             return
         world.now += 1
-    raise AssertionError(f"no end after {limit} looks: {world.status}")
+    raise AssertionError(f"not stable after {limit} reconciles: {world.status}")

@@ -1,4 +1,4 @@
-"""Who is to blame: causes before consequences, then the earliest, then the lowest index."""
+"""Which fault is blamed: causes before consequences, then the earliest, then the lowest index."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from dtj_operator.kube.nodes import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Missing
+from dtj_operator.plan.snapshot import SilentReplica
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, job, pod
 
 param = pytest.param
@@ -15,19 +15,19 @@ FOUR = job().replicas(4).running()
 
 
 def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600) -> JobBuilder:
-    """Four pods, of which replica 0 does not hear of the third."""
+    """Four pods; replica 0 gets no heartbeat from the third."""
     nodes = {"n2": NodeView(name="n2", ready=ready, not_ready_since=None if ready else NOW)}
     cut = pod(2).running().on("n2").placed(placed)
-    missing = (Missing(replica=2, seconds=for_s),)
-    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
+    missing = (SilentReplica(replica=2, seconds=for_s),)
+    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(silent_replicas=missing)
 
 
 def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuilder:
-    """Four pods, of which replica 0 hears of nobody else; the nodes of the others."""
+    """Four pods on these nodes; replica 0 gets no heartbeat from any other."""
     first = pod(0).running().on("n0").reachable("10.0.0.1")
     others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
-    missing = tuple(Missing(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
-    given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
+    missing = tuple(SilentReplica(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
+    given = unheard().but(first, *others).answering(silent_replicas=missing, address="10.0.0.1")
     return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
 
 
@@ -41,85 +41,87 @@ def fault(built) -> Fault:
     "given",
     [
         param(FOUR, id="all run"),
-        param(FOUR.but(pod(2).succeeded()), id="one is done"),
+        param(FOUR.but(pod(2).succeeded()), id="one has succeeded"),
         param(
             FOUR.but(pod(1, attempt=7).crashed()).but(pod(1).running()), id="a pod of another attempt failed"
         ),
         param(
             FOUR.but(pod(2).crashed().owned_by("another")).but(pod(2).running()),
-            id="somebody else's pod failed",
+            id="a pod of another owner failed",
         ),
-        param(job().replicas(2).was("Starting").having(pod(0).running()), id="a pod is not there yet"),
-        param(unheard(for_s=119), id="a pod is cut off, not for long"),
+        param(job().replicas(2).was("Starting").having(pod(0).running()), id="a pod does not exist yet"),
+        param(unheard(for_s=119), id="a pod is isolated, but not for long"),
         param(unheard(placed=NOW - 100), id="a replacement has not joined yet"),
-        param(unheard(ready=False), id="a pod is not heard of, its node neither"),
-        param(unheard().seeing(nodes=None), id="nobody knows how the node of a silent pod is"),
-        param(unheard().recovery(scope="Job"), id="a pod is cut off, and the agents cannot heal"),
-        param(unheard().seeing(now=NOW + 600).answering(missing=()), id="it has come back"),
-        param(alone("n1", "n2", "n2", silent_s=(121, 121, 119)), id="all are, and the last not for long"),
+        param(unheard(ready=False), id="a silent pod on a NotReady node"),
+        param(unheard().seeing(nodes=None), id="a silent pod, but nodes cannot be read"),
+        param(unheard().recovery(scope="Job"), id="an isolated pod with scope Job"),
+        param(unheard().seeing(now=NOW + 600).answering(silent_replicas=()), id="the heartbeats are back"),
+        param(alone("n1", "n2", "n2", silent_s=(121, 121, 119)), id="all are silent, the last not for long"),
     ],
 )
-def test_nobody_is_blamed_while(given) -> None:
+def test_no_fault(given) -> None:
     assert blame.first_fault(given.snapshot()) is None
 
 
-def test_pod_that_is_cut_off_is_replaced_and_counts() -> None:
+def test_isolated_pod_is_replaced_and_counted() -> None:
     verdict = restart(unheard().snapshot())
 
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.replaces) == (True, ((2, pod(2).pod.uid),))
     assert verdict.fault.sentence == (
-        "rank 2 (replica 2) on node n2 ended: PeerLost: "
-        "replica 0 has not heard of its agent for 125 s, though its pod runs"
+        "replica 2 on node n2 is unreachable: "
+        "replica 0 has had no heartbeat from its agent for 125 s, but the pod is still running"
     )
 
 
 @pytest.mark.parametrize(
     ("nodes", "blamed"),
     [
-        param(("n1", "n2", "n2"), [0], id="on several nodes: replica 0 is cut off, and they hold the state"),
-        param(("n2", "n2", "n2"), [1, 2, 3], id="on one node, which may be the one that is cut off"),
+        param(("n1", "n2", "n2"), [0], id="on several nodes: replica 0 is isolated, and they hold the state"),
+        param(("n2", "n2", "n2"), [1, 2, 3], id="on one node, which may be isolated"),
     ],
 )
-def test_who_is_cut_off_where_no_other_replica_is_heard_of(nodes: tuple[str, ...], blamed: list[int]) -> None:
+def test_isolated_replicas_if_replica_0_hears_from_no_other(
+    nodes: tuple[str, ...], blamed: list[int]
+) -> None:
     verdict = restart(alone(*nodes).snapshot())
     assert isinstance(verdict, Restart)
     assert verdict.replaces is not None
     assert [index for index, _ in verdict.replaces] == blamed
     if blamed == [0]:
-        assert "not heard of any other agent for 126 s, though their pods run on several nodes" in (
+        assert "no heartbeat from any other agent for 126 s, but the other pods are still running on" in (
             verdict.fault.sentence
         )
 
 
-def test_pod_that_has_no_room_does_not_witness_that_replica_0_is_heard() -> None:
-    """By it the others, who hold the state of the run, would be cut off."""
+def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
+    """Else the other pods, which hold the state of the run, would count as isolated."""
     given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
 
-    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().cut_off.keys() == {0}
-    assert given.but(pod(4).running().on("n1")).snapshot().cut_off.keys() == {1, 2, 3}
+    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().isolated_since.keys() == {0}
+    assert given.but(pod(4).running().on("n1")).snapshot().isolated_since.keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
     ("status", "next_pod"),
     [
-        param({"replacing": [{"replica": 0, "uid": pod(0).pod.uid}]}, None, id="it is to be replaced"),
+        param({"replacing": [{"replica": 0, "uid": pod(0).pod.uid}]}, None, id="it is being replaced"),
         param({}, pod(0).with_uid("b").running(), id="the next pod has no address yet"),
-        param({}, pod(0).with_uid("b").running().reachable("10.0.0.2"), id="the next pod has not spoken yet"),
+        param(
+            {}, pod(0).with_uid("b").running().reachable("10.0.0.2"), id="the next pod has not reported yet"
+        ),
     ],
 )
-def test_word_of_a_replica_0_that_was_cut_off_counts_no_more(
-    status: Json, next_pod: PodBuilder | None
-) -> None:
-    """By it everybody else would be cut off, and they hold the state of the run."""
+def test_report_of_an_isolated_replica_0_is_ignored(status: Json, next_pod: PodBuilder | None) -> None:
+    """It would make all other pods count as isolated, and they hold the state of the run."""
     given = alone("n1", "n2", "n2")
-    assert given.snapshot().cut_off.keys() == {0}
+    assert given.snapshot().isolated_since.keys() == {0}
 
     given = given.stored({**given.status, **status}).but(*filter(None, [next_pod]))
-    assert given.snapshot().cut_off == {}
+    assert given.snapshot().isolated_since == {}
 
 
-def test_cause_of_its_own_comes_before_a_cut() -> None:
+def test_primary_cause_comes_before_isolation() -> None:
     assert fault(unheard().but(pod(1).crashed(1))).replica == 1
 
 
@@ -144,7 +146,7 @@ def test_cause_of_its_own_comes_before_a_cut() -> None:
         param(
             FOUR.but(pod(2).reported(78, reason="BadRecipe", message="?")), 2, "Exception", id="a bad recipe"
         ),
-        param(FOUR.but(pod(2).crashed(76)), 2, "PeerLost", id="a lost peer and nobody else"),
+        param(FOUR.but(pod(2).crashed(76)), 2, "PeerLost", id="a lost peer and no other fault"),
         param(FOUR.but(pod(2).crashed(143).disrupted()), 2, "Evicted", id="an eviction"),
         param(
             FOUR.but(pod(2).running().disrupted("DeletionByTaintManager").deleting()),
@@ -152,9 +154,9 @@ def test_cause_of_its_own_comes_before_a_cut() -> None:
             "NodeLost",
             id="a lost node",
         ),
-        param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a pod that somebody deletes"),
+        param(FOUR.but(pod(2).running().deleting()), 2, "Evicted", id="a deleted pod"),
         param(FOUR.without(2), 2, "Evicted", id="a pod that vanished"),
-        param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a kubelet that refused"),
+        param(FOUR.but(pod(2).refused("OutOfcpu")), 2, "Evicted", id="a pod rejected by its kubelet"),
     ],
 )
 def test_the_class_of_a_fault(given, replica, reason) -> None:
@@ -170,24 +172,24 @@ def test_the_class_of_a_fault(given, replica, reason) -> None:
         param(
             FOUR.but(pod(3).crashed(at=NOW), pod(1).crashed(at=NOW)),
             1,
-            id="the lowest index of the same second",
+            id="the lowest index in the same second",
         ),
         param(
-            FOUR.but(pod(0).crashed(76, at=NOW - 9), pod(3).crashed(1)), 3, id="a cause, not the peer it cost"
+            FOUR.but(pod(0).crashed(76, at=NOW - 9), pod(3).crashed(1)), 3, id="a cause before a lost peer"
         ),
         param(
             FOUR.but(pod(0).crashed(1, at=NOW - 9, message="Connection reset by peer"), pod(3).crashed(137)),
             3,
-            id="a plain image whose log ends with a lost connection is no cause",
+            id="a plain image whose log ends with a lost connection is not the cause",
         ),
         param(
             FOUR.but(pod(0).reported(1, at=NOW - 5, reason="Exception"), pod(3).crashed(1, at=NOW - 4)),
             0,
-            id="the time that the trainer reports",
+            id="the earliest by the reported time",
         ),
     ],
 )
-def test_of_several_faults_the_blame_goes_to(given, replica) -> None:
+def test_blamed_fault_among_several(given, replica) -> None:
     assert fault(given).replica == replica
 
 
@@ -201,23 +203,22 @@ def test_a_report_gives_rank_step_message_and_generation() -> None:
 
     assert (found.rank, found.step, found.generation, found.node) == (3, 41, 0, "worker-2")
     assert (
-        found.sentence
-        == "rank 3 (replica 1) on node worker-2 ended with exit code 1: Exception: ValueError: x"
+        found.sentence == "rank 3 (replica 1) on node worker-2 exited with code 1: Exception: ValueError: x"
     )
 
 
-def test_a_rank_is_not_guessed_where_a_pod_has_several() -> None:
+def test_rank_is_not_guessed_if_a_pod_has_several() -> None:
     found = fault(job().replicas(2).wants(processesPerReplica=2).running().but(pod(1).crashed(-1 % 256)))
 
     assert found.rank is None
-    assert found.sentence.startswith("replica 1 ended with exit code 255")
+    assert found.sentence.startswith("replica 1 exited with code 255")
 
 
-def test_the_name_of_the_signal_is_told() -> None:
+def test_signal_name_is_reported() -> None:
     assert fault(FOUR.but(pod(0).crashed(139))).signal == "SIGSEGV"
 
 
-def test_an_init_container_that_fails_is_named() -> None:
+def test_failed_init_container_is_named() -> None:
     from dtj_operator.kube.views import ContainerView
 
     fetch = ContainerView(name="fetch", init=True, exit_code=2, message="no such bucket", finished_at=NOW)
@@ -226,7 +227,7 @@ def test_an_init_container_that_fails_is_named() -> None:
     assert (found.exit_code, found.message) == (2, "init container fetch: no such bucket")
 
 
-def test_a_helper_container_that_never_ends_does_not_hide_the_end_of_the_trainer() -> None:
+def test_sidecar_that_never_exits_does_not_hide_the_exit_of_the_trainer() -> None:
     from dtj_operator.kube.views import ContainerView
 
     helper = ContainerView(name="helper")
@@ -236,18 +237,18 @@ def test_a_helper_container_that_never_ends_does_not_hide_the_end_of_the_trainer
     assert fault(built).exit_code == 3
 
 
-def test_text_that_is_no_report_is_taken_as_text() -> None:
+def test_text_that_is_not_a_report_is_used_as_text() -> None:
     assert fault(FOUR.but(pod(0).crashed(message='{"torn": '))).message == '{"torn":'
     assert fault(FOUR.but(pod(0).crashed(message="[1]"))).message == "[1]"
 
 
-def test_a_long_message_keeps_its_end() -> None:
+def test_long_message_keeps_its_end() -> None:
     found = fault(FOUR.but(pod(0).crashed(message="x" * 4000 + "the end")))
 
     assert len(found.message) == blame.MESSAGE_TAIL
     assert found.message.endswith("the end")
 
 
-def test_a_pod_that_vanished_is_said_to_have_been_on_its_node() -> None:
+def test_vanished_pod_is_reported_with_its_node() -> None:
     assert fault(FOUR.without(2).seeing(last_nodes={2: "worker-1"})).node == "worker-1"
     assert fault(FOUR.without(2)).node == ""

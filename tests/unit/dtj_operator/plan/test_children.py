@@ -1,11 +1,11 @@
-"""The objects of a job: the written contract, the user's template untouched, safe where it is silent."""
+"""The objects of a job: the documented contract, the user's template unchanged, safe defaults."""
 
 from importlib import metadata
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
-from dtj_operator.plan.children.env import Place
+from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
@@ -19,7 +19,7 @@ CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
 
 def built(builder: JobBuilder, index: int = 0, attempt: int = 0):
     made = builder.job()
-    return pod(made, Place(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
+    return pod(made, PodContext(index=index, attempt=attempt, size=made.replicas, restarts_left=10))
 
 
 def trainer(builder: JobBuilder, index: int = 0, attempt: int = 0):
@@ -69,7 +69,7 @@ def test_the_environment_of_the_contract() -> None:
     }
 
 
-def test_what_a_hang_is_and_what_comes_of_it_is_told_to_the_agents() -> None:
+def test_agents_get_the_hang_timeout_and_action() -> None:
     env = environment(job().wants(hang={"timeoutSeconds": 600, "action": "Report"}))
 
     assert (env["DTJ_HANG_SECONDS"], env["DTJ_HANG_ACTION"]) == ("600", "Report")
@@ -91,7 +91,7 @@ def test_the_environment_of_an_elastic_job() -> None:
     assert fixed.keys() <= elastic.keys()
 
 
-def test_with_several_processes_a_replica_no_single_rank_is_claimed() -> None:
+def test_with_several_processes_per_replica_no_rank_is_set() -> None:
     env = environment(job().replicas(2).wants(processesPerReplica=4), index=1)
 
     assert {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}.isdisjoint(env)
@@ -106,7 +106,7 @@ def test_with_several_processes_a_replica_no_single_rank_is_claimed() -> None:
         param("/archive", "/ckpt/archive", id="a path that looks absolute stays below the mount"),
     ],
 )
-def test_folders_of_a_checkpointed_job(resume_from: str, folder: str) -> None:
+def test_directories_of_a_checkpointed_job(resume_from: str, folder: str) -> None:
     builder = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC, "resumeFrom": resume_from})
     env = environment(builder)
 
@@ -114,7 +114,7 @@ def test_folders_of_a_checkpointed_job(resume_from: str, folder: str) -> None:
     assert env["DTJ_RESUME_DIR"] == folder
 
 
-def test_without_checkpoint_no_folder_is_named() -> None:
+def test_without_checkpoint_no_directory_is_set() -> None:
     assert {"DTJ_CHECKPOINT_DIR", "DTJ_RESUME_DIR"}.isdisjoint(environment(job()))
 
 
@@ -134,7 +134,7 @@ def test_threads_follow_the_cpu_limit(cpu: str | None, processes: int, threads: 
     assert environment(builder).get("OMP_NUM_THREADS") == threads
 
 
-def test_the_users_variables_come_last_so_that_they_may_refer_to_ours_and_defaults_yield() -> None:
+def test_users_variables_come_last_to_refer_to_ours_and_override_defaults() -> None:
     own = [{"name": "OMP_NUM_THREADS", "value": "3"}, {"name": "SEED", "value": "$(RANK)"}]
     env = trainer(job().container(env=own, resources={"limits": {"cpu": "8"}}))["env"]
 
@@ -166,7 +166,7 @@ def test_identity_of_a_pod() -> None:
     ]
 
 
-def test_what_the_template_says_passes_through_and_is_not_changed() -> None:
+def test_template_passes_through_unchanged() -> None:
     template = {
         "metadata": {"labels": {"team": "a", "dtj.dev/attempt": "99"}, "annotations": {"note": "x"}},
         "spec": {
@@ -179,16 +179,14 @@ def test_what_the_template_says_passes_through_and_is_not_changed() -> None:
     made = built(builder)
 
     assert made["metadata"]["labels"]["team"] == "a"
-    assert made["metadata"]["labels"]["dtj.dev/attempt"] == "0", (
-        "the operator's own labels are not the user's to set"
-    )
+    assert made["metadata"]["labels"]["dtj.dev/attempt"] == "0", "the user cannot set the operator's labels"
     assert made["metadata"]["annotations"] == {"note": "x"}
     assert (made["spec"]["nodeSelector"], made["spec"]["fieldFromTheFuture"]) == ({"gpu": "yes"}, 1)
     assert template["spec"] == builder.spec["template"]["spec"]
     assert "env" not in template["spec"]["containers"][0]  # type: ignore[index]
 
 
-def test_safe_defaults_where_the_template_is_silent_in_every_container() -> None:
+def test_safe_defaults_for_absent_fields_in_every_container() -> None:
     made = built(
         job().pod_spec(initContainers=[{"name": "fetch"}], containers=[{"name": "a"}, {"name": "b"}])
     )["spec"]
@@ -224,7 +222,7 @@ def security(**fields: object):
             job().pod_spec(serviceAccountName="s3"),
             "automountServiceAccountToken",
             None,
-            id="an account is named",
+            id="a service account is set",
         ),
         param(job().pod_spec(enableServiceLinks=True), "enableServiceLinks", True, id="links wanted"),
         param(job().pod_spec(**security(fsGroup=7)), "securityContext.fsGroup", 7, id="a group is given"),
@@ -235,7 +233,7 @@ def security(**fields: object):
             id="root allowed",
         ),
         param(
-            job().pod_spec(**security(runAsUser=0)), "securityContext.runAsNonRoot", None, id="root asked for"
+            job().pod_spec(**security(runAsUser=0)), "securityContext.runAsNonRoot", None, id="root requested"
         ),
         param(
             job().container(**security(runAsUser=0)),
@@ -247,7 +245,7 @@ def security(**fields: object):
             job().container(**security(privileged=True)),
             "containers.0.securityContext.allowPrivilegeEscalation",
             None,
-            id="a privileged container would be refused with it",
+            id="a privileged container would be rejected with it",
         ),
         param(
             job().container(**security(capabilities={"add": ["IPC_LOCK"]})),
@@ -263,7 +261,7 @@ def security(**fields: object):
         ),
     ],
 )
-def test_whatever_is_written_down_is_meant(builder: JobBuilder, path: str, value: object) -> None:
+def test_fields_of_the_template_override_the_defaults(builder: JobBuilder, path: str, value: object) -> None:
     found = built(builder)["spec"]
     for part in path.split("."):
         found = found[int(part)] if part.isdecimal() else found.get(part)
@@ -278,7 +276,7 @@ def shm(builder: JobBuilder):
 @pytest.mark.parametrize(
     ("builder", "size"),
     [
-        param(job(), 2 * 1024**3, id="no limit: 2 GiB a process"),
+        param(job(), 2 * 1024**3, id="no limit: 2 GiB per process"),
         param(job().wants(processesPerReplica=3), 6 * 1024**3, id="three processes"),
         param(
             job().container(resources={"limits": {"memory": "4Gi"}}), 2 * 1024**3, id="half the memory limit"
@@ -290,7 +288,7 @@ def test_shared_memory_is_mounted_with_a_size(builder: JobBuilder, size: int) ->
     assert {"name": "dtj-shm", "mountPath": "/dev/shm"} in trainer(builder)["volumeMounts"]
 
 
-def test_shared_memory_of_the_users_own_is_left_alone() -> None:
+def test_shared_memory_volume_of_the_user_is_kept() -> None:
     own = [{"name": "mine", "mountPath": "/dev/shm"}]
     builder = job().container(volumeMounts=own).pod_spec(volumes=[{"name": "mine", "emptyDir": {}}])
 
@@ -320,14 +318,20 @@ def test_another_container_may_mount_the_checkpoint_volume_where_the_trainer_doe
 @pytest.mark.parametrize(
     ("builder", "policy"),
     [
-        param(job(), None, id="a network of its own"),
+        param(job(), None, id="pod network"),
         param(
-            job().pod_spec(hostNetwork=True), "ClusterFirstWithHostNet", id="its node's: replica 0 has a name"
+            job().pod_spec(hostNetwork=True),
+            "ClusterFirstWithHostNet",
+            id="host network: replica 0 needs cluster DNS",
         ),
-        param(job().pod_spec(hostNetwork=True, dnsPolicy="Default"), "Default", id="the user means it"),
+        param(
+            job().pod_spec(hostNetwork=True, dnsPolicy="Default"),
+            "Default",
+            id="a dnsPolicy in the template is kept",
+        ),
     ],
 )
-def test_who_resolves_names(builder: JobBuilder, policy: str | None) -> None:
+def test_dns_policy(builder: JobBuilder, policy: str | None) -> None:
     assert built(builder)["spec"].get("dnsPolicy") == policy
 
 
@@ -357,7 +361,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
     limits = {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 2}
     builder = CHECKPOINTED.container(resources={"limits": limits}, env=[{"name": "A", "value": "b"}])
     made = builder.job()
-    place = Place(index=0, attempt=0, size=1, restarts_left=1)
+    place = PodContext(index=0, attempt=0, size=1, restarts_left=1)
     children = [
         built(builder),
         pod(made, place, ["node-1", "node-2"]),
@@ -369,7 +373,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
         kubernetes_validate.validate(child, version, strict=True)
 
 
-def test_the_validator_is_not_blind() -> None:
+def test_validator_detects_an_unknown_field() -> None:
     broken = built(job())
     broken["spec"]["hostnme"] = "typo"
 

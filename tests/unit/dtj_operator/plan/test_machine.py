@@ -1,4 +1,4 @@
-"""Whatever happens, in any order: attempts do not overlap, budgets hold, the end is final, all settles."""
+"""Any events in any order: attempts do not overlap, budgets hold, final phases stay, every job converges."""
 
 import itertools
 from typing import Any
@@ -9,39 +9,46 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dtj_operator.plan.snapshot import FINAL, Progress
 from tests.support.builders import job
-from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, settle
+from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, run_until_stable
 
 FAULTS = st.sampled_from(["", "", "", "before", "after", "crash"])
 CODES = st.sampled_from([0, 1, 1, 1, 75, 76, 137, 137, 78])
 
 
-def nonsense(status: dict[str, Any]) -> list[str]:
-    """What of a status contradicts another part of it."""
+def contradictions(status: dict[str, Any]) -> list[str]:
+    """The rules that a status violates."""
     phase, restarts = status["phase"], status["restarts"]
     held = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
     healthy = held.get("Healthy", ("", ""))
     holds = {
-        "Failed is the phase Failed": (held.get("Failed", ("",))[0] == "True") == (phase == "Failed"),
-        "Complete is the phase Succeeded": (held.get("Complete", ("",))[0] == "True")
+        "condition Failed in phase Failed only": (held.get("Failed", ("",))[0] == "True")
+        == (phase == "Failed"),
+        "condition Complete in phase Succeeded only": (held.get("Complete", ("",))[0] == "True")
         == (phase == "Succeeded"),
-        "Suspended is the phase Suspended": (held.get("Suspended", ("",))[0] == "True")
+        "condition Suspended in phase Suspended only": (held.get("Suspended", ("",))[0] == "True")
         == (phase == "Suspended"),
-        "Recovering is the phase Recovering": (healthy == ("False", "Recovering")) == (phase == "Recovering"),
-        "Healthy is Running or Succeeded": (healthy[0] == "True") == (phase in ("Running", "Succeeded")),
-        "all ready means that it runs": held["PodsReady"][0] == "False" or phase == "Running",
-        "what has ended says when": ("completionTime" in status) == (phase in FINAL),
-        "what is suspended is not active": phase != "Suspended" or "startTime" not in status,
-        "all are some of one kind": restarts["total"] == restarts["counted"] + restarts["disruptions"],
-        "heals are counted": restarts.get("inPlace", 0) <= restarts["counted"],
-        "every count is of a pod": sum(status["replicas"][k] for k in ("active", "succeeded", "failed"))
+        "reason Recovering in phase Recovering only": (healthy == ("False", "Recovering"))
+        == (phase == "Recovering"),
+        "Healthy in phases Running and Succeeded only": (healthy[0] == "True")
+        == (phase in ("Running", "Succeeded")),
+        "all pods ready in phase Running only": held["PodsReady"][0] == "False" or phase == "Running",
+        "completionTime in final phases only": ("completionTime" in status) == (phase in FINAL),
+        "no startTime while suspended": phase != "Suspended" or "startTime" not in status,
+        "total is counted plus disruptions": restarts["total"]
+        == restarts["counted"] + restarts["disruptions"],
+        "in-place restarts are counted": restarts.get("inPlace", 0) <= restarts["counted"],
+        "no more pods counted than wanted": sum(
+            status["replicas"][k] for k in ("active", "succeeded", "failed")
+        )
         <= status.get("wantedReplicas", 99),
-        "a restart has a cause": not restarts["counted"] - restarts.get("inPlace", 0) or "failure" in status,
+        "every restart has a failure": not restarts["counted"] - restarts.get("inPlace", 0)
+        or "failure" in status,
     }
     return [sentence for sentence, true in holds.items() if not true]
 
 
 class Jobs(RuleBasedStateMachine):
-    """One job in a hostile world."""
+    """One job in a hostile cluster."""
 
     world: World
 
@@ -76,87 +83,91 @@ class Jobs(RuleBasedStateMachine):
         self.budget = budget
         self.world = World(wanted.recovery(maxRestarts=budget, backoffSeconds=backoff))
 
-    # --- the operator, with its misfortunes
+    # --- the operator, with faults
 
     @rule(data=st.data())
-    def look(self, data: st.DataObject) -> None:
+    def reconcile(self, data: st.DataObject) -> None:
         try:
-            self.world.look(lambda what: data.draw(FAULTS, label=what))
+            self.world.reconcile(lambda what: data.draw(FAULTS, label=what))
         except Crash:
             self.world.relist()
         except CallFailed:
             pass
 
     @rule()
-    def look_undisturbed(self) -> None:
-        self.world.look()
+    def reconcile_without_faults(self) -> None:
+        self.world.reconcile()
 
     @rule()
-    def all_goes_well_for_a_while(self) -> None:
-        """Reach the states in which faults are interesting: a random walk alone seldom gets a job to run."""
+    def run_without_faults_for_a_while(self) -> None:
+        """Reach the states in which faults are interesting: a random walk alone rarely gets a job to run."""
         for _ in range(6):
             self.world.relist()
-            self.world.look()
+            self.world.reconcile()
             for pod in list(self.world.pods.values()):
-                if pod.deleting and self.world.watched(pod):
+                if pod.deleting and self.world.has_kubelet(pod):
                     self.world.remove(pod.name)
                 elif pod.phase == "Pending":
                     self.world.run(pod.name)
             self.world.now += 1
         self.world.relist()
-        self.world.look()
+        self.world.reconcile()
 
     @rule(code=CODES.filter(bool))
-    def a_running_pod_fails_and_all_settles(self, code: int) -> None:
-        self.all_goes_well_for_a_while()
+    def running_pod_fails_and_job_converges(self, code: int) -> None:
+        self.run_without_faults_for_a_while()
         running = sorted(
-            pod.name for pod in self.world.pods.values() if pod.phase == "Running" and self.world.watched(pod)
+            pod.name
+            for pod in self.world.pods.values()
+            if pod.phase == "Running" and self.world.has_kubelet(pod)
         )
         if running:
             self.world.end(running[-1], code)
-            self.settles()
+            self.check_convergence()
 
     @rule(data=st.data(), code=CODES.filter(bool), replicas=st.integers(1, 4))
-    def a_healing_job_has_a_bad_day(self, data: st.DataObject, code: int, replicas: int) -> None:
+    def job_that_restarts_in_place_has_several_faults(
+        self, data: st.DataObject, code: int, replicas: int
+    ) -> None:
         """Its agents can rejoin; a pod fails, the size changes, another fails before the first is back."""
-        self.all_goes_well_for_a_while()
-        self.agent_answers(rejoin=True, healed=0)
+        self.run_without_faults_for_a_while()
+        self.agent_answers(rejoin=True, in_place=0)
         self.pod_ends(data, code)
-        self.look(data)
+        self.reconcile(data)
         self.scale(replicas)
-        self.look(data)
+        self.reconcile(data)
         self.pod_ends(data, code)
-        self.look(data)
-        self.all_goes_well_for_a_while()
+        self.reconcile(data)
+        self.run_without_faults_for_a_while()
 
     @rule(data=st.data(), replicas=st.integers(2, 4))
-    def a_job_grows_beyond_the_room(self, data: st.DataObject, replicas: int) -> None:
-        self.all_goes_well_for_a_while()
+    def job_scales_up_beyond_capacity(self, data: st.DataObject, replicas: int) -> None:
+        self.run_without_faults_for_a_while()
         self.scale(replicas)
-        self.look(data)
-        self.look(data)
-        self.only_one_pod_finds_room()
-        self.look(data)
-        self.look(data)
-        self.look(data)
+        self.reconcile(data)
+        self.reconcile(data)
+        self.only_one_pod_is_schedulable()
+        self.reconcile(data)
+        self.reconcile(data)
+        self.reconcile(data)
 
     @rule()
     def restart_operator(self) -> None:
         self.world.relist()
 
     @rule(data=st.data())
-    def news_of_one_pod(self, data: st.DataObject) -> None:
+    def watch_delivers_one_pod(self, data: st.DataObject) -> None:
         known = sorted({*self.world.pods, *self.world.cache})
         if known:
             self.world.deliver(data.draw(st.sampled_from(known)))
 
-    # --- pods, and people who delete them
+    # --- pods, and users who delete them
 
     def pick(self, data: st.DataObject, **wanted: Any) -> str | None:
         found = [
             p.name
             for p in self.world.pods.values()
-            if all(getattr(p, k) == v for k, v in wanted.items()) and self.world.watched(p)
+            if all(getattr(p, k) == v for k, v in wanted.items()) and self.world.has_kubelet(p)
         ]
         return data.draw(st.sampled_from(sorted(found))) if found else None
 
@@ -179,16 +190,16 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def all_pods_succeed(self) -> None:
         for pod in list(self.world.pods.values()):
-            if pod.phase == "Running" and self.world.watched(pod):
+            if pod.phase == "Running" and self.world.has_kubelet(pod):
                 self.world.end(pod.name, 0)
 
     @rule(data=st.data())
-    def pod_is_told_to_go(self, data: st.DataObject) -> None:
+    def pod_is_deleted(self, data: st.DataObject) -> None:
         if name := self.pick(data, phase="Running", deleting=False):
             self.world.change(name, deleting=True)
 
     @rule(data=st.data())
-    def pod_has_gone(self, data: st.DataObject) -> None:
+    def pod_is_gone(self, data: st.DataObject) -> None:
         if name := self.pick(data, deleting=True):
             self.world.remove(name)
 
@@ -198,32 +209,32 @@ class Jobs(RuleBasedStateMachine):
             self.world.remove(name)
 
     @rule(data=st.data())
-    def pod_finds_no_room(self, data: st.DataObject) -> None:
+    def pod_is_unschedulable(self, data: st.DataObject) -> None:
         if name := self.pick(data, phase="Pending", deleting=False):
-            self.world.find_no_room(name)
+            self.world.make_unschedulable(name)
 
     @rule()
-    def only_one_pod_finds_room(self) -> None:
-        """And the scheduler's patience is over."""
+    def only_one_pod_is_schedulable(self) -> None:
+        """And the others stay unschedulable for long enough."""
         for pod in sorted(self.world.pods.values(), key=lambda pod: pod.name):
             if pod.phase == "Pending" and pod.index == 0:
                 self.world.run(pod.name)
             elif pod.phase == "Pending":
-                self.world.find_no_room(pod.name)
+                self.world.make_unschedulable(pod.name)
         self.world.now += 121
 
-    @rule(rejoin=st.booleans(), healed=st.sampled_from([0, 0, 1]))
-    def agent_answers(self, rejoin: bool, healed: int) -> None:
-        """The agents keep the budget too."""
+    @rule(rejoin=st.booleans(), in_place=st.sampled_from([0, 0, 1]))
+    def agent_answers(self, rejoin: bool, in_place: int) -> None:
+        """The agents respect the budget too."""
         status = self.world.status
         if status.get("phase") != "Running":
             return
         left = self.budget - status["restarts"]["counted"]
-        told = status["restarts"].get("inPlaceOfAttempt", 0) + min(healed, left)
+        in_place_total = status["restarts"].get("inPlaceOfAttempt", 0) + min(in_place, left)
         self.world.answer = Progress(
-            attempt=status["attempt"], observed_at=self.world.now, rejoin=rejoin, in_place=told
+            attempt=status["attempt"], observed_at=self.world.now, rejoin=rejoin, in_place=in_place_total
         )
-        self.world.look()
+        self.world.reconcile()
 
     @rule(node=st.sampled_from(["w1", "w2"]))
     def node_is_lost(self, node: str) -> None:
@@ -235,12 +246,12 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(data=st.data(), node=st.sampled_from(["w1", "w2"]))
     def node_is_lost_for_good(self, data: st.DataObject, node: str) -> None:
-        self.all_goes_well_for_a_while()
+        self.run_without_faults_for_a_while()
         self.world.lose(node)
         self.world.now += 41
-        self.look(data)
-        self.look(data)
-        self.look(data)
+        self.reconcile(data)
+        self.reconcile(data)
+        self.reconcile(data)
 
     # --- the user and the clock
 
@@ -263,8 +274,8 @@ class Jobs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.pods)
     @rule()
-    def everything_settles(self) -> None:
-        self.settles()
+    def converges(self) -> None:
+        self.check_convergence()
 
     # --- what must hold
 
@@ -274,7 +285,7 @@ class Jobs(RuleBasedStateMachine):
             assert self.world.overlaps == [], self.world.overlaps
 
     @invariant()
-    def budgets_hold_and_the_end_is_final(self) -> None:
+    def budgets_hold_and_final_phases_are_final(self) -> None:
         if not hasattr(self, "world"):
             return
         stored = self.world.history
@@ -285,7 +296,7 @@ class Jobs(RuleBasedStateMachine):
             grown = later["restarts"]["total"] - earlier["restarts"]["total"] - of_agents
             if later["attempt"] == earlier["attempt"] and grown:
                 assert (grown, later["phase"], later["recoveryScope"]) == (1, "Recovering", "Replica")
-            assert grown in (0, 1), "one incident is one count"
+            assert grown in (0, 1), "one incident is counted once"
             for counter, value in earlier["restarts"].items():
                 falls = counter == "withoutProgress" or (
                     counter == "inPlaceOfAttempt" and later["attempt"] > earlier["attempt"]
@@ -294,26 +305,26 @@ class Jobs(RuleBasedStateMachine):
         assert all(status["restarts"]["counted"] <= self.budget for status in stored)
 
     @invariant()
-    def every_status_makes_sense(self) -> None:
+    def no_status_contradicts_itself(self) -> None:
         if hasattr(self, "world"):
             for status in self.world.history[-2:]:
-                assert nonsense(status) == []
+                assert contradictions(status) == []
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.settles()
+            self.check_convergence()
             self.attempts_never_overlap()
-            self.budgets_hold_and_the_end_is_final()
+            self.budgets_hold_and_final_phases_are_final()
 
-    def settles(self) -> None:
-        """Once faults stop, the job comes to rest where it should, and a further look does nothing."""
+    def check_convergence(self) -> None:
+        """Without further faults the job converges to the right state, and another reconcile does nothing."""
         world = self.world
-        last = list(settle(world))[-1]
+        last = list(run_until_stable(world))[-1]
         assert (last.verdict, last.actions) == (None, ())
 
         phase, rest = world.status["phase"], world.snapshot()
         phases = {pod.phase for pod in world.pods.values()}
-        assert not any(pod.deleting for pod in world.pods.values()), "nothing waits for a dead kubelet"
+        assert not any(pod.deleting for pod in world.pods.values()), "no pod waits for a dead kubelet"
         if phase in FINAL:
             assert (world.service, world.network_policy) == (False, False)
             if rest.job.clean_pods == "All":

@@ -1,4 +1,4 @@
-"""Lost nodes: by the word of Kubernetes, by that of two witnesses, and what is done about them."""
+"""Lost nodes: as Kubernetes reports them, as silent agents and Leases show them, and what follows."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from dtj_operator.plan.actions import DeletePod, Restart
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Gone, Missing
-from dtj_operator.plan.status import report
+from dtj_operator.plan.snapshot import Gone, SilentReplica
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -26,7 +26,7 @@ def away(name: str, *, for_s: float = 40) -> NodeView:
 
 
 def cluster(*changed: NodeView, count: int = 4) -> dict[str, NodeView]:
-    """Nodes n0, n1, ..., ready unless said otherwise."""
+    """Nodes n0, n1, ..., ready unless changed."""
     return {f"n{i}": node(f"n{i}") for i in range(count)} | {view.name: view for view in changed}
 
 
@@ -34,7 +34,7 @@ def on_nodes(count: int) -> JobBuilder:
     return (
         job()
         .replicas(count)
-        .settled()
+        .with_network()
         .running()
         .having(*(pod(i).running().on(f"n{i}") for i in range(count)))
     )
@@ -47,24 +47,28 @@ LOST = TWO.seeing(nodes=cluster(away("n1")))
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
-        param(TWO, False, id="nodes that may not be read are never lost"),
+        param(TWO, False, id="without permission to read nodes none is lost"),
         param(TWO.seeing(nodes=cluster()), False, id="ready"),
-        param(LOST, True, id="away for long enough"),
+        param(LOST, True, id="NotReady for long enough"),
         param(TWO.seeing(nodes=cluster(away("n1", for_s=39))), False, id="not yet"),
-        param(LOST.recovery(nodeLostSeconds=41), False, id="the user is more patient"),
+        param(LOST.recovery(nodeLostSeconds=41), False, id="a higher nodeLostSeconds"),
         param(LOST.recovery(nodeLostSeconds=0), False, id="turned off"),
         param(TWO.seeing(nodes=cluster(away("n3"))), False, id="another node"),
         param(
             TWO.seeing(nodes={name: away(name) for name in ("n0", "n1")}),
             False,
-            id="where none is ready it is the control plane that is blind",
+            id="if no node is ready, the control plane has lost contact",
         ),
         param(TWO.seeing(nodes=cluster(count=1), gone_since={"n1": NOW - 40}), True, id="gone"),
         param(TWO.seeing(nodes=cluster(count=1), gone_since={"n1": NOW - 39}), False, id="gone, not yet"),
-        param(TWO.seeing(nodes=cluster(count=1)), False, id="never seen: the cluster's collector knows"),
+        param(TWO.seeing(nodes=cluster(count=1)), False, id="never seen: left to the pod garbage collector"),
         param(LOST.but(pod(1).crashed(1).on("n1")), False, id="its pod had failed before"),
-        param(LOST.but(pod(1).succeeded().on("n1")), False, id="its pod was done"),
-        param(LOST.but(pod(1).running().on("n1").placed(NOW - 10)), False, id="a pod that came to it lately"),
+        param(LOST.but(pod(1).succeeded().on("n1")), False, id="its pod had succeeded"),
+        param(
+            LOST.but(pod(1).running().on("n1").placed(NOW - 10)),
+            False,
+            id="a pod that was bound to it recently",
+        ),
     ],
 )
 def test_node_loss(given: JobBuilder, lost: bool) -> None:
@@ -78,96 +82,105 @@ def lease(*, ago: float = 41, unchanged: float = 15) -> NodeLease:
 
 
 def silent(*replicas: int, since: float = 20) -> JobBuilder:
-    """Replica 0's agent does not hear of these."""
+    """Replica 0's agent gets no heartbeat from these replicas."""
     known = TWO.seeing(nodes=cluster())
-    return known.answering(missing=tuple(Missing(replica=i, seconds=since) for i in replicas))
+    return known.answering(silent_replicas=tuple(SilentReplica(replica=i, seconds=since) for i in replicas))
 
 
 SILENT = silent(1)
-MUTE = TWO.seeing(nodes=cluster(), coordinator_silent=True)
+REPLICA_0_SILENT = TWO.seeing(nodes=cluster(), coordinator_silent=True)
 EXPIRED = {"n1": lease()}
 
 
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
-        param(SILENT.seeing(leases=EXPIRED), [1], id="both witnesses"),
-        param(SILENT, [], id="a lease that there is not or that may not be read"),
-        param(SILENT.seeing(leases={"n1": lease(ago=39)}), [], id="the kubelet is not late yet"),
+        param(SILENT.seeing(leases=EXPIRED), [1], id="a silent agent and an expired Lease"),
+        param(SILENT, [], id="a Lease that does not exist or cannot be read"),
+        param(SILENT.seeing(leases={"n1": lease(ago=39)}), [], id="the Lease has not expired yet"),
         param(
             SILENT.seeing(leases={"n1": lease(ago=9, unchanged=9)}),
             [],
-            id="the kubelet is well: a wedged agent",
+            id="the Lease is renewed: the agent hangs",
         ),
         param(
             SILENT.seeing(leases={"n1": lease(ago=3600, unchanged=12)}),
             [],
-            id="a clock that is an hour late, the lease renewed while we look",
+            id="a clock an hour behind, the Lease renewed meanwhile",
         ),
         param(
             SILENT.seeing(leases={"n1": lease(ago=-3600, unchanged=600)}),
             [],
-            id="a clock that is an hour fast: Kubernetes will tell",
+            id="a clock an hour ahead: left to NotReady",
         ),
-        param(silent().seeing(leases=EXPIRED), [], id="the agent is there: only the kubelet is dead"),
-        param(silent(0).seeing(leases=EXPIRED), [], id="another replica is missing"),
-        param(silent(1, since=180).seeing(leases=EXPIRED), [], id="missing for long"),
+        param(silent().seeing(leases=EXPIRED), [], id="the agent answers: only the kubelet is dead"),
+        param(silent(0).seeing(leases=EXPIRED), [], id="another replica is silent"),
+        param(silent(1, since=180).seeing(leases=EXPIRED), [], id="silent for too long"),
         param(SILENT.seeing(leases=EXPIRED, now=NOW + 160), [], id="an answer that is old"),
-        param(SILENT.answering(attempt=7).seeing(leases=EXPIRED), [], id="said of another attempt"),
+        param(SILENT.answering(attempt=7).seeing(leases=EXPIRED), [], id="an answer of another attempt"),
         param(SILENT.seeing(leases=EXPIRED).recovery(nodeLostSeconds=0), [], id="turned off"),
         param(
             SILENT.seeing(leases=EXPIRED, nodes={name: away(name, for_s=1) for name in ("n0", "n1")}),
             [],
             id="no node is ready",
         ),
-        param(SILENT.seeing(leases=EXPIRED, nodes=None), [], id="nodes that may not be read"),
+        param(SILENT.seeing(leases=EXPIRED, nodes=None), [], id="no permission to read nodes"),
         param(
             SILENT.seeing(leases=EXPIRED).but(pod(1).running().on("n1").placed(NOW - 39)),
             [],
-            id="a pod that came to it since",
+            id="a pod that was bound since then",
         ),
         param(
             SILENT.seeing(leases=EXPIRED).but(pod(1).crashed(1).on("n1")), [], id="its pod had failed before"
         ),
-        param(MUTE.seeing(leases={"n0": lease()}), [0], id="replica 0 itself"),
-        param(MUTE.seeing(leases=EXPIRED), [], id="of the others a silent replica 0 says nothing"),
+        param(REPLICA_0_SILENT.seeing(leases={"n0": lease()}), [0], id="replica 0 itself"),
         param(
-            MUTE.but(pod(1).running().on("n0")).seeing(leases={"n0": lease()}),
+            REPLICA_0_SILENT.seeing(leases=EXPIRED),
+            [],
+            id="a silent replica 0 proves nothing about the others",
+        ),
+        param(
+            REPLICA_0_SILENT.but(pod(1).running().on("n0")).seeing(leases={"n0": lease()}),
             [0, 1],
-            id="but those on its node are lost with it",
+            id="the pods on its node are lost with replica 0",
         ),
     ],
 )
-def test_agents_and_lease_together_tell_of_a_lost_node(given: JobBuilder, lost: list[int]) -> None:
+def test_silent_agent_and_expired_lease_mean_a_lost_node(given: JobBuilder, lost: list[int]) -> None:
     s = given.snapshot()
 
     assert [i for i, view in s.current.items() if s.lost(view) and not s.failed(view)] == lost
 
 
-def test_what_the_witnesses_saw_is_told() -> None:
+def test_message_of_a_node_lost_by_silence_and_lease() -> None:
     verdict = restart(SILENT.seeing(leases={"n1": lease(ago=47.2)}).recovery(maxRestarts=0).snapshot())
 
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.fault.node, verdict.fault.reason) == (False, "n1", "NodeLost")
-    assert verdict.fault.message == "its agent is silent and its node's lease expired 7 s ago"
+    assert verdict.fault.message == "the agent is silent and the node's Lease expired 7 s ago"
 
 
 @pytest.mark.parametrize(
     ("given", "nodes", "in_s"),
     [
-        param(SILENT, ("n1",), 4, id="a lease that was not read yet"),
-        param(SILENT.seeing(leases={"n1": lease(ago=38)}), ("n1",), 2, id="one that is about to expire"),
-        param(SILENT.seeing(leases={"n1": lease(unchanged=12)}), ("n1",), 3, id="one that is nearly certain"),
-        param(silent(), (), None, id="nobody is in doubt"),
+        param(SILENT, ("n1",), 4, id="a Lease that was not read yet"),
+        param(SILENT.seeing(leases={"n1": lease(ago=38)}), ("n1",), 2, id="a Lease that is about to expire"),
+        param(
+            SILENT.seeing(leases={"n1": lease(unchanged=12)}),
+            ("n1",),
+            3,
+            id="a Lease unchanged for almost long enough",
+        ),
+        param(silent(), (), None, id="no silent agent"),
         param(SILENT.was("Succeeded").having(pod(1).succeeded().on("n1")), (), None, id="its pod has ended"),
         param(SILENT.recovery(nodeLostSeconds=0), (), None, id="turned off"),
     ],
 )
-def test_leases_are_read_only_of_nodes_in_doubt_and_then_often(
+def test_leases_are_read_often_but_only_of_nodes_with_silent_agents(
     given: JobBuilder, nodes: tuple[str, ...], in_s: float | None
 ) -> None:
-    assert given.snapshot().doubted_nodes == nodes
-    assert plan(given.snapshot()).look_again_at == (None if in_s is None else NOW + in_s)
+    assert given.snapshot().nodes_to_check == nodes
+    assert plan(given.snapshot()).requeue_at == (None if in_s is None else NOW + in_s)
 
 
 RECOVERING = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [{"node": "n1", "at": at(0)}]}
@@ -180,10 +193,10 @@ RACK = RECOVERING | {"avoidedNodes": [{"node": "n1", "at": at(-60)}, {"node": "n
         param(
             TWO.seeing(nodes=cluster(), leases=EXPIRED).was("Recovering", attempt=1, **RECOVERING),
             [("digits-0", None), ("digits-1", 0)],
-            id="a new attempt: nobody is asked about the old one any more",
+            id="a new attempt: no agent answers for the old one",
         ),
         param(
-            MUTE.seeing(leases=EXPIRED, coordinator_silent=False)
+            REPLICA_0_SILENT.seeing(leases=EXPIRED, coordinator_silent=False)
             .recovery(scope="Replica")
             .was("Recovering", replacing=[{"replica": 1, "uid": "uid-digits-1-0"}], **RECOVERING),
             [("digits-1", 0)],
@@ -198,7 +211,9 @@ RACK = RECOVERING | {"avoidedNodes": [{"node": "n1", "at": at(-60)}, {"node": "n
         ),
     ],
 )
-def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: list[Any]) -> None:
+def test_pods_on_a_node_lost_by_silence_and_lease_are_force_deleted(
+    given: JobBuilder, expected: list[Any]
+) -> None:
     decision = plan(given.snapshot())
 
     assert [(a.pod.name, a.grace_s) for a in decision.actions if isinstance(a, DeletePod)] == expected
@@ -207,13 +222,15 @@ def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: li
 @pytest.mark.parametrize(
     ("given", "avoided"),
     [
-        param(job().was("Recovering", **RECOVERING), ("n1",), id="lost just now"),
+        param(job().was("Recovering", **RECOVERING), ("n1",), id="just lost"),
         param(
-            job().was("Recovering", **RECOVERING).recovery(avoidNodeAfter=0), ("n1",), id="nothing else is"
+            job().was("Recovering", **RECOVERING).recovery(avoidNodeAfter=0), ("n1",), id="avoidNodeAfter 0"
         ),
         param(job().was("Recovering", **RACK).recovery(avoidNodeAfter=0), ("n1", "n0"), id="two at once"),
         param(
-            job().was("Recovering", **RACK, lastTransitionTime=at(-30)), ("n1",), id="the other long before"
+            job().was("Recovering", **RACK, lastTransitionTime=at(-30)),
+            ("n1",),
+            id="the other node lost long before",
         ),
         param(job().was("Running", **RECOVERING), (), id="the job has recovered"),
         param(
@@ -221,10 +238,10 @@ def test_verdict_of_the_witnesses_is_carried_out(given: JobBuilder, expected: li
             (),
             id="the template names the node",
         ),
-        param(job().was("Recovering", failure=RECOVERING["failure"]), (), id="nothing fitted elsewhere"),
+        param(job().was("Recovering", failure=RECOVERING["failure"]), (), id="the nodes are allowed again"),
     ],
 )
-def test_node_that_was_just_lost_is_avoided_though_the_scheduler_takes_it_for_well(
+def test_just_lost_node_is_avoided_although_the_scheduler_thinks_it_is_ready(
     given: JobBuilder, avoided: tuple[str, ...]
 ) -> None:
     assert avoid.avoided(given.seeing(nodes=cluster(count=2)).snapshot()) == avoided
@@ -233,17 +250,17 @@ def test_node_that_was_just_lost_is_avoided_though_the_scheduler_takes_it_for_we
 def test_new_pods_avoid_all_nodes_that_were_lost_at_once() -> None:
     given = silent(0, 1).seeing(leases=EXPIRED | {"n0": lease(ago=35)})
     s = given.snapshot()
-    after = given.stored(report(s, restart(s)))
+    after = given.stored(new_status(s, restart(s)))
 
     assert avoid.avoided(after.snapshot()) == ("n1", "n0")
 
 
-def test_a_lost_node_costs_nothing_and_is_named() -> None:
+def test_lost_node_is_named_and_not_counted() -> None:
     verdict = restart(LOST.recovery(maxRestarts=0).snapshot())
 
     assert isinstance(verdict, Restart)
     assert (verdict.counts, verdict.fault.node, verdict.fault.replica) == (False, "n1", 1)
-    assert verdict.fault.sentence.endswith("NodeLost: its node was not ready for 40 s")
+    assert verdict.fault.sentence.endswith("NodeLost: the node was NotReady for 40 s")
 
 
 STUCK = pod(1).running().on("n1").deleting()
@@ -253,13 +270,17 @@ STUCK = pod(1).running().on("n1").deleting()
     ("given", "expected"),
     [
         param(LOST.was("Recovering", attempt=1), [("digits-0", 5), ("digits-1", 0)], id="a new attempt"),
-        param(LOST.was("Recovering", attempt=1).having(STUCK), [("digits-1", 0)], id="told to go before"),
+        param(LOST.was("Recovering", attempt=1).having(STUCK), [("digits-1", 0)], id="already terminating"),
         param(LOST.wants(suspend=True).was("Suspended").having(STUCK), [("digits-1", 0)], id="suspended"),
         param(LOST.deleted().having(STUCK), [("digits-1", 0)], id="a job that is being deleted"),
-        param(LOST.deleted().having(pod(1).running().on("n1")), [("digits-1", 0)], id="not told yet"),
+        param(LOST.deleted().having(pod(1).running().on("n1")), [("digits-1", 0)], id="not terminating yet"),
         param(LOST.was("Succeeded").having(STUCK), [("digits-1", 0)], id="finished"),
         param(LOST.deleted().having(STUCK.owned_by("")), [], id="a pod that no job owns"),
-        param(TWO.deleted().seeing(nodes=cluster()).having(STUCK), [], id="its node is well: its own grace"),
+        param(
+            TWO.deleted().seeing(nodes=cluster()).having(STUCK),
+            [],
+            id="its node is healthy: its own grace period",
+        ),
     ],
 )
 def test_nothing_waits_for_a_dead_kubelet(given: JobBuilder, expected: list[tuple[str, int | None]]) -> None:
@@ -270,14 +291,14 @@ def test_nothing_waits_for_a_dead_kubelet(given: JobBuilder, expected: list[tupl
 
 
 @pytest.mark.parametrize(("for_s", "expected"), [(40, 0), (39, None)])
-def test_children_of_a_job_that_is_gone_are_let_go_too(for_s: float, expected: int | None) -> None:
+def test_children_of_a_deleted_job_are_force_deleted_too(for_s: float, expected: int | None) -> None:
     nodes = cluster(away("n1", for_s=for_s))
     gone = Gone(namespace="team-a", name="digits", pods=(STUCK.pod,), nodes=nodes, now=NOW)
     decision = plan_gone(gone)
 
     assert decision.actions == (() if expected is None else (DeletePod(STUCK.pod, expected),))
-    assert decision.look_again_at == (NOW + 1 if expected is None else None)
+    assert decision.requeue_at == (NOW + 1 if expected is None else None)
 
 
-def test_the_end_of_patience_is_looked_at_without_any_news() -> None:
-    assert plan(TWO.seeing(nodes=cluster(away("n1", for_s=30))).snapshot()).look_again_at == NOW + 10
+def test_job_is_requeued_when_its_node_becomes_lost() -> None:
+    assert plan(TWO.seeing(nodes=cluster(away("n1", for_s=30))).snapshot()).requeue_at == NOW + 10

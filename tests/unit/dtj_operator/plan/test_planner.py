@@ -1,4 +1,4 @@
-"""plan(): what is done, in which order, and what is left alone."""
+"""plan(): which actions, in which order, and what is left alone."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from dtj_operator.plan.snapshot import Child, Gone
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
-TWO = job().replicas(2).settled()
+TWO = job().replicas(2).with_network()
 
 
 def decided(builder: JobBuilder) -> Decision:
@@ -28,7 +28,7 @@ def decided(builder: JobBuilder) -> Decision:
 
 
 def sketch(decision: Decision) -> list[str]:
-    """Actions as words."""
+    """Actions as short strings."""
     words: list[str] = []
     for action in decision.actions:
         match action:
@@ -54,11 +54,11 @@ def test_a_new_job_gets_its_network_before_its_pods() -> None:
     ("given", "expected"),
     [
         param(TWO.running(), [], id="a running job is left alone"),
-        param(TWO.was("Starting").having(pod(1)), ["+digits-0@0"], id="only what is missing is made"),
+        param(TWO.was("Starting").having(pod(1)), ["+digits-0@0"], id="only missing pods are created"),
         param(
             TWO.running().seeing(service=Child.ABSENT),
             ["CreateService"],
-            id="a Service that was deleted comes back",
+            id="a deleted Service is recreated",
         ),
         param(
             job().wants(network={"policy": "None"}),
@@ -68,32 +68,32 @@ def test_a_new_job_gets_its_network_before_its_pods() -> None:
         param(
             TWO.was("Recovering", attempt=1).having(pod(0).running(), pod(1).crashed()),
             ["-digits-0@0 in 5 s", "-digits-1@0 in 5 s"],
-            id="pods of the failed attempt go first, with little grace",
+            id="pods of the failed attempt are deleted first, with a short grace period",
         ),
         param(
             TWO.was("Recovering", attempt=1, failure={"reason": "Evicted"}).having(pod(0).running()),
             ["-digits-0@0"],
-            id="after an eviction the others have their own grace to save",
+            id="after an eviction the other pods keep their own grace period",
         ),
         param(
             TWO.was("Recovering", attempt=1).having(pod(0).running().deleting(), pod(1, attempt=1)),
             [],
-            id="attempts do not overlap: nothing is made while an old pod lives",
+            id="attempts do not overlap: no pod is created while an old pod exists",
         ),
         param(
             TWO.was("Recovering", attempt=1),
             ["+digits-0@1", "+digits-1@1"],
-            id="the next attempt when all are gone",
+            id="the next attempt once all old pods are gone",
         ),
         param(
             TWO.was("Recovering", attempt=1, lastTransitionTime=at(0)).recovery(backoffSeconds=10),
             [],
-            id="not before the back-off is over",
+            id="no pod before the back-off is over",
         ),
         param(
             TWO.having(pod(0).running().owned_by("dead job")),
             ["-digits-0@0"],
-            id="pods of a dead job of the same name go first",
+            id="pods of a deleted job of the same name are deleted first",
         ),
         param(
             TWO.having(pod(0).owned_by("")),
@@ -103,10 +103,12 @@ def test_a_new_job_gets_its_network_before_its_pods() -> None:
         param(
             TWO.wants(suspend=True).was("Suspended").having(pod(0).running()),
             ["-digits-0@0"],
-            id="suspended: own grace",
+            id="suspended: own grace period",
         ),
         param(
-            TWO.wants(suspend=True).was("Suspended").having(pod(0).deleting()), [], id="suspended: not twice"
+            TWO.wants(suspend=True).was("Suspended").having(pod(0).deleting()),
+            [],
+            id="suspended: pods are deleted once",
         ),
         param(TWO.running().deleted(), ["-digits-0@0", "-digits-1@0"], id="a job that is being deleted"),
         param(TWO.deleted(), [], id="a job that is being deleted gets no new pods"),
@@ -135,10 +137,10 @@ def test_actions(given: JobBuilder, expected: list[str]) -> None:
             Fail,
             id="the deadline comes before restarts",
         ),
-        param(TWO.running().wants(replicas=0), Fail, id="a spec that makes no sense"),
+        param(TWO.running().wants(replicas=0), Fail, id="an invalid spec"),
     ],
 )
-def test_a_verdict_comes_alone_to_be_written_first(given: JobBuilder, verdict: type) -> None:
+def test_verdict_comes_without_actions_and_is_written_first(given: JobBuilder, verdict: type) -> None:
     decision = decided(given)
 
     assert isinstance(decision.verdict, verdict)
@@ -152,14 +154,14 @@ def test_success_comes_before_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_the_end_is_final_whatever_happens_to_children_or_spec(phase: str) -> None:
+def test_finished_job_stays_finished_whatever_happens_to_children_or_spec(phase: str) -> None:
     over = TWO.was(phase).having(pod(0).crashed(), pod(1).succeeded()).wants(suspend=True, replicas=2)
     decision = decided(over.seeing(service=Child.ABSENT, network_policy=Child.ABSENT))
 
     assert (decision.verdict, decision.actions) == (None, ())
 
 
-def test_a_foreign_policy_does_not_matter_to_a_job_that_wants_none() -> None:
+def test_foreign_network_policy_is_ignored_if_the_job_has_none() -> None:
     open_to_all = job().wants(network={"policy": "None"}).was("Pending")
     decision = decided(open_to_all.seeing(service=Child.PRESENT, network_policy=Child.FOREIGN))
 
@@ -167,7 +169,7 @@ def test_a_foreign_policy_does_not_matter_to_a_job_that_wants_none() -> None:
     assert [type(action) for action in decision.actions] == [CreatePod]
 
 
-def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
+def test_foreign_service_is_reported_and_nothing_is_created() -> None:
     decision = decided(job().was("Pending").seeing(service=Child.FOREIGN, network_policy=Child.ABSENT))
 
     assert decision.actions == ()
@@ -175,7 +177,7 @@ def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
     assert decision.refusals[0].message.startswith(
         "Service digits exists and does not belong to this job; delete it"
     )
-    assert decision.look_again_at == NOW + 30
+    assert decision.requeue_at == NOW + 30
 
 
 @pytest.mark.parametrize(
@@ -198,17 +200,17 @@ def test_a_foreign_service_is_named_and_nothing_is_made() -> None:
         ),
     ],
 )
-def test_when_to_look_again(given: JobBuilder, moment: float | None) -> None:
-    assert decided(given).look_again_at == moment
+def test_requeue_at(given: JobBuilder, moment: float | None) -> None:
+    assert decided(given).requeue_at == moment
 
 
-def test_ttl_over_deletes_the_job_and_leaves_the_children_to_that() -> None:
+def test_expired_ttl_deletes_the_job_and_leaves_the_children_to_garbage_collection() -> None:
     over = TWO.was("Succeeded", completionTime=at(-30)).wants(ttlSecondsAfterFinished=30)
 
     assert decided(over).actions == (DeleteJob(),)
 
 
-def test_children_of_a_job_that_is_gone_go_unless_somebody_freed_them() -> None:
+def test_children_of_a_deleted_job_are_deleted_unless_orphaned() -> None:
     kept, leaving, free = pod(0).running(), pod(1).deleting(), pod(2).owned_by("")
     gone = Gone(
         namespace="team-a",
@@ -226,7 +228,7 @@ def test_children_of_a_job_that_is_gone_go_unless_somebody_freed_them() -> None:
     )
 
 
-def test_network_objects_are_made_once() -> None:
+def test_network_objects_are_created_once() -> None:
     made = [type(action) for action in decided(TWO).actions]
 
     assert CreateService not in made

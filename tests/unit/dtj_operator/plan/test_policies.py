@@ -5,13 +5,13 @@ from unittest.mock import ANY
 import pytest
 
 from dtj_operator.plan.actions import (
+    AwaitCause,
     DeleteNetworkPolicy,
     DeletePod,
     DeleteService,
     Fail,
     Restart,
     Resume,
-    Settle,
     Succeed,
     Suspend,
 )
@@ -38,9 +38,9 @@ OVER = (
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        param(TWO, None, id="running ranks are not done"),
+        param(TWO, None, id="running ranks have not succeeded"),
         param(TWO.but(pod(0).succeeded()), None, id="one of two is not all"),
-        param(DONE, Succeed("AllRanksSucceeded"), id="all are done"),
+        param(DONE, Succeed("AllRanksSucceeded"), id="all have succeeded"),
         param(DONE.without(1), None, id="a pod that vanished proves nothing"),
         param(RANK0.but(pod(0).succeeded()), Succeed("Rank0Succeeded"), id="Rank0: replica 0 decides"),
         param(RANK0.but(pod(1).succeeded()), None, id="Rank0: another replica does not"),
@@ -49,17 +49,23 @@ OVER = (
             Succeed("Rank0Succeeded"),
             id="Rank0: others may crash",
         ),
-        param(OVER.but(pod(2)), Succeed("AllRanksSucceeded"), id="who has not begun when the run is over"),
+        param(
+            OVER.but(pod(2)),
+            Succeed("AllRanksSucceeded"),
+            id="a replica that has not started when the run is over",
+        ),
         param(
             OVER.but(pod(2).running().placed(NOW - 9)),
             Succeed("AllRanksSucceeded"),
-            id="who found room in its last seconds",
+            id="a replica that was bound in the last seconds of the run",
         ),
-        param(OVER.but(pod(2).running().placed(NOW - 11)), None, id="who may have taken part is waited for"),
-        param(OVER.but(pod(2).running()), None, id="as is one of whom nobody says since when"),
-        param(OVER.but(pod(2), pod(1).running()), None, id="and one that takes part for certain"),
-        param(OVER.but(pod(2), pod(0).succeeded()), None, id="a plain program may go on without replica 0"),
-        param(OVER.without(2), None, id="of a pod that vanished nobody knows whether it took part"),
+        param(OVER.but(pod(2).running().placed(NOW - 11)), None, id="a replica that may have taken part"),
+        param(OVER.but(pod(2).running()), None, id="a replica whose bind time is unknown"),
+        param(OVER.but(pod(2), pod(1).running()), None, id="a replica that takes part for certain"),
+        param(
+            OVER.but(pod(2), pod(0).succeeded()), None, id="a plain program may continue without replica 0"
+        ),
+        param(OVER.without(2), None, id="a vanished pod may have taken part"),
     ],
 )
 def test_success(given, verdict) -> None:
@@ -69,11 +75,11 @@ def test_success(given, verdict) -> None:
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        param(TWO, None, id="nobody asked"),
-        param(TWO.wants(suspend=True), Suspend(), id="asked while running"),
+        param(TWO, None, id="not suspended"),
+        param(TWO.wants(suspend=True), Suspend(), id="suspended while running"),
         param(TWO.wants(suspend=True).was("Suspended"), None, id="already suspended"),
-        param(TWO.was("Suspended"), Resume(), id="asked to go on"),
-        param(job().wants(suspend=True), Suspend(), id="born suspended"),
+        param(TWO.was("Suspended"), Resume(), id="resumed"),
+        param(job().wants(suspend=True), Suspend(), id="created suspended"),
     ],
 )
 def test_suspend(given, verdict) -> None:
@@ -120,15 +126,15 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
     [
         param(TWO, None, id="healthy replicas are left alone"),
         param(CRASHED, COUNTED, id="one crash restarts the job"),
-        param(CRASHED.was("Suspended"), None, id="what ends while the job is suspended is no fault"),
+        param(CRASHED.was("Suspended"), None, id="a pod that ends while the job is suspended is not a fault"),
         param(
             TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
         ),
-        param(TWO.but(pod(1).crashed(75)), UNCOUNTED, id="a stop on request is free"),
-        param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is free"),
-        param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a pod that somebody deletes is free"),
-        param(TWO.without(1), UNCOUNTED, id="a pod that vanished is free"),
-        param(TWO.but(pod(1).refused("OutOfcpu")), COUNTED, id="a pod that its kubelet refuses is not"),
+        param(TWO.but(pod(1).crashed(75)), UNCOUNTED, id="a stop on request is not counted"),
+        param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is not counted"),
+        param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a deleted pod is not counted"),
+        param(TWO.without(1), UNCOUNTED, id="a vanished pod is not counted"),
+        param(TWO.but(pod(1).refused("OutOfcpu")), COUNTED, id="a pod that its kubelet rejects is counted"),
         param(CRASHED.recovery(rules=[FREE_1]), UNCOUNTED, id="the user's rule comes first"),
         param(CRASHED.recovery(rules=[FAIL_3]), COUNTED, id="a rule about another code does not match"),
         param(
@@ -140,7 +146,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
             Fail("RecoveryRule", ANY, ANY),
             id="NotIn",
         ),
-        param(CRASHED.recovery(rules=[FAIL_UNLISTED]), COUNTED, id="NotIn spares what it lists"),
+        param(CRASHED.recovery(rules=[FAIL_UNLISTED]), COUNTED, id="NotIn does not match what it lists"),
         param(CRASHED.recovery(rules=[FREE_1, FAIL_UNLISTED]), UNCOUNTED, id="the first matching rule wins"),
         param(
             TWO.but(pod(1).crashed(137).disrupted()).recovery(rules=[FAIL_EVICTED]),
@@ -172,7 +178,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         param(
             CRASHED.was("Running", **restarts(counted=3, withoutProgress=3)),
             COUNTED,
-            id="where no step is ever reported only the whole budget applies",
+            id="if no step is ever reported only the total budget applies",
         ),
         param(
             CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(41),
@@ -182,7 +188,7 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         param(
             CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(40),
             Fail("NoProgress", ANY, ANY),
-            id="a step done again is no progress",
+            id="a repeated step is not progress",
         ),
         param(
             TWO.but(pod(1).reported(1, reason="Exception", step=50)).was(
@@ -193,14 +199,14 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         ),
         param(
             TWO.but(pod(1).crashed(76, at=NOW - 1)),
-            Settle(until=NOW + 4),
+            AwaitCause(until=NOW + 4),
             id="a lost peer waits for its cause",
         ),
         param(TWO.but(pod(1).crashed(76, at=NOW - 5)), COUNTED, id="a lost peer whose cause does not come"),
         param(
             TWO.but(pod(1).crashed(76, at=NOW + 900)),
             COUNTED,
-            id="a node whose clock is wrong holds nothing up",
+            id="a node with a wrong clock delays nothing",
         ),
         param(
             TWO.but(pod(0).crashed(76), pod(1).crashed(76)),
@@ -214,14 +220,14 @@ def test_restart(given, verdict) -> None:
     assert restart(given.snapshot()) == verdict
 
 
-def test_the_budget_verdict_names_the_rank_and_its_last_words() -> None:
+def test_budget_verdict_names_the_rank_and_its_last_line() -> None:
     verdict = restart(
         TWO.but(pod(1).crashed(1, message="Traceback\nValueError: nan")).recovery(maxRestarts=0).snapshot()
     )
 
     assert isinstance(verdict, Fail)
     assert verdict.message == (
-        "rank 1 (replica 1) ended with exit code 1: ExitCode: ValueError: nan; maxRestarts is 0"
+        "rank 1 (replica 1) exited with code 1: ExitCode: ValueError: nan; no restarts left: maxRestarts is 0"
     )
 
 
@@ -261,11 +267,11 @@ SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransi
             True,
             id="a rank, at the same step",
         ),
-        param({**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1)}, True, id="a rank that tells no steps"),
+        param({**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1)}, True, id="a rank that reports no steps"),
         param(
             {**SICK_BEFORE, **restarts(withoutProgress=1, highestStep=7)},
             True,
-            id="a rank that came back to fail",
+            id="a rank that fails again before the job is healthy",
         ),
         param(
             {
@@ -274,18 +280,18 @@ SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransi
                 "failure": {"reason": "ExitCode", "exitCode": 75},
             },
             True,
-            id="one that stops of its own accord",
+            id="a rank that exits with code 75 by itself",
         ),
-        param({"failure": {"reason": "Evicted"}}, True, id="a job that was never said to be well"),
+        param({"failure": {"reason": "Evicted"}}, True, id="a job that was never Healthy"),
     ],
 )
-def test_only_what_may_repeat_itself_is_held_back(fields, waits) -> None:
+def test_only_a_fault_that_may_repeat_is_delayed(fields, waits) -> None:
     given = job().was("Recovering", lastTransitionTime=at(0), **fields).recovery(backoffSeconds=10)
 
     assert (restart_policy.backoff_until(given.snapshot()) > NOW) == waits
 
 
-def test_back_off_is_the_same_at_every_look_and_another_for_every_attempt() -> None:
+def test_back_off_is_the_same_at_every_reconcile_and_different_for_every_attempt() -> None:
     def until(attempt: int) -> float:
         return restart_policy.backoff_until(job().was("Recovering", attempt=attempt).snapshot())
 
@@ -293,7 +299,7 @@ def test_back_off_is_the_same_at_every_look_and_another_for_every_attempt() -> N
     assert until(1) != until(2)
 
 
-def test_nothing_is_held_back_unless_it_follows_a_restart() -> None:
+def test_pods_are_delayed_only_after_a_restart() -> None:
     assert restart_policy.backoff_until(job().was("Pending").snapshot()) == NOW
 
 
@@ -317,12 +323,14 @@ def deleted(given) -> list[tuple[str, int | None]]:
     ("given", "expected"),
     [
         param(
-            CRASHED_ENDED.having(*MIXED), [("digits-1", 5)], id="Running deletes what runs, with little grace"
+            CRASHED_ENDED.having(*MIXED),
+            [("digits-1", 5)],
+            id="Running deletes running pods, with a short grace period",
         ),
         param(
             LATE.having(*MIXED),
             [("digits-1", None)],
-            id="after the deadline healthy ranks have their own grace",
+            id="after the deadline healthy ranks have their own grace period",
         ),
         param(
             ENDED.having(pod(0).crashed(), pod(1)),
@@ -335,28 +343,28 @@ def deleted(given) -> list[tuple[str, int | None]]:
             id="All",
         ),
         param(
-            ENDED.having(pod(0).settling(), pod(1).settling()),
+            ENDED.having(pod(0).exited(), pod(1).exited()),
             [],
-            id="Running keeps a pod whose container has ended, although its phase is Running still",
+            id="Running keeps a pod whose container has exited but whose phase is still Running",
         ),
         param(ENDED.wants(cleanPodPolicy="None").having(*MIXED), [], id="None deletes nothing"),
-        param(ENDED.having(pod(0).running().deleting()), [], id="what goes already is not deleted again"),
-        param(ENDED.having(pod(0).running().owned_by("another")), [], id="what is not ours stays"),
+        param(ENDED.having(pod(0).running().deleting()), [], id="a terminating pod is not deleted again"),
+        param(ENDED.having(pod(0).running().owned_by("another")), [], id="a pod of another owner stays"),
     ],
 )
 def test_cleanup_of_pods(given, expected) -> None:
     assert deleted(given) == expected
 
 
-def test_network_objects_go_at_the_end_once() -> None:
-    assert cleanup(ENDED.settled().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
+def test_network_objects_are_deleted_once_at_the_end() -> None:
+    assert cleanup(ENDED.with_network().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
     assert cleanup(ENDED.snapshot()) == ()
 
 
 @pytest.mark.parametrize(
     ("given", "due"),
     [
-        param(ENDED.was("Succeeded", completionTime=at(-9)), None, id="no TTL: it stays"),
+        param(ENDED.was("Succeeded", completionTime=at(-9)), None, id="no TTL: the job is kept"),
         param(
             ENDED.wants(ttlSecondsAfterFinished=10).was("Succeeded", completionTime=at(-9)),
             NOW + 1,

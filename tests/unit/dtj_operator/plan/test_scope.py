@@ -1,24 +1,24 @@
-"""How much of a job a recovery touches: the verdict, what the status keeps of it, what the next look does."""
+"""What a recovery restarts: the verdict, what the status records, and what the next reconcile does."""
 
 import pytest
 
 from dtj_operator.plan import ranges
-from dtj_operator.plan.actions import CreatePod, DeletePod, Fail, Restart, Settle, Trust
+from dtj_operator.plan.actions import AwaitCause, CreatePod, DeletePod, Fail, Restart, UseReplicaScope
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.policies.restart import MOST_REPLACED, restart
-from dtj_operator.plan.policies.scope import trust
+from dtj_operator.plan.policies.restart import MAX_REPLACED, restart
+from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.snapshot import Incident
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param
-THREE = job().replicas(3).settled().recovery(scope="Replica").running()
-AUTO = job().replicas(3).settled().running()
+THREE = job().replicas(3).with_network().recovery(scope="Replica").running()
+AUTO = job().replicas(3).with_network().running()
 CRASHED = THREE.but(pod(1).crashed())
 
 
 def replaced(given: JobBuilder) -> list[int] | str:
-    """Indices that the verdict replaces, or that all are."""
+    """The indices that the verdict replaces, or "all"."""
     verdict = restart(given.snapshot())
     assert isinstance(verdict, Restart)
     return "all" if verdict.replaces is None else [index for index, _ in verdict.replaces]
@@ -27,25 +27,31 @@ def replaced(given: JobBuilder) -> list[int] | str:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        param(CRASHED, [1], id="the broken pod"),
-        param(CRASHED.recovery(scope="Job"), "all", id="all of them, if the user wants it so"),
-        param(CRASHED.recovery(scope="Auto"), "all", id="all of them, unless the agents said that they can"),
+        param(CRASHED, [1], id="the failed pod"),
+        param(CRASHED.recovery(scope="Job"), "all", id="all pods with scope Job"),
+        param(
+            CRASHED.recovery(scope="Auto"),
+            "all",
+            id="all pods with Auto, before the agents reported that they can recover in place",
+        ),
         param(
             CRASHED.recovery(scope="Auto").was("Running", recoveryScope="Replica"),
             [1],
-            id="the broken pod, once they have",
+            id="the failed pod with Auto, once the agents reported it",
         ),
         param(
-            CRASHED.but(pod(2).crashed(76)), [1, 2], id="two that are broken at this look are one incident"
+            CRASHED.but(pod(2).crashed(76)),
+            [1, 2],
+            id="two pods that fail before one reconcile are one incident",
         ),
         param(THREE.but(pod(1).running().deleting()), [1], id="an evicted pod"),
         param(THREE.without(1), [1], id="a pod that vanished"),
         param(THREE.without(1).but(pod(0).crashed()), [0, 1], id="both"),
-        param(THREE.but(*(pod(i).crashed(76) for i in range(3))), "all", id="nobody is left to heal from"),
+        param(THREE.but(*(pod(i).crashed(76) for i in range(3))), "all", id="no survivor is left"),
         param(
             THREE.but(pod(0).crashed(), pod(1).succeeded(), pod(2).succeeded()),
             "all",
-            id="those that are done cannot heal anybody",
+            id="finished replicas are not survivors",
         ),
         param(
             job().replicas(1).recovery(scope="Replica").running().but(pod(0).crashed()),
@@ -57,7 +63,7 @@ def replaced(given: JobBuilder) -> list[int] | str:
                 pod(0).crashed(), pod(1).crashed(), pod(2).unschedulable(since=NOW - 121)
             ),
             "all",
-            id="a pod without a place is no survivor",
+            id="an unschedulable pod is not a survivor",
         ),
     ],
 )
@@ -65,8 +71,10 @@ def test_what_is_replaced(given: JobBuilder, expected: list[int] | str) -> None:
     assert replaced(given) == expected
 
 
-@pytest.mark.parametrize(("broken", "anew"), [(MOST_REPLACED, False), (MOST_REPLACED + 1, True)])
-def test_so_many_at_once_that_the_status_would_grow_are_a_restart_of_the_job(broken: int, anew: bool) -> None:
+@pytest.mark.parametrize(("broken", "whole_job"), [(MAX_REPLACED, False), (MAX_REPLACED + 1, True)])
+def test_too_many_failed_pods_restart_the_whole_job_so_that_the_status_stays_small(
+    broken: int, whole_job: bool
+) -> None:
     many = (
         job()
         .replicas(300)
@@ -75,23 +83,23 @@ def test_so_many_at_once_that_the_status_would_grow_are_a_restart_of_the_job(bro
         .but(*(pod(i).crashed() for i in range(broken)))
     )
 
-    assert (replaced(many) == "all") is anew
+    assert (replaced(many) == "all") is whole_job
 
 
 def test_a_lost_peer_waits_for_its_cause_with_either_scope() -> None:
     verdict = restart(THREE.but(pod(1).crashed(76, at=NOW - 1)).snapshot())
 
-    assert verdict == Settle(until=NOW + 4)
+    assert verdict == AwaitCause(until=NOW + 4)
 
 
 def test_a_replacement_keeps_the_attempt_and_is_counted_once() -> None:
     snapshot = CRASHED.snapshot()
-    after = report(snapshot, restart(snapshot))
+    after = new_status(snapshot, restart(snapshot))
 
     assert (after["phase"], after["attempt"], after["restarts"]["counted"]) == ("Recovering", 0, 1)
     assert after["replacing"] == [{"replica": 1, "uid": pod(1).pod.uid}]
     assert after["lastTransitionTime"] == at(0)
-    # The next look acts on what is written, and does not count again.
+    # The next reconcile acts on what is written, and does not count again.
     decision = plan(CRASHED.stored(after).snapshot())
     assert decision.verdict is None
     assert decision.actions == (DeletePod(pod(1).crashed().pod, 5),)
@@ -102,15 +110,15 @@ STOPPED = pod(0).reported(75, reason="Stopped")
 
 
 def taken_away(*, then: JobBuilder, after_s: float = 2) -> JobBuilder:
-    """Somebody deletes pod 1; then it looks like this."""
+    """The user deletes pod 1; the next snapshot is `then`."""
     snapshot = EVICTED.snapshot()
-    return then.stored(report(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
+    return then.stored(new_status(snapshot, restart(snapshot))).seeing(now=NOW + after_s)
 
 
 def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
-    """The job ran again when the rank of another pod came to the step at which all had agreed to stop."""
+    """The job ran again when the rank of another pod reached the agreed stop."""
     replaced = taken_away(then=THREE.but(pod(1).running().with_uid("young")))
-    running = report(replaced.snapshot(), None)
+    running = new_status(replaced.snapshot(), None)
     assert running["phase"] == "Running"
     return replaced.stored(running).but(STOPPED).seeing(now=NOW + after_s)
 
@@ -119,8 +127,8 @@ def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
     ("given", "disruptions"),
     [
         param(taken_away(then=EVICTED.but(STOPPED)), 1, id="another rank stops with it"),
-        param(taken_away_and_replaced(), 1, id="when it has been replaced already"),
-        param(taken_away_and_replaced(after_s=60), 2, id="long after it was replaced"),
+        param(taken_away_and_replaced(), 1, id="after the pod was replaced"),
+        param(taken_away_and_replaced(after_s=60), 2, id="long after the pod was replaced"),
         param(taken_away(then=THREE.but(pod(1).with_uid("young"), STOPPED)), 1, id="a little later"),
         param(
             taken_away(then=EVICTED.but(STOPPED, pod(2).reported(75, reason="Stopped"))),
@@ -134,40 +142,40 @@ def taken_away_and_replaced(*, after_s: float = 2) -> JobBuilder:
             .pod_spec(terminationGracePeriodSeconds=120)
             .seeing(now=NOW + 100),
             1,
-            id="as late as the pod's grace allows",
+            id="within the pod's grace period",
         ),
         param(
             THREE.was("Recovering", failure={"reason": "Exception", "exitCode": 1, "at": at(-1)}).but(
                 STOPPED
             ),
             1,
-            id="after a crash it is the first",
+            id="after a crash it is a new incident",
         ),
     ],
 )
 def test_ranks_that_stop_together_are_one_disruption(given: JobBuilder, disruptions: int) -> None:
     snapshot = given.snapshot()
     verdict = restart(snapshot)
-    after = report(snapshot, verdict)
+    after = new_status(snapshot, verdict)
 
     assert isinstance(verdict, Restart)
     assert (after["restarts"]["disruptions"], after["restarts"]["counted"]) == (disruptions, 0)
-    assert bool(events(snapshot, verdict, after)) is (not verdict.goes_on)
+    assert bool(events(snapshot, verdict, after)) is (not verdict.same_incident)
 
 
-def test_of_ranks_that_stop_together_the_first_is_told_of() -> None:
+def test_first_of_the_ranks_that_stop_together_is_reported() -> None:
     snapshot = taken_away(then=EVICTED.but(STOPPED)).snapshot()
-    before, after = snapshot.memory.raw, report(snapshot, restart(snapshot))
+    before, after = snapshot.memory.raw, new_status(snapshot, restart(snapshot))
 
     assert (after["failure"], after["message"]) == (before["failure"], before["message"])
     assert after["conditions"][1] == before["conditions"][1]
     assert [entry["replica"] for entry in after["replacing"]] == [0, 1]
 
 
-def test_a_rank_that_stops_when_the_other_was_replaced_is_what_the_job_waits_for() -> None:
+def test_rank_that_stops_after_the_first_was_replaced_is_what_the_job_waits_for() -> None:
     snapshot = taken_away_and_replaced().snapshot()
     verdict = restart(snapshot)
-    after = report(snapshot, verdict)
+    after = new_status(snapshot, verdict)
 
     assert isinstance(verdict, Restart)
     assert (after["phase"], after["message"]) == ("Recovering", verdict.fault.sentence)
@@ -181,7 +189,7 @@ REPLACING = THREE.was("Recovering", lastTransitionTime=at(-9), replacing=REPLACE
 YOUNG = pod(1).with_uid("young")
 
 
-def test_the_replacement_comes_after_the_old_pod_has_gone_and_beside_the_others() -> None:
+def test_replacement_is_created_after_the_old_pod_is_gone() -> None:
     made = plan(REPLACING.without(1).snapshot()).actions
 
     assert [a.body["metadata"]["name"] for a in made if isinstance(a, CreatePod)] == ["digits-1"]
@@ -193,105 +201,109 @@ def test_the_replacement_waits_for_the_back_off() -> None:
     decision = plan(waiting.snapshot())
 
     assert decision.actions == ()
-    assert decision.look_again_at is not None
-    assert NOW + 70 <= decision.look_again_at <= NOW + 112
+    assert decision.requeue_at is not None
+    assert NOW + 70 <= decision.requeue_at <= NOW + 112
 
 
-def test_a_second_incident_begins_its_own_back_off() -> None:
+def test_second_incident_starts_its_own_back_off() -> None:
     snapshot = REPLACING.without(1).but(pod(2).crashed()).snapshot()
-    after = report(snapshot, restart(snapshot))
+    after = new_status(snapshot, restart(snapshot))
 
     assert [entry["replica"] for entry in after["replacing"]] == [1, 2]
     assert (after["restarts"]["counted"], after["lastTransitionTime"]) == (1, at(0))
 
 
-def test_who_is_replaced_is_forgotten_once_the_replacement_is_there() -> None:
-    still = report(REPLACING.without(1).snapshot(), None)
-    over = report(REPLACING.but(YOUNG).snapshot(), None)
+def test_replaced_pod_is_forgotten_once_its_replacement_exists() -> None:
+    still = new_status(REPLACING.without(1).snapshot(), None)
+    over = new_status(REPLACING.but(YOUNG).snapshot(), None)
 
     assert [entry["replica"] for entry in still["replacing"]] == [1]
     assert "replacing" not in over
 
 
 def test_the_job_runs_again_when_the_replacement_does() -> None:
-    assert report(REPLACING.but(YOUNG).snapshot(), None)["phase"] == "Recovering"
-    assert report(REPLACING.but(YOUNG.running()).snapshot(), None)["phase"] == "Running"
+    assert new_status(REPLACING.but(YOUNG).snapshot(), None)["phase"] == "Recovering"
+    assert new_status(REPLACING.but(YOUNG.running()).snapshot(), None)["phase"] == "Running"
 
 
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        param(AUTO, None, id="no agent"),
-        param(AUTO.answering(step=1), None, id="an agent that cannot rejoin"),
-        param(AUTO.answering(rejoin=True), Trust(), id="one that can"),
-        param(AUTO.answering(rejoin=True, attempt=1), None, id="one of another attempt"),
-        param(AUTO.was("Running", recoveryScope="Replica").answering(rejoin=True), None, id="known already"),
-        param(AUTO.recovery(scope="Job").answering(rejoin=True), None, id="the user wants all anew"),
+        param(AUTO, None, id="no answer"),
+        param(AUTO.answering(step=1), None, id="an agent that cannot recover in place"),
+        param(AUTO.answering(rejoin=True), UseReplicaScope(), id="an agent that can"),
+        param(AUTO.answering(rejoin=True, attempt=1), None, id="an agent of another attempt"),
+        param(
+            AUTO.was("Running", recoveryScope="Replica").answering(rejoin=True), None, id="already recorded"
+        ),
+        param(AUTO.recovery(scope="Job").answering(rejoin=True), None, id="scope Job"),
     ],
 )
-def test_trust(given: JobBuilder, verdict: Trust | None) -> None:
-    assert trust(given.snapshot()) == verdict
+def test_use_replica_scope(given: JobBuilder, verdict: UseReplicaScope | None) -> None:
+    assert use_replica_scope(given.snapshot()) == verdict
 
 
-def test_trust_is_written_before_a_fault_of_the_same_moment_is_judged() -> None:
+def test_replica_scope_is_written_before_a_fault_of_the_same_moment_is_judged() -> None:
     given = AUTO.but(pod(1).crashed()).answering(rejoin=True)
     decision = plan(given.snapshot())
-    assert decision.verdict == Trust()
+    assert decision.verdict == UseReplicaScope()
 
-    after = report(given.snapshot(), decision.verdict)
+    after = new_status(given.snapshot(), decision.verdict)
     assert (after["recoveryScope"], after["phase"]) == ("Replica", "Running")
     assert replaced(given.stored(after)) == [1]
 
 
-def test_trust_lasts_as_long_as_the_attempt_even_where_the_agent_is_silent() -> None:
+def test_replica_scope_lasts_for_the_attempt_even_if_the_agent_is_silent() -> None:
     trusted = AUTO.was("Running", recoveryScope="Replica")
-    assert report(trusted.snapshot(), None)["recoveryScope"] == "Replica"
+    assert new_status(trusted.snapshot(), None)["recoveryScope"] == "Replica"
 
     snapshot = trusted.but(*(pod(i).crashed() for i in range(3))).snapshot()
-    assert report(snapshot, restart(snapshot))["recoveryScope"] == "Job"
+    assert new_status(snapshot, restart(snapshot))["recoveryScope"] == "Job"
 
 
-def heals(told: int, **known: int) -> dict[str, int]:
+def counters(reported: int, **known: int) -> dict[str, int]:
     base = {"counted": 0, "disruptions": 0, "withoutProgress": 0}
-    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=told)
-    counts: dict[str, int] = report(given.snapshot(), None)["restarts"]
+    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=reported)
+    counts: dict[str, int] = new_status(given.snapshot(), None)["restarts"]
     return counts
 
 
 @pytest.mark.parametrize(
     ("ended", "asked", "counted"),
     [
-        param(pod(0).succeeded('{"inPlace": 2}'), None, 2, id="of a job that nobody could ask"),
-        param(pod(0).succeeded('{"inPlace": 2}'), 1, 2, id="one more than when it was asked"),
+        param(pod(0).succeeded('{"inPlace": 2}'), None, 2, id="an agent that never answered"),
+        param(pod(0).succeeded('{"inPlace": 2}'), 1, 2, id="one more since the last answer"),
         param(pod(0).reported(1, inPlace=2), 1, 2, id="before a fault"),
-        param(pod(1).succeeded('{"inPlace": 2}'), None, 2, id="by another replica, which ended first"),
-        param(pod(0).succeeded('{"inPlace": null}'), 1, 1, id="nothing said at the end"),
-        param(pod(0).succeeded('{"inPlace": 2000000}'), 1, 1, id="beyond belief"),
+        param(pod(1).succeeded('{"inPlace": 2}'), None, 2, id="by another replica, which exited first"),
+        param(pod(0).succeeded('{"inPlace": null}'), 1, 1, id="no number in the exit report"),
+        param(pod(0).succeeded('{"inPlace": 2000000}'), 1, 1, id="an implausible number"),
     ],
 )
-def test_heals_after_the_last_question_are_counted_at_the_end(
+def test_in_place_restarts_since_the_last_answer_are_counted_at_exit(
     ended: PodBuilder, asked: int | None, counted: int
 ) -> None:
     given = AUTO.but(ended)
-    told = report((given if asked is None else given.answering(in_place=asked)).snapshot(), None)["restarts"]
+    restarts = new_status((given if asked is None else given.answering(in_place=asked)).snapshot(), None)[
+        "restarts"
+    ]
 
-    assert (told["counted"], told.get("inPlace", 0)) == (counted, counted)
+    assert (restarts["counted"], restarts.get("inPlace", 0)) == (counted, counted)
 
 
-def test_heals_in_place_are_counted_once() -> None:
-    first = heals(2)
-    again = heals(2, **first)
+def test_in_place_restarts_are_counted_once() -> None:
+    first = counters(2)
+    again = counters(2, **first)
 
     assert first["counted"] == first["inPlace"] == first["withoutProgress"] == first["total"] == 2
     assert again == first
-    assert heals(3, **again)["counted"] == 3
+    assert counters(3, **again)["counted"] == 3
 
 
-def test_an_agent_that_forgot_its_heals_takes_none_back() -> None:
-    assert heals(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
+def test_agent_that_lost_its_count_reduces_no_counter() -> None:
+    assert counters(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
 
 
-def test_a_new_pod_is_told_how_often_its_attempt_has_healed() -> None:
+def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
     known = {"counted": 3, "disruptions": 1, "withoutProgress": 0, "inPlace": 3, "inPlaceOfAttempt": 2}
     given = THREE.recovery(scope="Replica", maxRestarts=7).was(
         "Recovering", lastTransitionTime=at(-99), replacing=REPLACED, restarts=known
@@ -302,27 +314,27 @@ def test_a_new_pod_is_told_how_often_its_attempt_has_healed() -> None:
     assert (env["DTJ_MAX_RESTARTS"], env["DTJ_RESTARTS_IN_PLACE"]) == ("4", "2")
 
 
-def test_heals_of_the_next_attempt_come_on_top() -> None:
+def test_in_place_restarts_of_the_next_attempt_are_added() -> None:
     known = {"counted": 2, "disruptions": 0, "withoutProgress": 0, "inPlace": 2, "inPlaceOfAttempt": 2}
     given = AUTO.was("Running", restarts=known).but(pod(0).crashed())
-    fallen = report(given.snapshot(), restart(given.snapshot()))
+    fallen = new_status(given.snapshot(), restart(given.snapshot()))
     assert fallen["restarts"]["counted"] == 3
     assert "inPlaceOfAttempt" not in fallen["restarts"]
 
     risen = AUTO.stored(fallen).answering(attempt=1, in_place=1)
-    assert report(risen.snapshot(), None)["restarts"]["inPlace"] == 3
+    assert new_status(risen.snapshot(), None)["restarts"]["inPlace"] == 3
 
 
-def test_heals_spend_the_budget_whichever_pod_is_first_seen_to_end() -> None:
+def test_in_place_restarts_spend_the_budget_whichever_pod_exits_first() -> None:
     given = AUTO.recovery(maxRestarts=1).but(pod(1).reported(1, inPlace=1)).snapshot()
     verdict = restart(given)
 
     assert isinstance(verdict, Fail)
     assert verdict.reason == "RestartBudgetSpent"
-    assert report(given, verdict)["restarts"]["counted"] == 1
+    assert new_status(given, verdict)["restarts"]["counted"] == 1
 
 
-def test_heals_spend_the_budget() -> None:
+def test_in_place_restarts_spend_the_budget() -> None:
     spent = AUTO.recovery(maxRestarts=2).but(pod(1).crashed()).answering(in_place=2)
 
     assert type(restart(spent.snapshot())).__name__ == "Fail"
@@ -339,12 +351,12 @@ INCIDENT = Incident(
     at=at(-3),
 )
 ON_NODES = AUTO.having(*(pod(i).running().on(f"w{i}") for i in range(3)))
-HEALED = ON_NODES.answering(in_place=1, incident=INCIDENT)
+RESTARTED_IN_PLACE = ON_NODES.answering(in_place=1, incident=INCIDENT)
 
 
-def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
-    first = report(HEALED.snapshot(), None)
-    again = HEALED.stored(first)
+def test_fault_of_an_in_place_restart_is_reported_once() -> None:
+    first = new_status(RESTARTED_IN_PLACE.snapshot(), None)
+    again = RESTARTED_IN_PLACE.stored(first)
 
     assert first["failure"] == {
         "replica": 1,
@@ -357,31 +369,31 @@ def test_what_was_healed_in_place_is_blamed_and_told_once() -> None:
         "at": at(-3),
         "generation": 2,
     }
-    (event,) = events(HEALED.snapshot(), None, first)
+    (event,) = events(RESTARTED_IN_PLACE.snapshot(), None, first)
     assert (event.type, event.reason) == ("Warning", "Healed")
-    assert "rank 1 (replica 1) on node w1 ended with exit code 137: Signal: killed" in event.note
+    assert "rank 1 (replica 1) on node w1 exited with code 137: Signal: killed" in event.note
     healthy = next(c for c in first["conditions"] if c["type"] == "Healthy")
     assert (healthy["status"], healthy["message"].endswith("Signal: killed")) == ("True", True)
     assert [entry["node"] for entry in first["avoidedNodes"]] == ["w1"]
-    assert report(again.snapshot(), None) == first
+    assert new_status(again.snapshot(), None) == first
     assert events(again.snapshot(), None, first) == ()
 
 
-def test_a_heal_that_nobody_explains_is_counted_and_blames_nobody() -> None:
+def test_unexplained_in_place_restart_is_counted_without_a_failure() -> None:
     given = ON_NODES.answering(in_place=1)
-    after = report(given.snapshot(), None)
+    after = new_status(given.snapshot(), None)
 
     assert (after["restarts"]["counted"], "failure" in after) == (1, False)
-    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 healed in place"]
+    assert [event.note for event in events(given.snapshot(), None, after)] == ["1 in-place restart"]
 
 
-def test_an_incident_without_a_heal_is_not_the_operators_to_tell() -> None:
-    assert "failure" not in report(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
+def test_incident_without_an_in_place_restart_is_not_reported() -> None:
+    assert "failure" not in new_status(ON_NODES.answering(incident=INCIDENT).snapshot(), None)
 
 
-def test_a_pods_fault_comes_before_what_was_healed_meanwhile() -> None:
-    given = HEALED.but(pod(2).crashed(3).on("w2"))
-    after = report(given.snapshot(), restart(given.snapshot()))
+def test_fault_of_a_pod_comes_before_an_in_place_restart() -> None:
+    given = RESTARTED_IN_PLACE.but(pod(2).crashed(3).on("w2"))
+    after = new_status(given.snapshot(), restart(given.snapshot()))
 
     assert (after["failure"]["replica"], after["restarts"]["counted"]) == (2, 2)
 
@@ -389,21 +401,21 @@ def test_a_pods_fault_comes_before_what_was_healed_meanwhile() -> None:
 DONE = AUTO.but(pod(1).succeeded(), pod(2).succeeded())
 
 
-def test_who_is_done_is_remembered_so_that_nobody_makes_it_again() -> None:
-    after = report(DONE.snapshot(), None)
+def test_finished_replicas_are_recorded_and_not_recreated() -> None:
+    after = new_status(DONE.snapshot(), None)
     assert after["done"] == "1-2"
 
     swept = DONE.stored(after).without(1, 2)
     assert plan(swept.snapshot()).actions == ()
     assert restart(swept.snapshot()) is None
-    assert report(swept.snapshot(), None)["replicas"] == after["replicas"]
+    assert new_status(swept.snapshot(), None)["replicas"] == after["replicas"]
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
 
 
-def test_a_new_attempt_is_done_by_nobody() -> None:
+def test_new_attempt_has_no_finished_replicas() -> None:
     failing = DONE.but(pod(0).crashed())
 
-    assert "done" not in report(failing.snapshot(), restart(failing.snapshot()))
+    assert "done" not in new_status(failing.snapshot(), restart(failing.snapshot()))
 
 
 @pytest.mark.parametrize(
@@ -420,7 +432,7 @@ def test_ranges(indices: list[int], text: str) -> None:
     assert ranges.parse(text) == set(indices)
 
 
-def test_ranges_are_bounded_in_length_and_in_what_they_believe() -> None:
+def test_ranges_are_bounded_in_length_and_in_values() -> None:
     odd = range(1, 9999, 2)
 
     assert len(ranges.text(odd, 100)) <= 100

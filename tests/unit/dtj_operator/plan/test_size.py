@@ -1,29 +1,29 @@
-"""How many replicas an attempt has: by the user's wish and by the room that there is."""
+"""How many replicas an attempt has, by spec.replicas and by the capacity of the cluster."""
 
 import pytest
 
 from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.policies.size import look_at, resize
+from dtj_operator.plan.policies.size import requeue_at, resize
 from dtj_operator.plan.snapshot import Shortage
-from dtj_operator.plan.status import report
+from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
-ROOMLESS = pod(2).unschedulable(since=NOW - 120)
-LATELY = pod(2).unschedulable(since=NOW - 119)
+UNSCHEDULABLE = pod(2).unschedulable(since=NOW - 120)
+RECENTLY = pod(2).unschedulable(since=NOW - 119)
 
 
 def placed(index: int):
     return pod(index).running().on(f"w{index}")
 
 
-HEALING = job().replicas(3).elastic(2, 4).recovery(scope="Replica").settled()
-WHOLE = HEALING.recovery(scope="Job")
-RUNNING = HEALING.running().was("Running", wantedReplicas=3)
-STARTING = WHOLE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
+REPLICA_SCOPE = job().replicas(3).elastic(2, 4).recovery(scope="Replica").with_network()
+JOB_SCOPE = REPLICA_SCOPE.recovery(scope="Job")
+RUNNING = REPLICA_SCOPE.running().was("Running", wantedReplicas=3)
+STARTING = JOB_SCOPE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
 SHORT = {"replicas": 3, "tries": 1, "retryAt": at(600)}
-SHORTENED = WHOLE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
+SHORTENED = JOB_SCOPE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
 
 
 def decided(given: JobBuilder) -> tuple[int, bool] | None:
@@ -34,26 +34,34 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
-        param(RUNNING, None, id="as it should be"),
-        param(RUNNING.replicas(2), (2, False), id="healing: fewer, which must be known before any goes"),
-        param(RUNNING.replicas(4), None, id="healing: more, which needs no verdict"),
-        param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="whole: fewer"),
-        param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="whole: more"),
-        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
-        param(STARTING.but(ROOMLESS), (2, True), id="whole: no room for two minutes"),
-        param(STARTING.but(LATELY), None, id="whole: a second of patience left"),
-        param(STARTING.but(pod(2)), None, id="whole: the scheduler has not spoken"),
-        param(STARTING, None, id="whole: a pod that is not made yet"),
+        param(RUNNING, None, id="the desired size"),
         param(
-            STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), ROOMLESS),
-            None,
-            id="whole: never below the minimum",
+            RUNNING.replicas(2),
+            (2, False),
+            id="scope Replica: fewer, which must be recorded before any pod is deleted",
         ),
-        param(STARTING.but(ROOMLESS).recovery(scope="Replica"), None, id="healing: goes on as it is"),
-        param(SHORTENED, None, id="short: not tried again yet"),
-        param(SHORTENED.seeing(now=NOW + 600), (3, True), id="short: tried again"),
-        param(SHORTENED.replicas(4), (4, True), id="short: another wish is granted at once"),
-        param(SHORTENED.replicas(2), None, id="short: the user is content with it"),
+        param(RUNNING.replicas(4), None, id="scope Replica: more, which needs no verdict"),
+        param(RUNNING.recovery(scope="Job").replicas(2), (2, True), id="scope Job: fewer"),
+        param(RUNNING.recovery(scope="Job").replicas(4), (4, True), id="scope Job: more"),
+        param(RUNNING.replicas(4).was("Suspended"), None, id="suspended: the next attempt has it"),
+        param(STARTING.but(UNSCHEDULABLE), (2, True), id="scope Job: unschedulable for two minutes"),
+        param(STARTING.but(RECENTLY), None, id="scope Job: a second left"),
+        param(STARTING.but(pod(2)), None, id="scope Job: the scheduler has not reported yet"),
+        param(STARTING, None, id="scope Job: a pod that is not created yet"),
+        param(
+            STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), UNSCHEDULABLE),
+            None,
+            id="scope Job: never below the minimum",
+        ),
+        param(
+            STARTING.but(UNSCHEDULABLE).recovery(scope="Replica"),
+            None,
+            id="scope Replica: continues as it is",
+        ),
+        param(SHORTENED, None, id="shortage: not tried again yet"),
+        param(SHORTENED.seeing(now=NOW + 600), (3, True), id="shortage: tried again"),
+        param(SHORTENED.replicas(4), (4, True), id="shortage: another spec.replicas is tried at once"),
+        param(SHORTENED.replicas(2), None, id="shortage: spec.replicas is reduced to this size"),
         param(job().replicas(3).running(), None, id="a fixed size"),
     ],
 )
@@ -66,55 +74,55 @@ def test_resize(given: JobBuilder, verdict: tuple[int, bool] | None) -> None:
     [(0, 600), (1, 1200), (2, 2400), (40, 4 * 3600)],
     ids=["first", "second", "third", "many"],
 )
-def test_the_full_size_is_tried_again_ever_more_rarely(tries: int, pause: int) -> None:
-    told = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
-    verdict = resize(STARTING.was("Starting", **told).but(ROOMLESS).snapshot())
+def test_retries_of_the_full_size_back_off(tries: int, pause: int) -> None:
+    stored = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
+    verdict = resize(STARTING.was("Starting", **stored).but(UNSCHEDULABLE).snapshot())
 
     assert isinstance(verdict, Resize)
     assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=NOW + pause)
 
 
-def test_a_smaller_attempt_is_counted_nowhere_and_says_why() -> None:
-    given = STARTING.but(ROOMLESS)
-    after = report(given.snapshot(), resize(given.snapshot()))
+def test_smaller_attempt_is_not_counted_and_says_why() -> None:
+    given = STARTING.but(UNSCHEDULABLE)
+    after = new_status(given.snapshot(), resize(given.snapshot()))
 
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
     assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
-    assert after["message"] == "1 of 3 pods fitted no node for 120 s"
+    assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
 
-    up = WHOLE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
-    running = report(up.snapshot(), None)
+    up = JOB_SCOPE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
+    running = new_status(up.snapshot(), None)
     ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
     assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
     assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
-    assert "there was room for 2 of 3 pods" in ready["message"]
+    assert "only 2 of 3 pods could be scheduled" in ready["message"]
     env = [p for p in plan(up.without(1).was("Pending").snapshot()).actions if isinstance(p, CreatePod)]
     variables = {v["name"]: v["value"] for v in env[0].body["spec"]["containers"][0]["env"]}
     assert (variables["WORLD_SIZE"], variables["DTJ_REPLICAS"]) == ("2", "2")
 
 
 def test_the_shortage_is_forgotten_once_all_run() -> None:
-    trying = WHOLE.was("Pending", wantedReplicas=3, shortage=SHORT)
+    trying = JOB_SCOPE.was("Pending", wantedReplicas=3, shortage=SHORT)
     starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
 
-    assert report(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the pause"
-    assert "shortage" not in report(up.snapshot(), None)
+    assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the delay"
+    assert "shortage" not in new_status(up.snapshot(), None)
 
 
-def test_growth_makes_what_is_new_and_nothing_else() -> None:
+def test_scaling_up_creates_only_the_new_pods() -> None:
     grown = RUNNING.replicas(4)
     decision = plan(grown.snapshot())
 
     assert decision.verdict is None
     assert [a.body["metadata"]["name"] for a in decision.actions if isinstance(a, CreatePod)] == ["digits-3"]
     assert len(decision.actions) == 1
-    assert report(grown.snapshot(), None)["wantedReplicas"] == 3, "what has not been there cannot vanish"
-    assert report(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
+    assert new_status(grown.snapshot(), None)["wantedReplicas"] == 3, "a pod that never existed cannot vanish"
+    assert new_status(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
 
 
-def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> None:
+def test_scaling_down_deletes_the_highest_indices_with_their_own_grace_and_no_fault() -> None:
     shrunk = RUNNING.replicas(2)
-    after = report(shrunk.snapshot(), resize(shrunk.snapshot()))
+    after = new_status(shrunk.snapshot(), resize(shrunk.snapshot()))
     assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Running", 0, 2)
 
     assert plan(shrunk.stored(after).snapshot()).actions == (DeletePod(pod(2).running().pod, None),)
@@ -123,51 +131,51 @@ def test_shrinking_takes_the_highest_in_their_own_grace_and_blames_nobody() -> N
     assert (plan(leaving.replicas(3).snapshot()).verdict, plan(leaving.replicas(3).snapshot()).actions) == (
         None,
         (),
-    ), "it is wanted again, and waits for its own name"
+    ), "it is needed again, and waits until its name is free"
 
 
-FEWER = HEALING.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
+FEWER = REPLICA_SCOPE.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
 
 
 @pytest.mark.parametrize(
     ("given", "phase"),
     [
-        param(FEWER.but(ROOMLESS), "Running", id="it goes on without the pod that finds no room"),
-        param(FEWER.but(LATELY), "Recovering", id="not before its time"),
-        param(FEWER.elastic(3, 4).but(ROOMLESS), "Recovering", id="not with fewer than the minimum"),
-        param(FEWER.recovery(scope="Job").but(ROOMLESS), "Recovering", id="not where nobody heals"),
-        param(FEWER.but(pod(2)), "Recovering", id="not without the scheduler's word"),
+        param(FEWER.but(UNSCHEDULABLE), "Running", id="it continues without the unschedulable pod"),
+        param(FEWER.but(RECENTLY), "Recovering", id="not before two minutes"),
+        param(FEWER.elastic(3, 4).but(UNSCHEDULABLE), "Recovering", id="not with fewer than the minimum"),
+        param(FEWER.recovery(scope="Job").but(UNSCHEDULABLE), "Recovering", id="not with scope Job"),
+        param(FEWER.but(pod(2)), "Recovering", id="not before the scheduler reports it"),
         param(
             FEWER.but(pod(0).unschedulable(since=NOW - 120), placed(2)),
             "Recovering",
-            id="not without replica 0, whom all others wait for",
+            id="not without replica 0, which all others wait for",
         ),
     ],
 )
 def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
-    assert report(given.snapshot(), None)["phase"] == phase
+    assert new_status(given.snapshot(), None)["phase"] == phase
 
 
-def test_who_runs_with_fewer_says_so_and_is_done_with_fewer() -> None:
-    fewer = FEWER.but(ROOMLESS).was("Running")
-    told = report(fewer.snapshot(), None)
-    healthy = next(c for c in told["conditions"] if c["type"] == "Healthy")
+def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
+    fewer = FEWER.but(UNSCHEDULABLE).was("Running")
+    status = new_status(fewer.snapshot(), None)
+    healthy = next(c for c in status["conditions"] if c["type"] == "Healthy")
     done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
 
     assert (healthy["status"], healthy["reason"]) == ("True", "RunningWithFewer")
-    assert (told["worldSize"], told["currentReplicas"], told["ready"]) == (2, 2, "2/3")
-    assert "no room" in told["message"]
+    assert (status["worldSize"], status["currentReplicas"], status["ready"]) == (2, 2, "2/3")
+    assert "pod digits-2 is unschedulable: no capacity" in status["message"]
     assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
 
 
 @pytest.mark.parametrize(
     ("given", "moment"),
     [
-        param(STARTING.but(LATELY), NOW + 1, id="the end of patience"),
+        param(STARTING.but(RECENTLY), NOW + 1, id="two minutes unschedulable"),
         param(SHORTENED, NOW + 600, id="the next try"),
         param(RUNNING, None, id="nothing to wait for"),
-        param(job().having(pod(0).unschedulable(since=NOW)), None, id="a fixed size waits for ever"),
+        param(job().having(pod(0).unschedulable(since=NOW)), None, id="a fixed size waits forever"),
     ],
 )
-def test_when_time_alone_changes_the_size(given: JobBuilder, moment: float | None) -> None:
-    assert look_at(given.snapshot()) == moment
+def test_requeue_at(given: JobBuilder, moment: float | None) -> None:
+    assert requeue_at(given.snapshot()) == moment

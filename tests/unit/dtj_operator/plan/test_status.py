@@ -5,7 +5,7 @@ import pytest
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.snapshot import Progress
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -22,12 +22,12 @@ FAULT = Fault(
 )
 
 
-def told(builder: JobBuilder, verdict: Verdict | None = None):
-    return report(builder.snapshot(), verdict)
+def status_of(builder: JobBuilder, verdict: Verdict | None = None):
+    return new_status(builder.snapshot(), verdict)
 
 
 def condition(builder: JobBuilder, kind: str, verdict: Verdict | None = None) -> tuple[str, str]:
-    found = next(c for c in told(builder, verdict)["conditions"] if c["type"] == kind)
+    found = next(c for c in status_of(builder, verdict)["conditions"] if c["type"] == kind)
     return found["status"], found["reason"]
 
 
@@ -41,14 +41,14 @@ def condition(builder: JobBuilder, kind: str, verdict: Verdict | None = None) ->
         param(
             TWO.having(pod(0).running(), pod(1).succeeded()), None, "Running", id="one is up, one was quick"
         ),
-        param(TWO.having(pod(0), pod(1).unschedulable("no cpu")), None, "Pending", id="one fits no node"),
+        param(TWO.having(pod(0), pod(1).unschedulable("no cpu")), None, "Pending", id="one is unschedulable"),
         param(
             TWO.having(pod(0), pod(1).waiting("ImagePullBackOff")),
             None,
             "Pending",
             id="an image cannot be pulled",
         ),
-        param(TWO.having(pod(0)).refused("QuotaExceeded"), None, "Pending", id="a quota"),
+        param(TWO.having(pod(0)).refused("QuotaExceeded"), None, "Pending", id="a quota is exceeded"),
         param(TWO.was("Recovering").having(pod(0), pod(1)), None, "Recovering", id="the new attempt starts"),
         param(
             TWO.was("Recovering").having(pod(0).running(), pod(1).running()), None, "Running", id="recovered"
@@ -62,7 +62,7 @@ def condition(builder: JobBuilder, kind: str, verdict: Verdict | None = None) ->
     ],
 )
 def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
-    assert told(given, verdict)["phase"] == phase
+    assert status_of(given, verdict)["phase"] == phase
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,17 @@ def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
         param(
             TWO.having(pod(0), pod(1).unschedulable("0/3 nodes: 3 Insufficient nvidia.com/gpu")),
             ("False", "Unschedulable"),
-            id="no room",
+            id="an unschedulable pod",
         ),
-        param(TWO.having(pod(0).waiting("ErrImagePull"), pod(1)), ("False", "ImagePullFailed"), id="image"),
+        param(
+            TWO.having(pod(0).waiting("ErrImagePull"), pod(1)),
+            ("False", "ImagePullFailed"),
+            id="an image that cannot be pulled",
+        ),
         param(
             TWO.having(pod(0).waiting("CreateContainerConfigError"), pod(1)),
             ("False", "PodRejected"),
-            id="kubelet refuses",
+            id="a container that the kubelet rejects",
         ),
         param(TWO.refused("NameConflict"), ("False", "NameConflict"), id="a name that is taken"),
         param(TWO.was("Suspended"), ("False", "Suspended"), id="suspended"),
@@ -89,25 +93,25 @@ def test_pods_ready(given: JobBuilder, expected: tuple[str, str]) -> None:
     assert condition(given, "PodsReady") == expected
 
 
-def test_an_unschedulable_pod_is_told_in_the_schedulers_words_with_the_mend() -> None:
+def test_unschedulable_pod_is_reported_in_the_schedulers_words_with_the_fix() -> None:
     given = TWO.having(
         pod(0), pod(1).unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     )
-    message = told(given)["conditions"][0]["message"]
+    message = status_of(given)["conditions"][0]["message"]
 
     assert message.startswith(
-        "pod digits-1 fits no node: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        "pod digits-1 is unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     )
-    assert "ask for less" in message
+    assert "request less" in message
 
 
-def test_an_image_that_runs_as_root_is_told_with_the_mend() -> None:
+def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
     refused = "container has runAsNonRoot and image will run as root"
     given = TWO.having(pod(0).waiting("CreateContainerConfigError", refused), pod(1))
-    message = told(given)["conditions"][0]["message"]
+    message = status_of(given)["conditions"][0]["message"]
 
     assert message.startswith(f"container trainer of pod digits-0: CreateContainerConfigError: {refused}; ")
-    assert "give spec.template.spec.securityContext a runAsUser" in message
+    assert "set runAsUser (such as 1000) or runAsNonRoot: false" in message
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_verdicts_become_true_conditions(verdict: Verdict, kind: str, reason: st
 
 
 def test_healthy_is_false_from_the_fault_until_all_run_again() -> None:
-    fallen = told(TWO.running(), Restart(FAULT, counts=True))
+    fallen = status_of(TWO.running(), Restart(FAULT, counts=True))
     rising = TWO.stored(fallen).having(pod(0, attempt=1), pod(1, attempt=1))
     risen = rising.having(pod(0, attempt=1).running(), pod(1, attempt=1).running())
 
@@ -132,14 +136,14 @@ def test_healthy_is_false_from_the_fault_until_all_run_again() -> None:
     assert condition(risen, "Healthy") == ("True", "Running")
 
 
-def test_healthy_tells_of_the_failure_and_is_silent_while_suspended() -> None:
+def test_healthy_is_false_after_a_failure_and_absent_while_suspended() -> None:
     assert condition(TWO.running(), "Healthy", Fail("DeadlineExceeded", "late")) == ("False", "Failed")
-    assert "Healthy" not in {each["type"] for each in told(TWO.running(), Suspend())["conditions"]}
+    assert "Healthy" not in {each["type"] for each in status_of(TWO.running(), Suspend())["conditions"]}
 
 
-def test_a_restart_is_counted_and_its_cause_stays_after_recovery() -> None:
+def test_restart_is_counted_and_its_cause_is_kept_after_recovery() -> None:
     before = {"restarts": {"counted": 2, "disruptions": 1, "withoutProgress": 1}}
-    after = told(TWO.running().was("Running", **before), Restart(FAULT, counts=True))
+    after = status_of(TWO.running().was("Running", **before), Restart(FAULT, counts=True))
 
     assert after["attempt"] == 1
     assert after["restarts"] == {"total": 4, "counted": 3, "disruptions": 1, "withoutProgress": 2}
@@ -154,49 +158,49 @@ def test_a_restart_is_counted_and_its_cause_stays_after_recovery() -> None:
         "generation": 0,
     }
     recovered = TWO.stored(after).having(pod(0, attempt=1).running(), pod(1, attempt=1).running())
-    assert told(recovered)["failure"] == after["failure"]
+    assert status_of(recovered)["failure"] == after["failure"]
 
 
-def test_a_disruption_is_told_apart_from_a_failure() -> None:
-    after = told(TWO.running(), Restart(FAULT, counts=False))
+def test_disruption_is_counted_apart_from_failures() -> None:
+    after = status_of(TWO.running(), Restart(FAULT, counts=False))
 
     assert after["restarts"] == {"total": 1, "counted": 0, "disruptions": 1, "withoutProgress": 0}
 
 
 def test_a_suspension_ends_the_attempt_and_the_active_time() -> None:
-    suspended = told(TWO.running(), Suspend())
-    resumed = told(TWO.stored(suspended), Resume())
+    suspended = status_of(TWO.running(), Suspend())
+    resumed = status_of(TWO.stored(suspended), Resume())
 
     assert suspended["attempt"] == resumed["attempt"] == 1
     assert "startTime" not in suspended
     assert resumed["startTime"] == at(0)
 
 
-def test_a_job_born_suspended_has_used_no_attempt() -> None:
-    assert told(TWO.wants(suspend=True), Suspend())["attempt"] == 0
+def test_job_created_suspended_has_used_no_attempt() -> None:
+    assert status_of(TWO.wants(suspend=True), Suspend())["attempt"] == 0
 
 
 def test_counts() -> None:
     four = job().replicas(4).having(pod(0).running(), pod(1), pod(2).succeeded(), pod(3).crashed())
 
-    assert told(four)["replicas"] == {"ready": 1, "active": 2, "succeeded": 1, "failed": 1}
-    assert told(four)["worldSize"] == 4
+    assert status_of(four)["replicas"] == {"ready": 1, "active": 2, "succeeded": 1, "failed": 1}
+    assert status_of(four)["worldSize"] == 4
 
 
-def test_what_is_finished_is_frozen_but_says_which_spec_it_saw() -> None:
+def test_finished_status_changes_only_its_observed_generation() -> None:
     over = TWO.was("Succeeded", replicas={"succeeded": 2}, observedGeneration=1)
 
-    assert told(over.having(pod(0).crashed())) == {**over.status, "observedGeneration": 1}
+    assert status_of(over.having(pod(0).crashed())) == {**over.status, "observedGeneration": 1}
 
 
-def test_the_second_report_of_the_same_moment_is_the_same() -> None:
+def test_second_status_of_the_same_moment_is_equal() -> None:
     given = TWO.having(pod(0).running(), pod(1)).at_step(5)
-    first = told(given)
+    first = status_of(given)
 
-    assert told(given.stored(first).seeing(now=NOW + 99)) == first
+    assert status_of(given.stored(first).seeing(now=NOW + 99)) == first
 
 
-def test_progress_is_told_in_strings_where_floats_would_not_survive() -> None:
+def test_progress_has_strings_for_fractions() -> None:
     progress = Progress(
         attempt=0,
         observed_at=NOW,
@@ -209,7 +213,7 @@ def test_progress_is_told_in_strings_where_floats_would_not_survive() -> None:
     )
     given = TWO.running().seeing(progress=progress)
 
-    assert told(given)["progress"] == {
+    assert status_of(given)["progress"] == {
         "step": 3,
         "totalSteps": 9,
         "epoch": 1,
@@ -220,22 +224,22 @@ def test_progress_is_told_in_strings_where_floats_would_not_survive() -> None:
     }
 
 
-def test_an_answer_of_an_earlier_attempt_is_no_progress() -> None:
-    assert "progress" not in told(TWO.was("Running", attempt=1).at_step(5, attempt=0))
+def test_answer_of_an_earlier_attempt_is_not_progress() -> None:
+    assert "progress" not in status_of(TWO.was("Running", attempt=1).at_step(5, attempt=0))
 
 
 def test_the_last_report_of_replica_0_completes_the_progress() -> None:
     given = TWO.running().was("Running", progress={"step": 540, "totalSteps": 560, "observedAt": at(-9)})
     done = given.but(pod(0).succeeded('{"step": 560, "reason": "Done"}'), pod(1).succeeded())
 
-    assert told(done, Succeed("AllRanksSucceeded"))["progress"]["step"] == 560
+    assert status_of(done, Succeed("AllRanksSucceeded"))["progress"]["step"] == 560
 
 
-def test_new_steps_end_a_row_of_restarts_without_progress() -> None:
+def test_new_step_resets_the_restarts_without_progress() -> None:
     row = {"restarts": {"counted": 2, "disruptions": 0, "withoutProgress": 2, "highestStep": 10}}
 
-    assert told(TWO.running().was("Running", **row).at_step(10))["restarts"]["withoutProgress"] == 2
-    assert told(TWO.running().was("Running", **row).at_step(11))["restarts"] == {
+    assert status_of(TWO.running().was("Running", **row).at_step(10))["restarts"]["withoutProgress"] == 2
+    assert status_of(TWO.running().was("Running", **row).at_step(11))["restarts"] == {
         "total": 2,
         "counted": 2,
         "disruptions": 0,
@@ -251,16 +255,18 @@ STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, 
     ("change", "moment"),
     [
         param({}, None, id="nothing new"),
-        param({"phase": "Recovering"}, NOW, id="a phase at once"),
-        param({"replicas": {"ready": 2}}, NOW + 7, id="counts ten seconds after the last write"),
+        param({"phase": "Recovering"}, NOW, id="a phase: at once"),
+        param({"replicas": {"ready": 2}}, NOW + 7, id="counts: ten seconds after the last write"),
         param(
-            {"progress": {"step": 2, "observedAt": at(0)}}, NOW + 40, id="progress a minute after the last"
+            {"progress": {"step": 2, "observedAt": at(0)}}, NOW + 40, id="progress: a minute after the last"
         ),
         param(
-            {"progress": {"step": 2}, "replicas": {"ready": 2}}, NOW + 7, id="progress goes along with counts"
+            {"progress": {"step": 2}, "replicas": {"ready": 2}},
+            NOW + 7,
+            id="progress is included in a write of counts",
         ),
-        param({"restarts": {"counted": 1}}, NOW, id="a restart at once"),
-        param({"restarts": {"highestStep": 9}}, None, id="the highest step goes along with the progress"),
+        param({"restarts": {"counted": 1}}, NOW, id="a restart: at once"),
+        param({"restarts": {"highestStep": 9}}, None, id="the highest step waits for the progress"),
     ],
 )
 def test_when_a_change_is_written(change: dict[str, object], moment: float | None) -> None:
@@ -270,41 +276,43 @@ def test_when_a_change_is_written(change: dict[str, object], moment: float | Non
 
 
 @pytest.mark.parametrize(
-    ("last_write", "behind_since", "moment"),
+    ("last_write", "stale_since", "moment"),
     [
-        param(-60, None, 3, id="others may follow"),
-        param(-60, -2, 1, id="others may follow until then"),
-        param(-60, -5, 0, id="they had time to"),
+        param(-60, None, 3, id="other changes may follow"),
+        param(-60, -2, 1, id="other changes may follow until then"),
+        param(-60, -5, 0, id="other changes had time to follow"),
         param(-9, None, 3, id="both"),
         param(-4, -2, 6, id="the last write was a moment ago"),
         param(60, None, 0, id="the clock was set back since the last write"),
         param(-60, 60, 0, id="the clock was set back since the first change"),
     ],
 )
-def test_counts_wait_for_company(last_write: int, behind_since: int | None, moment: int) -> None:
-    """Pods end one after another; so many writes would tell nobody anything."""
+def test_counts_are_written_in_batches(last_write: int, stale_since: int | None, moment: int) -> None:
+    """Pods finish one after another; a write for each would be useless."""
     due = pace.write_at(
         STORED,
         {**STORED, "replicas": {"ready": 2}},
         now=NOW,
         last_write=NOW + last_write,
         progress_s=60,
-        behind_since=None if behind_since is None else NOW + behind_since,
+        stale_since=None if stale_since is None else NOW + stale_since,
     )
 
     assert due == NOW + moment
 
 
 @pytest.mark.parametrize(
-    ("old", "begun", "moment"),
+    ("old", "pods_created", "moment"),
     [
-        param({}, True, NOW + 1, id="the first waits for news of the pods that were made just now"),
-        param({}, False, NOW, id="the first at once where no pods were made"),
+        param({}, True, NOW + 1, id="the first status waits for news of the new pods"),
+        param({}, False, NOW, id="the first status at once if no pods were created"),
         param({"phase": "Running"}, True, NOW, id="any other at once"),
     ],
 )
-def test_when_the_first_status_is_written(old: dict[str, object], begun: bool, moment: float) -> None:
-    due = pace.write_at(old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, begun=begun)
+def test_when_the_first_status_is_written(old: dict[str, object], pods_created: bool, moment: float) -> None:
+    due = pace.write_at(
+        old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, pods_created=pods_created
+    )
 
     assert due == moment
 
@@ -350,11 +358,11 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
             ).refused("QuotaExceeded"),
             None,
             [],
-            id="an obstacle that is known",
+            id="a known obstacle",
         ),
     ],
 )
 def test_events(given: JobBuilder, verdict: Verdict | None, reasons: list[str]) -> None:
     snapshot = given.snapshot()
 
-    assert [event.reason for event in events(snapshot, verdict, report(snapshot, verdict))] == reasons
+    assert [event.reason for event in events(snapshot, verdict, new_status(snapshot, verdict))] == reasons

@@ -1,10 +1,10 @@
-"""Ranks that hang or are slow: how the status names them, and that it does so once."""
+"""Hung and slow ranks: how the status names them, once per incident."""
 
 import pytest
 
 from dtj_operator.plan import pace
 from dtj_operator.plan.snapshot import Hung, Straggler
-from dtj_operator.plan.status import events, report
+from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param
@@ -15,7 +15,7 @@ HANGS = CALM.answering(hang=Hung(ranks=(1,), message="no step for 33 s"))
 
 
 def healthy(given: JobBuilder) -> tuple[str, str, str]:
-    found = next(c for c in report(given.snapshot(), None)["conditions"] if c["type"] == "Healthy")
+    found = next(c for c in new_status(given.snapshot(), None)["conditions"] if c["type"] == "Healthy")
     return found["status"], found["reason"], found["message"]
 
 
@@ -25,41 +25,42 @@ def healthy(given: JobBuilder) -> tuple[str, str, str]:
         param(
             SLOW,
             "Straggler",
-            f"{WHO} needs 2.1 times as long as the others for its part of a step",
+            f"{WHO} takes 2.1 times as long as the other ranks for its part of a step",
             id="a rank is slow",
         ),
         param(
             CALM.wants(processesPerReplica=2).answering(slowest=Straggler(rank=3)),
             "Straggler",
-            "rank 3 (replica 1) on node worker-2 needs longer than the others for its part of a step",
-            id="an agent that says only who",
+            "rank 3 (replica 1) on node worker-2 takes longer than the other ranks for its part of a step",
+            id="an agent that reports only the rank",
         ),
         param(
             HANGS,
             "Hang",
-            f"{WHO} hangs: no step for 33 s; spec.hang.action is Report",
+            f"{WHO} is hung: no step for 33 s; not restarted because spec.hang.action is Report",
             id="a rank hangs",
         ),
         param(
             CALM.wants(processesPerReplica=4).answering(hang=Hung(ranks=tuple(range(7)))),
             "Hang",
             ", ".join(f"rank {r} (replica 0)" for r in range(4))
-            + ", rank 4 (replica 1) on node worker-2, 2 more hang; spec.hang.action is Report",
+            + ", rank 4 (replica 1) on node worker-2, 2 more are hung; "
+            "not restarted because spec.hang.action is Report",
             id="many hang",
         ),
     ],
 )
-def test_who_holds_the_others_up_is_named(given: JobBuilder, reason: str, message: str) -> None:
+def test_rank_that_delays_the_others_is_named(given: JobBuilder, reason: str, message: str) -> None:
     assert healthy(given) == ("False", reason, message)
 
 
-def test_a_job_that_keeps_step_is_healthy_again() -> None:
-    named = CALM.stored(report(SLOW.snapshot(), None))
+def test_job_without_a_straggler_is_healthy_again() -> None:
+    named = CALM.stored(new_status(SLOW.snapshot(), None))
 
     assert healthy(named.answering())[:2] == ("True", "Running")
 
 
-def test_what_an_older_attempt_said_is_not_believed() -> None:
+def test_answer_of_an_older_attempt_is_ignored() -> None:
     assert healthy(CALM.answering(attempt=1, slowest=Straggler(rank=1)))[0] == "True"
 
 
@@ -67,27 +68,27 @@ def test_what_an_older_attempt_said_is_not_believed() -> None:
     ("given", "later"),
     [
         param(SLOW, CALM.answering(slowest=Straggler(rank=1, replica=1, ratio=2.4)), id="slow"),
-        param(HANGS, CALM.answering(hang=Hung(ranks=(1,), message="no step for 43 s")), id="hangs"),
+        param(HANGS, CALM.answering(hang=Hung(ranks=(1,), message="no step for 43 s")), id="hang"),
     ],
 )
-def test_an_incident_is_written_and_told_once(given: JobBuilder, later: JobBuilder) -> None:
-    before = report(CALM.snapshot(), None)
-    begins = given.stored(before)
-    named = report(begins.snapshot(), None)
-    first = events(begins.snapshot(), None, named)
-    goes_on = later.stored(named)
-    again = report(goes_on.snapshot(), None)
+def test_incident_is_written_and_reported_once(given: JobBuilder, later: JobBuilder) -> None:
+    before = new_status(CALM.snapshot(), None)
+    starting = given.stored(before)
+    named = new_status(starting.snapshot(), None)
+    first = events(starting.snapshot(), None, named)
+    lasting = later.stored(named)
+    again = new_status(lasting.snapshot(), None)
 
     assert pace.write_at(before, named, now=NOW, last_write=NOW, progress_s=60) == NOW
     assert [event.reason for event in first] == [named["conditions"][1]["reason"]]
     assert again["conditions"] == named["conditions"]
-    assert events(goes_on.snapshot(), None, again) == ()
+    assert events(lasting.snapshot(), None, again) == ()
 
 
-def test_another_rank_is_another_incident() -> None:
-    named = SLOW.stored(report(SLOW.snapshot(), None))
+def test_another_rank_is_a_new_incident() -> None:
+    named = SLOW.stored(new_status(SLOW.snapshot(), None))
     other = named.answering(slowest=Straggler(rank=0, replica=0, ratio=3.0))
 
-    assert [event.reason for event in events(other.snapshot(), None, report(other.snapshot(), None))] == [
+    assert [event.reason for event in events(other.snapshot(), None, new_status(other.snapshot(), None))] == [
         "Straggler"
     ]

@@ -1,12 +1,13 @@
-"""A small convolutional network for small grey images."""
+"""A small convolutional network for small grayscale images."""
 
 import torch
 from torch import nn
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions and a linear layer; neither dropout nor batch statistics, so any split of a batch
-    over ranks computes the same function.
+    """Two convolutions and a linear layer.
+
+    Without dropout and batch statistics, so the result does not depend on how a batch is split over ranks.
     """
 
     def __init__(self, *, side: int, classes: int, width: int = 32) -> None:

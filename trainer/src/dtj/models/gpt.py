@@ -17,11 +17,11 @@ from dtj.errors import RecipeError
 class Shape:
     """Sizes of a GPT.
 
-    vocabulary  different tokens
-    context     tokens that it looks back at, at most
-    layers      transformer blocks
-    heads       attention heads of each; width is divided among them
-    width       numbers that describe one token
+    vocabulary  number of different tokens
+    context     maximum number of tokens in a sequence
+    layers      number of transformer blocks
+    heads       attention heads per block; width must be divisible by it
+    width       embedding size
     """
 
     vocabulary: int
@@ -33,17 +33,17 @@ class Shape:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise RecipeError(
-                f"width is {self.width}, which {self.heads} heads do not divide",
-                fix=f"make it a multiple of heads, e.g. width={-(-self.width // self.heads) * self.heads}",
+                f"width is {self.width}, which is not divisible by the {self.heads} heads",
+                fix=f"use a multiple of heads, e.g. width={-(-self.width // self.heads) * self.heads}",
             )
 
 
-# The smallest of the GPT-2 paper. Its 50,257 tokens are rounded up to a multiple of 128: a faster matrix.
+# The smallest GPT-2. Its vocabulary of 50,257 is padded to a multiple of 128, which makes the matrix faster.
 GPT2_124M = Shape(vocabulary=50304, context=1024, layers=12, heads=12, width=768)
 
 
 class GPT(nn.Module):
-    """Tokens in, scores of the next token out. No dropout: any split of a batch computes the same."""
+    """Tokens -> logits of the next token. No dropout: the result does not depend on how a batch is split."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.head.weight = self.token.weight  # tied, as in the paper
         self.apply(_initialise)
-        # Each block adds to the stream twice; together they are to be as loud as one.
+        # Each block adds to the residual stream twice; scale the 2 x layers additions down as GPT-2 does.
         for name, weights in self.named_parameters():
             if name.endswith(("attention.out.weight", "mlp.2.weight")):
                 nn.init.normal_(weights, std=0.02 / (2 * shape.layers) ** 0.5)
@@ -77,7 +77,7 @@ class GPT(nn.Module):
         return logits
 
     def pipeline_plan(self) -> list[tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]]:
-        """Forward as a chain of pieces, each with the modules that it uses."""
+        """Forward as a chain of functions for --parallel pp, each with the modules that it uses."""
         return [
             (self._embed, [self.token, self.position]),
             *((block, [block]) for block in self.blocks),
@@ -85,7 +85,7 @@ class GPT(nn.Module):
         ]
 
     def tensor_plan(self, ranks: int) -> dict[str, str]:
-        """Which matrices can be cut by columns or rows for so many ranks: each gets whole heads."""
+        """Module path -> "columns" or "rows" for --parallel tp; each of the `ranks` gets whole heads."""
         if self.shape.heads % ranks:
             raise RecipeError(
                 f"{self.shape.heads} heads cannot be divided among tp={ranks}",
@@ -97,7 +97,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron; each reads a normalised copy of the stream and adds to it."""
+    """Attention, then an MLP; each reads the normalised residual stream and adds to it."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -118,13 +118,14 @@ class Block(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Every token looks at itself and at those before it."""
+    """Multi-head attention in which a token attends to itself and to earlier tokens."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head_width = shape.width // shape.heads
-        self.query = nn.Linear(shape.width, shape.width)  # three matrices, not one: a tensor-parallel plan
-        self.key = nn.Linear(shape.width, shape.width)  # splits each of them by heads
+        # Three matrices, not one: tensor parallelism splits each of them by heads.
+        self.query = nn.Linear(shape.width, shape.width)
+        self.key = nn.Linear(shape.width, shape.width)
         self.value = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
@@ -147,8 +148,9 @@ def generate(
     """Continue a prompt by sampling, one token at a time.
 
     prompt       (length,) int64
-    context      tokens that the model looks back at
-    temperature  above 0; smaller keeps closer to the likeliest token
+    tokens       number of tokens to generate
+    context      maximum number of tokens that the model gets at once
+    temperature  above 0; lower values prefer the most likely token
     Returns (length + tokens,) int64, the same for the same seed.
     """
     chance = torch.Generator(device=prompt.device).manual_seed(seed)

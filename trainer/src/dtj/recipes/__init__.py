@@ -1,1 +1,1 @@
-"""Recipes that need no download: each a function whose signature is its command line."""
+"""Recipes that need no download. Each is a function whose parameters are its command-line arguments."""

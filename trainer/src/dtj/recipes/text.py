@@ -1,4 +1,4 @@
-"""Predict the next byte of Python source code: the files that were installed with torch itself."""
+"""Predict the next byte of Python source code: the files of the installed torch package."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
 from dtj.recipe import Recipe
 
 _HEAD_WIDTH = 32
-_CLIP = 1.0  # of the GPT papers; without it a batch now and then throws the loss back by tenths
+_CLIP = 1.0  # as in the GPT papers; without it, a single batch sometimes raises the loss by tenths
 _HELD_OUT = 10  # one file in ten
 _PROMPT = b"def forward(self, "
 _SAMPLE = 240  # bytes
@@ -31,9 +31,10 @@ def recipe(
     kilobytes: int = 1000,
     seed: int = 0,
 ) -> Recipe:
-    """Train a small byte-level GPT on the Python sources of torch, and let it write some lines.
+    """Train a small byte-level GPT on the Python sources of torch, then print a sample of its text.
 
-    Reports bits per byte of held-out files: 8 is chance, gzip needs about 2. Some minutes on a laptop's CPU.
+    Logs bits per byte on held-out files: 8 is random guessing, gzip needs about 2. Takes minutes on a
+    laptop CPU.
     """
     heads = max(1, width // _HEAD_WIDTH)
     shape = Shape(vocabulary=text.VOCABULARY, context=context, layers=layers, heads=heads, width=width)
@@ -45,10 +46,10 @@ def recipe(
 def gpt2(
     epochs: int = 1, lr: float = 6e-4, global_batch: int = 480, kilobytes: int = 20_000, seed: int = 0
 ) -> Recipe:
-    """Train GPT-2 of 124 million parameters, for GPUs.
+    """Train GPT-2 with 124 million parameters, for GPUs.
 
-    480 windows of 1,024 are the half million tokens of a step. The shape is the published one; the tokens are
-    bytes, so most of its vocabulary stays unused.
+    A step has 480 windows of 1,024 tokens, about half a million. The shape is the published one; the tokens
+    are bytes, so most of the vocabulary is unused.
     """
     return _language_model(
         GPT2_124M, epochs=epochs, lr=lr, global_batch=global_batch, kilobytes=kilobytes, seed=seed
@@ -78,7 +79,7 @@ def _language_model(
 
 
 def split(*, context: int, limit: int) -> tuple[text.Windows, text.Windows]:
-    """(train, held out) windows of whole files; always the same split for the same version of torch."""
+    """(train, held out) windows of whole files, at most `limit` bytes; fixed for a version of torch."""
     files = text.python_sources("torch", limit=limit)
     held_out = files[::_HELD_OUT]
     train = [file for number, file in enumerate(files) if number % _HELD_OUT]
@@ -86,7 +87,7 @@ def split(*, context: int, limit: int) -> tuple[text.Windows, text.Windows]:
 
 
 def _warm_up_and_decay(optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Linear over the first twentieth, then half a cosine down to a tenth."""
+    """Linear warm-up over the first twentieth of the steps, then cosine decay to a tenth of the rate."""
     warm_up = max(1, steps // 20)
 
     def factor(step: int) -> float:
@@ -99,7 +100,7 @@ def _warm_up_and_decay(optimizer: Optimizer, steps: int) -> LRScheduler:
 
 
 def _bits_per_byte(model: nn.Module, mb: Any) -> torch.Tensor:
-    """(k,): the mean over each window."""
+    """(k,) bits per byte, the mean over each window."""
     losses = cross_entropy(model(mb.x).transpose(1, 2), mb.y, reduction="none")
     return losses.mean(1) / math.log(2)
 
@@ -107,5 +108,5 @@ def _bits_per_byte(model: nn.Module, mb: Any) -> torch.Tensor:
 def _write(model: nn.Module, *, context: int) -> str:
     device = next(model.parameters()).device
     prompt = torch.tensor(list(_PROMPT), device=device)
-    told = generate(model, prompt, tokens=_SAMPLE, context=context, temperature=_TEMPERATURE, seed=0)
-    return bytes(min(token, text.VOCABULARY - 1) for token in told.tolist()).decode(errors="replace")
+    generated = generate(model, prompt, tokens=_SAMPLE, context=context, temperature=_TEMPERATURE, seed=0)
+    return bytes(min(token, text.VOCABULARY - 1) for token in generated.tolist()).decode(errors="replace")

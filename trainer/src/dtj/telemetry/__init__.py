@@ -1,1 +1,1 @@
-"""What the run says about itself: to people, and to the agent."""
+"""Log lines, metric files and what a rank reports to its agent."""

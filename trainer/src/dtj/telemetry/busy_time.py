@@ -1,13 +1,13 @@
-"""How long a rank works on its steps, without the time in which it waits for the others.
+"""Measures how long a rank works on a step, without the time that it waits for the other ranks.
 
-In lock step all ranks take equally long; who is slow shows by waiting less. The wait lies between the
-rank's last own gradient, when its part of the averaging begins, and the optimizer's step, when all are there:
+In lock step all ranks have the same step time; a slow rank is the one that waits less. The wait is between
+the rank's own last gradient, when it joins the averaging, and the optimizer step, when all have arrived:
 
     |-- forward, backward of this rank --|-- waits for the others --|-- optimizer --|-- next batch ...
                                   its last gradient            averaged
 
-Two hooks and a few microseconds a step, no wait for a device. Only on CPUs, where a gradient that is there is
-also computed; and only where each rank has the whole model, otherwise the waits lie everywhere.
+Two hooks and a few microseconds per step, no wait for a device. Only on CPUs, where the hook of a gradient
+runs after it was computed; and only if each rank has the whole model, otherwise a rank waits in many places.
 """
 
 import time
@@ -17,25 +17,25 @@ from dtj.telemetry.heartbeat import SharedHeartbeat
 
 
 class BusyTime:
-    """Follows the first optimizer that makes a step, and writes what it finds on the heartbeat."""
+    """Observes the first optimizer that makes a step, and records the busy time in the heartbeat."""
 
     def __init__(self, heartbeat: SharedHeartbeat) -> None:
         self._heartbeat = heartbeat
-        self._arrived: float | None = None  # the last own gradient of this step
+        self._arrived: float | None = None  # time of this rank's last gradient in this step
         self._waited = 0.0
-        self._left: float | None = None  # the end of the step before
+        self._left: float | None = None  # end of the previous step
         self._detours = heartbeat.detours
         self._is_watching = False
 
     def before_step(self, optimizer: Any) -> None:
-        """Gradients are averaged, the optimizer is about to make its step."""
+        """Called before the optimizer step: the gradients are averaged."""
         if not self._is_watching:
             self._watch(optimizer)
         if self._arrived is not None:
             self._waited = time.perf_counter() - self._arrived
 
     def after_step(self) -> None:
-        """The optimizer made its step. One with a save, an evaluation or a pause before it does not count."""
+        """Called after the optimizer step. A step with a save, an evaluation or a pause is not measured."""
         now = time.perf_counter()
         is_plain = self._arrived is not None and self._detours == self._heartbeat.detours
         if is_plain and self._left is not None and self._heartbeat.is_compared:
@@ -43,7 +43,7 @@ class BusyTime:
         self._left, self._arrived, self._detours = now, None, self._heartbeat.detours
 
     def _watch(self, optimizer: Any) -> None:
-        """The gradient of the first parameter usually comes last."""
+        """Hook the first parameter, whose gradient usually comes last."""
         self._is_watching = True
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         first = next((p for p in parameters if p.requires_grad and p.is_leaf), None)

@@ -1,7 +1,7 @@
-"""A few numbers of a rank in memory that it shares with the agent: how far it is, alive, and at what pace.
+"""A few numbers in memory that a rank shares with its agent: progress, signs of life and pace.
 
-Writing costs less than a microsecond and never blocks, so it is done at every step; the agent looks when it
-likes. Without an agent the memory is private and nobody looks.
+A write takes less than a microsecond and never blocks, so it is done at every step; the agent reads at any
+time. Without an agent the memory is private and not read.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ NONE = -1
 
 
 class SharedHeartbeat:
-    """Some numbers; one process writes, another reads, and a torn read is corrected by the next.
+    """Six numbers; the rank writes, the agent reads. An inconsistent read is corrected by the next one.
 
     0  last completed step      3  steps whose work was measured
-    1  signs of life            4  nanoseconds of work in them
-    2  declared pauses          5  nanoseconds of time.monotonic() when the last step was completed
+    1  signs of life            4  nanoseconds of work in these steps
+    2  pauses in effect         5  time.monotonic() in ns when the last step was completed
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with processes that are forked from here on
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)  # shared with processes that are forked later
         self._values = memoryview(self._memory).cast("q")
         self._values[0] = NONE
-        self._reports = False  # the program itself says which step it is at
-        self.detours = 0  # whatever was done between steps and is no part of them
-        self._rests = False  # no step is to come
-        self.is_compared = True  # its work on a step can be told from its waits
+        self._reports = False  # the program reports its own steps
+        self.detours = 0  # counts work that is not part of a step: saves, evaluations, pauses
+        self._rests = False  # the loop has ended
+        self.is_compared = True  # busy time can be measured and compared
 
     @property
     def step(self) -> int | None:
@@ -36,38 +36,38 @@ class SharedHeartbeat:
 
     @property
     def signs(self) -> int:
-        """Grows whenever the rank shows that it is at work."""
+        """Counter that grows whenever the rank shows that it is working."""
         return self._values[1]
 
     @property
     def is_paused(self) -> bool:
-        """The rank has declared that it is busy with something that may take any time."""
+        """The rank has declared that its present work may take any time."""
         return self._values[2] > 0
 
     @property
     def stepped_at(self) -> float:
-        """When the last step was completed, by time.monotonic() of this machine."""
+        """time.monotonic() in seconds when the last step was completed."""
         return self._values[5] / 1e9
 
     @property
     def busy_time(self) -> tuple[int, float]:
-        """Steps whose work was measured, and seconds of work in all of them."""
+        """Number of measured steps, and seconds of work in them."""
         return self._values[3], self._values[4] / 1e9
 
     def worked(self, seconds: float) -> None:
-        """One more step, in which this rank worked so long."""
+        """Record the busy time of one more step."""
         self._values[4] += int(seconds * 1e9)
         self._values[3] += 1
 
     def stepped(self, step: int) -> None:
-        """A step is complete."""
+        """Record a completed step."""
         self._reports = True
         self._values[5] = time.monotonic_ns()
         self._values[0] = step
         self._values[1] += 1
 
     def optimized(self, count: int) -> None:
-        """An optimizer made its step; where the program reports steps by itself, only a sign of life."""
+        """Record an optimizer step; only a sign of life if the program reports its own steps."""
         if self._reports:
             self._values[1] += 1
             return
@@ -75,13 +75,13 @@ class SharedHeartbeat:
         self._reports = False
 
     def sign(self) -> None:
-        """Still at work, on something that is no part of a step."""
+        """Record a sign of life from work that is not part of a step."""
         self.detours += 1
         self._values[1] += 1
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in here may take any time."""
+        """Context for work that may take any time."""
         self.detours += 1
         self._values[2] += 1
         try:
@@ -91,20 +91,20 @@ class SharedHeartbeat:
             self._values[1] += 1
 
     def rest(self) -> None:
-        """All steps are done: what the program does with its model now may take any time."""
+        """All steps are done: the rest of the program may take any time."""
         if not self._rests:
             self._rests = True
             self._values[2] += 1
 
     def wake(self) -> None:
-        """Something is expected again: steps, or the end of the process."""
+        """End `rest`: steps, or the end of the process, are expected again."""
         if self._rests:
             self._rests = False
             self._values[2] -= 1
             self._values[1] += 1
 
 
-mine = SharedHeartbeat()  # of this process; a rank replaces it by the one that its agent made
+mine = SharedHeartbeat()  # of this process; a rank replaces it by the one that its agent created
 
 
 def use(heartbeat: SharedHeartbeat) -> None:

@@ -1,10 +1,10 @@
-"""Logged steps -> files that other tools read: what `--metrics` names. Rank 0 only.
+"""Writes logged steps to the targets of `--metrics`, for other tools. Rank 0 only.
 
-run.jsonl             JSON lines, which `dtj plot` draws; any other name too
-run.csv               a table, one row a logged step
+run.jsonl             JSON lines, for `dtj plot`; also for any other file name
+run.csv               a table, one row per logged step
 tensorboard:runs/a    a folder of event files
 
-A file never raises once it is open: a full disk costs lines, not the run.
+Write errors after the file was opened are ignored: a full disk loses lines, but does not stop the run.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ from typing import Any, Protocol
 from dtj.errors import RecipeError
 
 TENSORBOARD = "tensorboard:"
-# Fields of a line that are no curve.
-_PLACES = ("step", "totalSteps", "epoch", "etaSeconds")
+# Fields of a line that are not curves.
+_NOT_CURVES = ("step", "totalSteps", "epoch", "etaSeconds")
 
 
 class MetricFile(Protocol):
-    """Takes one logged step; numbers that JSON does not have are None already."""
+    """Takes one logged step at a time; NaN and infinities are None already."""
 
     def write(self, reading: dict[str, Any]) -> None: ...
 
 
 class JsonLines:
-    """Fields of /status in docs/contract.md, a line each; every start of the run leaves one too.
+    """One line per logged step, with the fields of /status in docs/contract.md; also one line per start.
 
     {"event": "start", "step": 120, "at": 1790000000.0}
     {"step": 130, "epoch": 3, "loss": 0.213, ..., "at": ...}
@@ -52,7 +52,7 @@ class JsonLines:
 
 
 class Table:
-    """A row a logged step; a value that appears later gets a column, empty in the rows before."""
+    """One row per logged step. A value that appears later gets a new column, empty in earlier rows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,20 +79,20 @@ class Table:
             writer = csv.DictWriter(file, [*self._columns, *new])
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(wider, self._path)  # noqa: PTH105 - the rename that never leaves half a table
+        os.replace(wider, self._path)  # noqa: PTH105 - atomic: never leaves half a table
         self._columns += new
 
 
 class TensorBoard:
-    """Event files; steps that a restart redoes are hidden, as TensorBoard does it."""
+    """Event files; TensorBoard hides the steps that are repeated after a restart (purge_step)."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra, and seconds of imports
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional, and its import takes seconds
         except ImportError as error:
             raise RecipeError(
                 f"--metrics {TENSORBOARD}... needs the package tensorboard, which is not installed",
-                fix="pip install tensorboard, or name a .jsonl or .csv file",
+                fix="pip install tensorboard, or write a .jsonl or .csv file",
             ) from error
         with _named(folder):
             self._writer: Any = SummaryWriter(folder, purge_step=step + 1 if step else None)
@@ -105,20 +105,20 @@ class TensorBoard:
 
 
 def absolute(target: str) -> str:
-    """The same target wherever the program goes; RecipeError where its kind is unknown."""
-    kind, colon, place = target.rpartition(":")
+    """The target with an absolute path; RecipeError if its kind is unknown."""
+    kind, colon, path = target.rpartition(":")
     if f"{kind}{colon}" not in {"", TENSORBOARD}:
         raise RecipeError(
-            f"--metrics {target}: there is no kind {kind!r}",
+            f"--metrics {target}: unknown kind {kind!r}",
             fix=f"write FILE.jsonl, FILE.csv or {TENSORBOARD}FOLDER",
         )
-    return f"{kind}{colon}{Path(place).resolve()}"
+    return f"{kind}{colon}{Path(path).resolve()}"
 
 
 def open_for(target: str, *, step: int) -> MetricFile:
-    """The file that `--metrics` names; RecipeError where it cannot be written.
+    """Open a target of `--metrics`; RecipeError if it cannot be written.
 
-    step  that training goes on after
+    step  after which training continues
     """
     if target.startswith(TENSORBOARD):
         return TensorBoard(Path(target.removeprefix(TENSORBOARD)), step=step)
@@ -128,15 +128,15 @@ def open_for(target: str, *, step: int) -> MetricFile:
 
 
 def curves(reading: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """What changes from step to step, by name."""
+    """Yield (name, value) of what can be plotted over steps."""
     flat = {name: value for name, value in reading.items() if name != "metrics"} | reading["metrics"]
     for name, value in flat.items():
-        if value is not None and name not in _PLACES:
+        if value is not None and name not in _NOT_CURVES:
             yield name, value
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Lines of a JSON lines file, a torn last one left out; RecipeError where it has none."""
+    """Lines of a JSON lines file without an incomplete last one; RecipeError if there are none."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:
@@ -145,7 +145,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             continue
     if not found:
         raise RecipeError(
-            f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and name that file"
+            f"{path} has no logged steps", fix="train with --metrics FILE.jsonl and pass that file"
         )
     return found
 
@@ -156,5 +156,5 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RecipeError(
-            f"--metrics {path} cannot be written: {error.strerror}", fix="name a file in a writable folder"
+            f"--metrics {path} cannot be written: {error.strerror}", fix="choose a file in a writable folder"
         ) from error

@@ -1,4 +1,4 @@
-"""Numbers of a step -> a line for people or machines, and a report for the agent. Rank 0 only.
+"""The numbers of a logged step -> a text or JSON line, and a report for the agent. Rank 0 only.
 
 step 120/2000  epoch 3  loss 0.2130  accuracy 0.9722  812 samples/s  data wait 2%  eta 0:00:31
 """
@@ -16,20 +16,20 @@ from typing import Any
 # Fields of /status in docs/contract.md that a logged step fills.
 Reading = dict[str, Any]
 
-# Steps over which their lengths are told.
+# Number of steps over which the percentiles of the step time are taken.
 _WINDOW = 1000
-# A century: a loop that asks for so much ends in another way, run.finish say.
+# A century: such a loop ends in another way, e.g. by run.finish, so no ETA is shown.
 _ENDLESS_S = 100 * 365 * 86400
 
 
 @dataclass(kw_only=True)
 class Meter:
-    """Remembers the last line, to know rates; `clock` gives seconds, only differences matter.
+    """Computes rates from one line to the next; `clock` returns seconds, only differences matter.
 
-    tokens            of one sample; None where samples are not made of tokens
-    flops_per_sample  floating point operations of this rank for one sample of the global batch, once counted
-    peak_flops        what this rank's device can do in a second, as the user states it
-    memory            () -> most bytes that this rank has held
+    tokens            tokens per sample; None if samples are not text
+    flops_per_sample  operations of this rank per sample of the global batch; None until counted
+    peak_flops        peak FLOP/s of this rank's device (--peak-tflops)
+    memory            () -> peak memory of this rank in bytes
     """
 
     total_steps: int
@@ -49,11 +49,11 @@ class Meter:
         self._since = self._began
 
     def seconds_since_line(self) -> float:
-        """Since the last reading, or since the start."""
+        """Seconds since the last reading, or since the start."""
         return self.clock() - self._since
 
     def begin_step(self) -> None:
-        """From one call to the next is a step, with all that is done in it: evaluation and saving too."""
+        """Start a step. It lasts until the next call, so it includes evaluation and saving."""
         now = self.clock()
         if self._stepped_at is not None:
             self._lengths.append(now - self._stepped_at)
@@ -61,11 +61,11 @@ class Meter:
 
     @contextlib.contextmanager
     def counting(self, samples: int) -> Iterator[None]:
-        """Count the operations of a step of so many samples: of the first, and where a peak is stated."""
+        """Context: count the operations of the first step, of `samples` samples, if peak_flops is given."""
         if self.peak_flops is None or self.flops_per_sample is not None:
             yield
             return
-        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - few count
+        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - rarely needed
 
         with FlopCounterMode(display=False) as counter:
             yield
@@ -80,10 +80,10 @@ class Meter:
         metrics: dict[str, float],
         data_wait: float | None = None,
     ) -> Reading:
-        """Fields of docs/contract.md for one logged step.
+        """The fields of docs/contract.md for one logged step.
 
         samples    of all ranks, since the start
-        data_wait  share of the time that ranks have waited for samples
+        data_wait  share of the time that ranks waited for data, 0 to 1
         """
         now = self.clock()
         elapsed = now - self._since
@@ -110,21 +110,21 @@ class Meter:
         }
 
     def _mfu(self, per_second: float | None) -> float | None:
-        """Model FLOPs utilisation: of what the device could do, how much the model's own operations are."""
+        """Model FLOPs utilisation: operations of the model per second / peak of the device."""
         if not per_second or self.flops_per_sample is None or self.peak_flops is None:
             return None
         return self.flops_per_sample * per_second / self.peak_flops
 
     def summary(self, *, step: int, waited_s: float) -> str:
-        """One line for a person at the end: `step` is the last one, waited_s what data took of the time."""
+        """One line at the end. step: the last one; waited_s: seconds of waiting for data."""
         seconds = self.clock() - self._began
         parts = [f"{step - self._first_step} steps in {timedelta(seconds=round(seconds))}"]
         p50, p99 = self._p50(), self._p99()
         if p50 is not None and p99 is not None:
-            parts.append(f"a step {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
+            parts.append(f"step time {1000 * p50:.1f} ms (p50), {1000 * p99:.1f} ms (p99)")
         parts.append(f"data wait {100 * waited_s / seconds if seconds else 0:.0f}%")
         if self.memory:
-            parts.append(f"at most {self.memory() / 2**20:.0f} MiB")
+            parts.append(f"peak memory {self.memory() / 2**20:.0f} MiB")
         return ", ".join(parts)
 
     def _p50(self) -> float | None:
@@ -136,7 +136,7 @@ class Meter:
 
 
 def as_text(reading: Reading) -> str:
-    """One line for a person."""
+    """One line of text."""
     parts = [f"step {reading['step']}/{reading['totalSteps']}", f"epoch {reading['epoch']}"]
     if reading["loss"] is not None:
         parts.append(f"loss {_short(reading['loss'])}")
@@ -155,12 +155,12 @@ def as_text(reading: Reading) -> str:
 
 
 def as_json(reading: Reading) -> str:
-    """One line for a machine; numbers that JSON does not have become null."""
+    """One line of JSON; NaN and infinities become null."""
     return json.dumps(finite(reading))
 
 
 def finite(value: Any) -> Any:
-    """The same structure with NaN and infinities as None."""
+    """The same structure with None for NaN and infinities."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,6 +1,6 @@
-"""Rank -> agent: one JSON object a line through a pipe that the launcher opened before it forked the rank.
+"""Pipe from a rank to its agent: one JSON object per line. The agent opens it before it forks the rank.
 
-Without a launcher nothing listens and every call here is free.
+Without an agent every call here does nothing.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import select
 from typing import Any
 
-# Atomic as long as a line fits into PIPE_BUF.
+# PIPE_BUF of Linux: a write of up to this size is atomic.
 MAX_BYTES = 4096
 
 _pipe: int | None = None
@@ -22,12 +22,12 @@ def open_pipe(fd: int) -> None:
 
 
 def encode(report: dict[str, Any]) -> bytes:
-    """As it goes through the pipe."""
+    """The report as bytes, without the line end."""
     return json.dumps(report, ensure_ascii=False).encode(errors="replace")
 
 
 def send(report: dict[str, Any], *, wait_s: float = 0.0) -> None:
-    """Report some fields. A full pipe drops the report unless it is worth waiting for."""
+    """Send a report. If the pipe is full, wait up to wait_s seconds, then drop the report."""
     if _pipe is None:
         return
     line = encode(report) + b"\n"

@@ -1,1 +1,1 @@
-"""The objects that a job owns, as dicts ready to be posted."""
+"""The objects that a job owns, as dicts ready for the API server."""

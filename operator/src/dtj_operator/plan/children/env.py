@@ -1,6 +1,6 @@
-"""The environment of the training container: the wiring of the ranks, as docs/contract.md has it.
+"""The environment of the training container, as specified in docs/contract.md.
 
-Ours comes first in the list, so that the user's own variables may refer to it: $(DTJ_REPLICA_INDEX).
+The operator's variables come first, so that the user's variables can refer to them: $(DTJ_REPLICA_INDEX).
 """
 
 import math
@@ -16,23 +16,23 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a pod stands in its job when it is made."""
+class PodContext:
+    """What a new pod has to know about its job and attempt."""
 
     index: int
     attempt: int
     size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
     restarts_left: int
-    healed: int = 0  # restarts in place of this attempt: its agents count on from there
+    in_place_restarts: int = 0  # of this attempt; its agents continue counting from there
 
 
-def environment(job: Job, container: Json, place: Place) -> list[Json]:
+def environment(job: Job, container: Json, context: PodContext) -> list[Json]:
     """The whole `env` of the training container of one replica."""
-    own: list[Json] = list(container.get("env") or ())
-    taken = {variable.get("name") for variable in own}
-    ours = [*_wiring(job, place), *_torchrun(job, place), *_identity(job, place), *_folders(job)]
+    users: list[Json] = list(container.get("env") or ())
+    taken = {variable.get("name") for variable in users}
+    ours = [*_rendezvous(job, context), *_torchrun(job, context), *_identity(job, context), *_folders(job)]
     defaults = [(name, value) for name, value in _defaults(job, container) if name not in taken]
-    return [{"name": name, "value": str(value)} for name, value in (*ours, *defaults)] + own
+    return [{"name": name, "value": str(value)} for name, value in (*ours, *defaults)] + users
 
 
 def master_address(job: Job) -> str:
@@ -40,36 +40,36 @@ def master_address(job: Job) -> str:
     return f"{names.pod_name(job.name, 0)}.{job.name}.{job.namespace}.svc"
 
 
-def _wiring(job: Job, place: Place) -> Iterator[tuple[str, object]]:
-    world_size = place.size * job.processes
+def _rendezvous(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
+    world_size = context.size * job.processes
     yield from (("MASTER_ADDR", master_address(job)), ("MASTER_PORT", job.master_port))
-    yield from (("WORLD_SIZE", world_size), ("NODE_RANK", place.index), ("NNODES", place.size))
+    yield from (("WORLD_SIZE", world_size), ("NODE_RANK", context.index), ("NNODES", context.size))
     yield "NPROC_PER_NODE", job.processes
-    if job.processes == 1:  # a plain `python train.py` is a rank; a launcher of several sets its own
-        yield from (("RANK", place.index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    if job.processes == 1:  # a plain `python train.py` is the rank; a launcher sets its own
+        yield from (("RANK", context.index), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
-def _torchrun(job: Job, place: Place) -> Iterator[tuple[str, object]]:
-    """What torchrun takes its flags from."""
-    yield from (("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", place.index))
+def _torchrun(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
+    """The variables from which torchrun takes the defaults of its flags."""
+    yield from (("PET_NPROC_PER_NODE", job.processes), ("PET_NODE_RANK", context.index))
     yield from (("PET_MASTER_ADDR", master_address(job)), ("PET_MASTER_PORT", job.master_port))
     if job.elastic is None:
         # The operator restarts, not torchrun.
-        yield from (("PET_NNODES", place.size), ("PET_MAX_RESTARTS", 0))
+        yield from (("PET_NNODES", context.size), ("PET_MAX_RESTARTS", 0))
         return
-    yield from (("PET_NNODES", f"{job.lowest}:{job.highest}"), ("PET_RDZV_BACKEND", "c10d"))
+    yield from (("PET_NNODES", f"{job.min_replicas}:{job.max_replicas}"), ("PET_RDZV_BACKEND", "c10d"))
     yield "PET_RDZV_ENDPOINT", f"{master_address(job)}:{job.master_port}"
-    yield "PET_RDZV_ID", f"{job.uid}-{place.attempt}"  # a pod of an older attempt finds nobody to meet
+    yield "PET_RDZV_ID", f"{job.uid}-{context.attempt}"  # so a pod of an older attempt cannot join
     yield "PET_MAX_RESTARTS", job.recovery.max_restarts
 
 
-def _identity(job: Job, place: Place) -> Iterator[tuple[str, object]]:
+def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_JOB", job.name), ("DTJ_NAMESPACE", job.namespace), ("DTJ_JOB_UID", job.uid))
-    yield from (("DTJ_ATTEMPT", place.attempt), ("DTJ_REPLICA_INDEX", place.index))
-    yield from (("DTJ_REPLICAS", place.size), ("DTJ_MIN_REPLICAS", job.lowest))
-    yield from (("DTJ_MAX_REPLICAS", job.highest), ("DTJ_PROCESSES", job.processes))
-    yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", place.restarts_left))
-    yield "DTJ_RESTARTS_IN_PLACE", place.healed
+    yield from (("DTJ_ATTEMPT", context.attempt), ("DTJ_REPLICA_INDEX", context.index))
+    yield from (("DTJ_REPLICAS", context.size), ("DTJ_MIN_REPLICAS", job.min_replicas))
+    yield from (("DTJ_MAX_REPLICAS", job.max_replicas), ("DTJ_PROCESSES", job.processes))
+    yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))
+    yield "DTJ_RESTARTS_IN_PLACE", context.in_place_restarts
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield "DTJ_GRACE_SECONDS", job.grace_s
     yield from (("DTJ_HANG_SECONDS", job.hang.timeout_s), ("DTJ_HANG_ACTION", job.hang.action))
@@ -85,7 +85,7 @@ def _folders(job: Job) -> Iterator[tuple[str, object]]:
 
 
 def _resume_folder(job: Job, checkpoint: Checkpoint, resume_from: str) -> str:
-    """A name is an earlier job of this namespace; with a slash it is a path below the mount."""
+    """A plain name is an earlier job in this namespace; with a slash it is a path below the mount."""
     below = resume_from.strip("/") if "/" in resume_from else posixpath.join(job.namespace, resume_from)
     return posixpath.join(checkpoint.mount_path, below)
 
@@ -94,5 +94,5 @@ def _defaults(job: Job, container: Json) -> Iterator[tuple[str, object]]:
     yield "PYTHONUNBUFFERED", 1
     limit = ((container.get("resources") or {}).get("limits") or {}).get("cpu")
     cores = quantity.parse(limit) if limit is not None else None
-    if cores is not None:  # else every rank starts a thread per core of the node, and they fight
+    if cores is not None:  # else every rank starts a thread per core of the node, and the ranks compete
         yield "OMP_NUM_THREADS", max(1, math.floor(cores / job.processes))

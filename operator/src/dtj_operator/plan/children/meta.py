@@ -1,4 +1,4 @@
-"""Metadata that every child has: name, labels, and the job as its controller."""
+"""Metadata of every child: name, labels, and the job as its controller."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The NetworkPolicy: a process group trusts whoever connects, so only the job's own pods may.
+"""The NetworkPolicy: a process group trusts every peer that connects, so only the job's own pods may connect.
 
-In: pods of the job on every port (gloo and NCCL choose theirs), the operator's namespace on the agent's.
-Out: everything (DNS, storage, data sets, experiment trackers).
+Ingress: the job's pods on every port (gloo and NCCL choose theirs), the operator's namespace on the agent
+port. Egress: unrestricted (DNS, storage, data sets, experiment trackers).
 """
 
 from typing import Any

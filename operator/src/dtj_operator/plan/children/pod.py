@@ -1,6 +1,6 @@
-"""A pod of a job: the user's template first, what the operator owns, safe defaults where it is silent.
+"""A pod of a job: the user's template, the fields that the operator owns, and safe defaults for the others.
 
-The template passes through untouched otherwise, fields that this code has never heard of included.
+Everything else of the template passes through unchanged, including fields that this code does not know.
 """
 
 import copy
@@ -8,47 +8,47 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj_operator import names, quantity
-from dtj_operator.plan.children.env import Place, environment
+from dtj_operator.plan.children.env import PodContext, environment
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.spec import Job
 
 Json = dict[str, Any]
 
-SHM_PER_PROCESS = 2 * 1024**3  # bytes; a cap, not a reservation: DataLoader workers pass batches through it
-TRAINER_GROUP = 65532  # of the trainer image: a volume is writable for it
+SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader workers pass batches through it
+TRAINER_GROUP = 65532  # of the trainer image; makes volumes writable for it
 
 
-def pod(job: Job, place: Place, avoid: Sequence[str] = ()) -> Json:
-    """The pod of one replica, ready to be posted.
+def pod(job: Job, context: PodContext, avoid: Sequence[str] = ()) -> Json:
+    """The pod of one replica, ready for the API server.
 
-    avoid   names of nodes that it must not be placed on
+    avoid   names of nodes that it must not run on
     """
     template = copy.deepcopy(job.template)
     given = template.get("metadata") or {}
-    meta = metadata(job, names.pod_name(job.name, place.index))
-    ours = {**meta["labels"], names.REPLICA_INDEX: str(place.index), names.ATTEMPT: str(place.attempt)}
+    meta = metadata(job, names.pod_name(job.name, context.index))
+    ours = {**meta["labels"], names.REPLICA_INDEX: str(context.index), names.ATTEMPT: str(context.attempt)}
     meta["labels"] = {**(given.get("labels") or {}), **ours}
     if given.get("annotations"):
         meta["annotations"] = given["annotations"]
     spec = template["spec"]
     spec |= {"hostname": meta["name"], "subdomain": job.name, "restartPolicy": "Never"}
     trainer = next(c for c in spec["containers"] if c["name"] == job.trainer)
-    trainer["env"] = environment(job, trainer, place)
+    trainer["env"] = environment(job, trainer, context)
     trainer.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     _mount_shm(job, spec, trainer)
     _mount_checkpoints(job, spec, trainer)
     if spec.get("hostNetwork"):
-        # By default the node's resolver is asked, which knows no Service, and so not where replica 0 is.
+        # The default is the node's resolver, which does not know Services, so not the name of replica 0.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     _harden(spec)
-    _keep_away(spec, avoid)
+    _avoid_nodes(spec, avoid)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:
-    """The runtime's 64 MiB kill DataLoader workers.
+    """Mount /dev/shm, because the runtime's default of 64 MiB is too small for DataLoader workers.
 
-    Its size is half the container's memory limit, or 2 GiB a process where there is none.
+    The size is half the container's memory limit, or 2 GiB per process without a limit.
     """
     if any(str(m.get("mountPath", "")).rstrip("/") == "/dev/shm" for m in trainer.get("volumeMounts") or ()):
         return
@@ -69,11 +69,11 @@ def _mount(spec: Json, container: Json, name: str, path: str, source: Json) -> N
     container["volumeMounts"] = [*(container.get("volumeMounts") or ()), {"name": name, "mountPath": path}]
 
 
-def _keep_away(spec: Json, nodes: Sequence[str]) -> None:
-    """ANDed into each of the user's terms, for a node that matches any one term is taken."""
+def _avoid_nodes(spec: Json, nodes: Sequence[str]) -> None:
+    """ANDed into each of the user's terms, because a node that matches any single term is accepted."""
     if not nodes:
         return
-    # The API takes one name per requirement.
+    # The API accepts one name per requirement.
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     affinity = spec["affinity"] = spec.get("affinity") or {}
     of_nodes = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
@@ -87,9 +87,9 @@ def _keep_away(spec: Json, nodes: Sequence[str]) -> None:
 
 
 def _harden(spec: Json) -> None:
-    """Only absent fields: whoever writes one down means it."""
+    """Set absent fields only: a field that the user sets is kept."""
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    if not spec.get("serviceAccountName"):  # who names an account wants its token
+    if not spec.get("serviceAccountName"):  # a named service account is meant to be used
         spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
     security = spec["securityContext"] = spec.get("securityContext") or {}
@@ -114,7 +114,9 @@ def _harden_container(container: Json) -> None:
     admin = "SYS_ADMIN" in (capabilities.get("add") or ()) or "CAP_SYS_ADMIN" in (
         capabilities.get("add") or ()
     )
-    if security.get("privileged") or admin:  # the API server refuses these together with no escalation
+    if (
+        security.get("privileged") or admin
+    ):  # the API server rejects allowPrivilegeEscalation: false for these
         return
     security.setdefault("allowPrivilegeEscalation", False)
     capabilities.setdefault("drop", ["ALL"])

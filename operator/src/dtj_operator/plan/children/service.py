@@ -1,4 +1,4 @@
-"""The headless Service: a DNS name for each replica, before it is ready too, as ranks meet while starting."""
+"""The headless Service: a DNS name per replica, even before it is ready: ranks connect while starting."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""One question a module: each looks at a snapshot and returns a verdict, or None."""
+"""One decision per module: a function of a snapshot that returns a verdict or None."""

@@ -5,7 +5,7 @@ from dtj_operator.plan.snapshot import SUSPENDED, Snapshot
 
 
 def due_at(s: Snapshot) -> float | None:
-    """As in batch/v1: from startTime, which a resume sets anew; waiting for nodes counts."""
+    """As in batch/v1: counted from startTime, which a resume resets; waiting for nodes counts."""
     if s.job.deadline_s is None or s.memory.phase == SUSPENDED or s.memory.started_at is None:
         return None
     return s.memory.started_at + s.job.deadline_s
@@ -16,5 +16,5 @@ def deadline(s: Snapshot) -> Fail | None:
     if due is None or s.now < due:
         return None
     return Fail(
-        "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds, {s.job.deadline_s} s"
+        "DeadlineExceeded", f"the job was active for longer than activeDeadlineSeconds ({s.job.deadline_s} s)"
     )

@@ -1,108 +1,115 @@
 """What does a fault mean for the job?
 
-The first matching rule wins: the user's, then 78 -> FailJob, 75 and disruptions -> RestartUncounted, else
-Restart. Restarts that count have two budgets: in all, and in a row without a new step. Where no step is ever
-reported only the first applies. What the agents heal in place counts like a restart.
+The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
+else Restart. Counted restarts have two budgets: a total, and consecutive restarts without a new step. The
+second applies only if steps are reported. An in-place restart by the agents counts like a restart.
 
-With scope Replica only the pods that are broken are replaced, as long as a survivor can heal them.
+With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
 
 import hashlib
 
 from dtj_operator.plan import blame, times
-from dtj_operator.plan.actions import Fail, Fault, Restart, Settle
+from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
 from dtj_operator.spec import Rule
 
-LONGEST_BACKOFF_S = 300.0
-JITTER = 0.2  # of the delay, either way: a thousand jobs hit by one outage must not come back in step
-MOST_REPLACED = 100  # pods at once; beyond that the whole job begins anew, and the status stays small
-SETTLE_S = 5.0  # how long a consequence waits for its cause: the kubelets of two nodes report seconds apart
+MAX_BACKOFF_S = 300.0
+BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
+MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
+CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
 
 
-def restart(s: Snapshot) -> Restart | Fail | Settle | None:
-    """Decide what the first fault means; pods that go because of a suspension are none."""
+def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
+    """Decide what the primary fault means; pods that a suspension stops are not faults."""
     fault = blame.first_fault(s)
     if fault is None or s.memory.phase == SUSPENDED:
         return None
     if fault.secondary and _cause_may_follow(s, fault):
-        return Settle(until=fault.at + SETTLE_S)
+        return AwaitCause(until=fault.at + CAUSE_WAIT_S)
     action = _action(s, fault)
     if action == "FailJob":
-        return Fail("RecoveryRule", f"{fault.sentence}; a recovery rule says not to retry", fault)
+        return Fail("RecoveryRule", f"{fault.sentence}; not restarted because a FailJob rule matched", fault)
     if action == "RestartUncounted":
-        return Restart(fault, counts=False, replaces=_broken(s), goes_on=_goes_on(s, fault))
+        return Restart(fault, counts=False, replaces=_broken(s), same_incident=_is_same_incident(s, fault))
     return _within_budget(s, fault)
 
 
-def seen(s: Snapshot) -> Restarts:
-    """The counters with the agents' news: heals in place count, and growth ends a row without progress."""
+def counters(s: Snapshot) -> Restarts:
+    """The stored counters plus what the agents report: in-place restarts, and new steps."""
     old = s.memory.restarts
-    told = max(s.answer.in_place if s.answer else 0, blame.last_in_place(s))
-    healed = max(0, told - old.in_place_now)
-    steps = [s.progress.step if s.progress else None, blame.last_step(s)]
+    reported = max(s.answer.in_place if s.answer else 0, blame.in_place_at_exit(s))
+    new = max(0, reported - old.in_place_of_attempt)
+    steps = [s.progress.step if s.progress else None, blame.step_at_exit(s)]
     steps += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
     highest = max((step for step in (*steps, old.highest_step) if step is not None), default=None)
     grown = highest != old.highest_step
     return Restarts(
-        counted=old.counted + healed,
+        counted=old.counted + new,
         disruptions=old.disruptions,
-        in_place=old.in_place + healed,
-        in_place_now=max(told, old.in_place_now),
-        without_progress=0 if grown else old.without_progress + healed,
+        in_place=old.in_place + new,
+        in_place_of_attempt=max(reported, old.in_place_of_attempt),
+        without_progress=0 if grown else old.without_progress + new,
         highest_step=highest,
     )
 
 
 def backoff_until(s: Snapshot) -> float:
-    """When the present attempt may have its pods: at once, unless it follows a restart that may repeat."""
-    if s.memory.phase != RECOVERING or s.memory.changed_at is None or _is_first_of_its_kind(s):
+    """When the pods of this attempt may be created: at once, unless the last fault is likely to repeat."""
+    if s.memory.phase != RECOVERING or s.memory.changed_at is None or _skips_backoff(s):
         return s.now
     doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
-    delay = min(LONGEST_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
+    delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
     if s.memory.changed_at > s.now + delay:
-        return s.now  # the clock was set back since: the delay has no beginning any more
+        return s.now  # the clock was set back since then, so the start of the delay is unknown
     so_far = s.memory.restarts.counted + s.memory.restarts.disruptions
-    return s.memory.changed_at + delay * (1 + JITTER * _spread(f"{s.job.uid}/{s.memory.attempt}/{so_far}"))
+    return s.memory.changed_at + delay * (
+        1 + BACKOFF_JITTER * _jitter(f"{s.job.uid}/{s.memory.attempt}/{so_far}")
+    )
 
 
-def _is_first_of_its_kind(s: Snapshot) -> bool:
-    """Whether a job that was well lost a pod to somebody else, or a rank after it had made progress.
+def _skips_backoff(s: Snapshot) -> bool:
+    """Whether a healthy job lost a pod to a disruption, or a rank after progress.
 
-    A job is well again once all its pods run, so that even a pod that is taken away each time is not made
-    anew faster than kubelets start it.
+    A job is healthy again once all its pods run. So even a pod that is evicted every time is not recreated
+    faster than the kubelet starts it.
     """
     healthy, failure, restarts = s.memory.condition("Healthy"), s.memory.failure, s.memory.restarts
-    was_well = healthy is not None and times.parse(healthy["lastTransitionTime"]) == s.memory.changed_at
-    taken_away = failure.get("reason") in blame.DISRUPTIONS
-    # Whoever stops of its own accord is not counted, and may do so for ever.
+    was_healthy = healthy is not None and times.parse(healthy["lastTransitionTime"]) == s.memory.changed_at
+    disrupted = failure.get("reason") in blame.DISRUPTIONS
+    # Exit code 75 is never counted, so it could restart without delay forever.
     stopped = failure.get("exitCode") == blame.STOPPED
     progressed = restarts.highest_step is not None and restarts.without_progress <= 1 and not stopped
-    return was_well and (taken_away or progressed)
+    return was_healthy and (disrupted or progressed)
 
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
-    restarts, recovery = seen(s), s.job.recovery
+    restarts, recovery = counters(s), s.job.recovery
     if restarts.counted >= recovery.max_restarts:
-        return Fail("RestartBudgetSpent", f"{fault.sentence}; maxRestarts is {recovery.max_restarts}", fault)
+        return Fail(
+            "RestartBudgetSpent",
+            f"{fault.sentence}; no restarts left: maxRestarts is {recovery.max_restarts}",
+            fault,
+        )
     stuck = (
         restarts.highest_step is not None
         and restarts.without_progress >= recovery.max_restarts_without_progress
     )
     if stuck:
-        row = f"{restarts.without_progress} restarts in a row brought no step beyond {restarts.highest_step}"
-        return Fail("NoProgress", f"{fault.sentence}; {row}", fault)
+        row = f"{restarts.without_progress} consecutive restarts"
+        why = f"{row} completed no step beyond {restarts.highest_step}"
+        return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))
 
 
 def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
-    """What to replace, or None where the whole job must begin anew: nobody is left to heal from."""
+    """The pods to replace, or None if the whole job must restart, such as without a survivor."""
     if s.scope != REPLICA:
         return None
     broken = {i: pod.uid for i, pod in s.current.items() if blame.fault_of(s, pod)}
     broken |= dict.fromkeys(s.vanished, "")
-    survivors = [i for i, pod in s.taking_part.items() if i not in broken and not s.succeeded(pod)]
-    if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MOST_REPLACED:
+    survivors = [i for i, pod in s.participating.items() if i not in broken and not s.succeeded(pod)]
+    if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED:
         return None
     return tuple(sorted(broken.items()))
 
@@ -118,11 +125,11 @@ def _action(s: Snapshot, fault: Fault) -> str:
     return "Restart"
 
 
-def _goes_on(s: Snapshot, fault: Fault) -> bool:
-    """Whether a rank stopped because another one was asked to: agents agree on the step, and all stop there.
+def _is_same_incident(s: Snapshot, fault: Fault) -> bool:
+    """Whether a rank stopped only because another rank was asked to stop: all ranks stop at an agreed step.
 
-    They have the grace period of the pod that is taken away; whoever stops later was asked himself. The pod
-    may have been replaced by then, and the job may run again.
+    They do so within the grace period of the pod that is being deleted; a rank that stops later was itself
+    asked to. By then the pod may have been replaced, and the job may run again.
     """
     first = s.memory.failure
     began = times.parse(first.get("at"))
@@ -132,7 +139,7 @@ def _goes_on(s: Snapshot, fault: Fault) -> bool:
     asked = first.get("reason") in blame.DISRUPTIONS or (
         recovering and first.get("exitCode") == blame.STOPPED
     )
-    return asked and abs(s.now - began) <= s.job.grace_s + SETTLE_S
+    return asked and abs(s.now - began) <= s.job.grace_s + CAUSE_WAIT_S
 
 
 def _matches(rule: Rule, fault: Fault) -> bool:
@@ -140,16 +147,16 @@ def _matches(rule: Rule, fault: Fault) -> bool:
         return False
     if rule.exit_codes is not None and (fault.exit_code in rule.exit_codes) != rule.codes_listed:
         return False
-    return not rule.conditions or any(wanted in fault.conditions for wanted in rule.conditions)
+    return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
 
 
 def _cause_may_follow(s: Snapshot, fault: Fault) -> bool:
-    """Whether a pod is still on its way to an end, and the consequence is fresh by any sane clock."""
-    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.taking_part.values())
-    return undecided and abs(s.now - fault.at) < SETTLE_S
+    """Whether some pod has not terminated yet, and the consequence is recent by any plausible clock."""
+    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.participating.values())
+    return undecided and abs(s.now - fault.at) < CAUSE_WAIT_S
 
 
-def _spread(seed: str) -> float:
-    """From -1 to 1, the same for the same attempt, so that every look gives the same moment."""
+def _jitter(seed: str) -> float:
+    """From -1 to 1, the same for the same seed, so that every reconcile computes the same moment."""
     digest = hashlib.sha256(seed.encode()).digest()
     return int.from_bytes(digest[:4], "big") / 2**31 - 1

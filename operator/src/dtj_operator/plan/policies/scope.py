@@ -1,10 +1,10 @@
-"""Can the agents of this attempt heal around a pod that is replaced?"""
+"""Can the agents of this attempt recover in place when a pod is replaced?"""
 
-from dtj_operator.plan.actions import Trust
+from dtj_operator.plan.actions import UseReplicaScope
 from dtj_operator.plan.snapshot import REPLICA, Snapshot
 
 
-def trust(s: Snapshot) -> Trust | None:
-    """Written down before anything relies on it; a new attempt has to say it anew."""
+def use_replica_scope(s: Snapshot) -> UseReplicaScope | None:
+    """Recorded in the status before anything relies on it; every attempt has to report it again."""
     able = s.answer is not None and s.answer.rejoin
-    return Trust() if able and s.job.recovery.scope == "Auto" and s.scope != REPLICA else None
+    return UseReplicaScope() if able and s.job.recovery.scope == "Auto" and s.scope != REPLICA else None

@@ -1,11 +1,11 @@
-"""Does the user want the job to pause, or to go on?"""
+"""Should the job be suspended or resumed?"""
 
 from dtj_operator.plan.actions import Resume, Suspend
 from dtj_operator.plan.snapshot import SUSPENDED, Snapshot
 
 
 def suspend(s: Snapshot) -> Suspend | Resume | None:
-    """A suspended job keeps its Service and its memory; a resumed one gets a new start time."""
+    """A suspended job keeps its Service and its status; a resumed job gets a new start time."""
     if s.job.suspend and s.memory.phase != SUSPENDED:
         return Suspend()
     if not s.job.suspend and s.memory.phase == SUSPENDED:

@@ -1,10 +1,11 @@
 """Lets unchanged programs open a TCPStore on a torch that was built without libuv.
 
-torch asks for its libuv server unless told otherwise, Debian's torch does not have it, and not every
-caller of torch's own (torchrun among them) can be told otherwise. A store that fails for that reason is
-opened once more with the server that every torch has. Where libuv is built in, nothing ever happens here.
+torch uses its libuv server by default, and Debian's torch is built without it. Some callers inside torch, such
+as torchrun, have no option to choose the other server. If opening a store fails for this reason, it is opened
+again with the server that every torch has. If torch has libuv, this module changes nothing.
 
-Loaded at start-up by dtj-tcpstore.pth, so it must cost nothing: torch is not imported, only awaited.
+dtj-tcpstore.pth loads this module at every start of Python, so it must be cheap: it does not import torch, it
+only hooks into the import of torch.distributed.
 """
 
 import sys
@@ -12,7 +13,7 @@ from importlib.machinery import PathFinder
 
 
 class AwaitDistributed:
-    """An import finder that adapts torch.distributed once it is loaded, and then steps aside."""
+    """An import finder that patches torch.distributed when it is loaded, and then removes itself."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch.distributed":
