@@ -137,7 +137,7 @@ def test_connection_that_is_not_from_an_agent_is_closed(pod: Pod, line: bytes) -
         pytest.param(PROTOCOL + 1, {"uid": "b"}, False, id="of another job"),
     ],
 )
-def test_agent_of_another_version_is_told_why_and_how_to_fix_it(
+def test_agent_of_another_version_gets_the_reason_and_the_fix(
     pod: Pod, theirs: int, place: Message, *, for_good: bool
 ) -> None:
     """It sends its replica index; no other field of the protocol is certain."""

@@ -29,10 +29,10 @@ def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path:
     last = next(line.at for line in books()[0] if line.step == STEPS)
     truth = productive(books(), until=last)
 
-    def is_told() -> bool:  # the step before the last; the last one is not over, for the agent
+    def is_reported() -> bool:  # the step before the last; the last one is not over, for the agent
         return bool(status(port).get("step") == STEPS - 1 and status(port)["ledger"])
 
-    wait_for(is_told, "the step before to be told")
+    wait_for(is_reported, "the step before to be reported")
     found = status(port)
     under_way = datetime.fromisoformat(found["at"]).timestamp() - last
     said = found["ledger"]["productive"] - under_way

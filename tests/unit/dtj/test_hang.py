@@ -197,7 +197,7 @@ def test_work_after_the_last_step_is_not_a_hang(finish: Finish, tmp_path: Path) 
 
 
 def test_rank_that_alone_leaves_the_loop_is_the_culprit(finish: Finish, tmp_path: Path) -> None:
-    """The others wait for it: leaving by a `break` is no excuse."""
+    """The others wait for it: leaving by a `break` does not excuse it."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
     sizes = SIZES | {"STEPS": 100_000}
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, BREAK_AT=9, AFTERWARDS_S=1000, **sizes)

@@ -237,7 +237,7 @@ def test_second_ctrl_c_kills_at_once_and_is_not_a_success(start: Start, tmp_path
         pytest.param(["plot", "/nowhere.jsonl"], {}, "'/nowhere.jsonl' does not exist", id="nothing to plot"),
         pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="zero processes"),
         pytest.param(
-            ["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected comma-separated", id="an invalid rank"
+            ["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected comma-separated", id="invalid rank"
         ),
         pytest.param(
             ["run", "--nproc", "2", SMALL], {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4", id="flag against pod"

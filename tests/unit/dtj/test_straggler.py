@@ -74,7 +74,7 @@ def test_pace(rows: list[dict[int, float]], named: list[int | None]) -> None:
 
 
 def test_window_is_no_shorter_than_half_a_second() -> None:
-    """However many steps it contains: delays of a busy machine are no rank's fault."""
+    """However many steps it contains: a rank is not at fault for delays of a busy machine."""
     detector = StragglerDetector()
     detector.start_generation(range(2), 0.0)
     for number in range(10):
