@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load, save, sharded
+from dtj.checkpoint import paths, reader, save, sharded
 from dtj.checkpoint.parts import Parts
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.layout import Layout
@@ -36,7 +36,7 @@ def commit(run: Path, *steps: int) -> None:
 def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, list[str]]:
     """Name of the checkpoint that would be loaded, and the warnings."""
     warnings: list[str] = []
-    hit = load.find(run, resume, warn=warnings.append)
+    hit = reader.find(run, resume, warn=warnings.append)
     return (hit.folder.name if hit else None), warnings
 
 
@@ -60,7 +60,7 @@ def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, lis
     ],
 )
 def test_what_a_save_removes(names: list[str], committed: int, removed: list[str]) -> None:
-    assert layout.to_remove(names, committed=committed) == removed
+    assert paths.to_remove(names, committed=committed) == removed
 
 
 def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         writer.kill()
         writer.join()
         name, warnings = found(run)
-        assert (name, warnings) in [(layout.name_of(claimed.value + n), []) for n in (0, 1)]
-        state = load.whole(run / str(name))
+        assert (name, warnings) in [(paths.name_of(claimed.value + n), []) for n in (0, 1)]
+        state = reader.whole(run / str(name))
         assert torch.equal(state["parts"]["w"], torch.full((floats,), float(state["step"])))
         claimed.value = state["step"]  # the kill may have come between the rename and the claim
 
@@ -121,14 +121,14 @@ def test_run_that_shards_its_state_and_is_killed_while_it_saves_loses_one_step(
         job.kill()
         last = newest(run)
         assert last >= done - 1
-        assert load.whole(run / layout.name_of(last))["step"] == last
+        assert reader.whole(run / paths.name_of(last))["step"] == last
         assert last == 0 or job.err.count("unreadable") == 0
 
 
 def newest(run: Path) -> int:
     """Step of the newest committed checkpoint, 0 where there is none."""
-    names = layout.newest_first(child.name for child in run.iterdir()) if run.exists() else []
-    return layout.step_of(names[0]) or 0 if names else 0
+    names = paths.newest_first(child.name for child in run.iterdir()) if run.exists() else []
+    return paths.step_of(names[0]) or 0 if names else 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def newest(run: Path) -> int:
 )
 def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
     commit(tmp_path, 1, 2)
-    file = tmp_path / "step-2" / layout.STATE_FILE
+    file = tmp_path / "step-2" / paths.STATE_FILE
     data = file.read_bytes()
     middle = data.index(torch.arange(1000.0).numpy().tobytes()) + 1000
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -153,7 +153,7 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     assert len(warnings) == 1
     assert str(tmp_path / "step-2") in warnings[0]
     with pytest.raises(RecipeError, match="step-2 is not a checkpoint: "):
-        load.whole(tmp_path / "step-2")
+        reader.whole(tmp_path / "step-2")
 
 
 def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: Path) -> None:
     """It may be good: the run must not begin before it and delete it later."""
     commit(tmp_path, 1, 2)
-    file = tmp_path / "step-2" / layout.STATE_FILE
+    file = tmp_path / "step-2" / paths.STATE_FILE
     file.unlink()
     file.symlink_to(file)
     with pytest.raises(CheckpointError, match=r"step-2/state.pt cannot be read: Too many levels"):
@@ -185,21 +185,21 @@ class Harmful:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_metadata_of_shards_executes_nothing(tmp_path: Path) -> None:
-    parts, tensors = sharded.split(STATE["parts"])
+    parts, tensors = sharded.extract_tensors(STATE["parts"])
     save.prepare(tmp_path, 2)
     sharded.write(tmp_path, 2, tensors, group=None)
     folder = save.commit(tmp_path, 2, {"step": 2, "parts": parts})
-    assert torch.equal(load.whole(folder)["parts"]["w"], STATE["parts"]["w"])
+    assert torch.equal(reader.whole(folder)["parts"]["w"], STATE["parts"]["w"])
 
-    (folder / layout.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
+    (folder / paths.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
     with pytest.raises(CheckpointError, match=r"its metadata names pathlib.Path.touch, which is no data"):
-        load.whole(folder)
+        reader.whole(folder)
     assert not (tmp_path / "harm").exists()
 
 
 def test_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     commit(tmp_path, 1, 2)
-    (tmp_path / "step-2" / layout.STATE_FILE).write_bytes(b"")
+    (tmp_path / "step-2" / paths.STATE_FILE).write_bytes(b"")
     commit(tmp_path, 2)
     assert found(tmp_path) == ("step-2", [])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
@@ -218,7 +218,7 @@ def test_of_several_runs_of_a_job_the_newest_is_resumed(tmp_path: Path) -> None:
     commit(tmp_path / "monday" / "bbbb", 20)
     os.utime(tmp_path / "monday" / "aaaa" / "step-900", (1e9, 1e9))
     (tmp_path / "monday" / "empty").mkdir()
-    assert load.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
+    assert reader.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
 
 
 def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> No
 def test_state_that_is_taken_can_be_loaded(tmp_path: Path, value: Any) -> None:
     save.check_loadable(value, "state")
     save.prepare(tmp_path, 1)
-    assert load.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
+    assert reader.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
 
 
 class Remembering(nn.Linear):
@@ -277,4 +277,4 @@ class Remembering(nn.Linear):
 def test_part_that_could_not_be_saved_is_told_before_training(part: Any, message: str) -> None:
     parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
     with pytest.raises(RecipeError, match=message):
-        parts.name({"model": part})
+        parts.register({"model": part})

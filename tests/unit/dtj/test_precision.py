@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from dtj.step.precision import Precision
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 from tests.unit.dtj.test_strategies import STEPS, by_hand, train, weights
@@ -37,7 +37,7 @@ def test_half_precision_follows_float32_and_keeps_float32_weights(
 
 def test_loss_scale_is_part_of_a_checkpoint(finish: Finish, tmp_path: Path) -> None:
     train(finish, tmp_path / "out", "--precision", "fp16")
-    saved = load.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
+    saved = reader.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
     assert saved == {"precision": {"scale": 65536.0, "good_steps": STEPS}}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load, weights
+from dtj.checkpoint import paths, reader, weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from tests.unit.dtj.conftest import PROGRAMS, Finished
@@ -70,7 +70,7 @@ def test_best_one_could_not_be_written(
     assert ended.code == 0, ended.err
     assert "step-3 could not be written: " in ended.err
     assert set(names(run)) - {"step-3.tmp"} == {f"step-{best['step']}", "step-7"}
-    assert load.whole(run / "step-7")["best"] == best
+    assert reader.whole(run / "step-7")["best"] == best
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_best_one_could_not_be_written(
     ],
 )
 def test_what_may_go(found: list[int], keep: int, best: int | None, gone: list[str]) -> None:
-    doomed = layout.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
+    doomed = paths.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
     assert doomed == gone
 
 
@@ -153,7 +153,7 @@ def the_last_good_one_is_whole(ended: Finished, run: Path) -> None:
     assert "step-5 could not be written" in ended.err
     assert "Traceback" not in ended.err
     assert names(run) == ["step-2"]
-    assert load.whole(run / "step-2")["step"] == 2
+    assert reader.whole(run / "step-2")["step"] == 2
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from dtj.data import order
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel.average import buckets
 from dtj.parallel.layout import lay_out
 from dtj.parallel.pipeline import Pipeline
-from dtj.parallel.stages import cut_evenly
+from dtj.parallel.stages import split_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
-from dtj.parallel.zero import deal
+from dtj.parallel.zero import assign_owners
 from dtj.world import World
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 
@@ -63,7 +63,7 @@ def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> list
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = load.whole(out / "run" / f"step-{step}")["parts"]["model"]
+    found: dict[str, torch.Tensor] = reader.whole(out / "run" / f"step-{step}")["parts"]["model"]
     return found
 
 
@@ -378,7 +378,7 @@ def test_models_that_cannot_be_split(strategy: Any, model: nn.Module, message: s
     ],
 )
 def test_stages_are_even(sizes: list[int], parts: int, ends: list[int]) -> None:
-    found = cut_evenly(sizes, parts)
+    found = split_evenly(sizes, parts)
     assert len(found) == parts
     starts = [0, *found[:-1]]
     best = max(sum(sizes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True))
@@ -389,7 +389,7 @@ def test_stages_are_even(sizes: list[int], parts: int, ends: list[int]) -> None:
 
 def test_parameters_are_dealt_evenly() -> None:
     parameters = [nn.Parameter(torch.empty(n)) for n in (5, 9, 1, 3, 3, 9)]
-    owners = deal(parameters, 3)
+    owners = assign_owners(parameters, 3)
     loads = [sum(p.numel() for p in parameters if owners[p] == rank) for rank in range(3)]
     assert sum(loads) == 30
     assert max(loads) - min(loads) <= 9

@@ -148,7 +148,7 @@ def main() -> None:
         run.evaluate(score, Numbered())
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
-            mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
+            mine = [i for mb in batch.micro_batches if mb.weight for i in mb.indices.tolist()]
             seen.clear()
             loss = run.backward(loss_of, batch)
             assert not seen or set(mine) <= set(seen), (mine, seen)  # none: the others have done it

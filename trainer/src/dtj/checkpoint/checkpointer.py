@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import layout, load
+from dtj.checkpoint import paths, reader
 from dtj.checkpoint.parts import Parts
-from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, from_first, report, with_best
+from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, on_rank0, report, with_best
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
@@ -50,7 +50,7 @@ class Checkpointer:
         self._writer = Writer(
             self.run_dir or Path(),
             keep=settings.keep,
-            is_first=self._is_first,
+            is_rank0=self._is_first,
             is_replicated=strategy.replicated,
             clock=clock,
         )
@@ -78,7 +78,7 @@ class Checkpointer:
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, writer.best = from_first(
+        is_highest, writer.best = on_rank0(
             lambda: (score > max(self._offered, writer.highest), writer.best), group
         )
         if is_highest:
@@ -92,34 +92,34 @@ class Checkpointer:
         CheckpointError. Only rank 0's return after a last save means that the disk has it.
         """
         score, self._offered = self._offered, NO_SCORE
-        if not self.run_dir or not self.parts.named:
+        if not self.run_dir or not self.parts.user_parts:
             return None
         self._writer.wait()
-        self._tell_failure()
+        self._report_failure()
         if self.saved_step != step:
             began = self._clock()
             snapshot = self.parts.snapshot(step, group)
             self._saved_at = self._clock()
             in_background = self._in_background and not last
-            write = self._writer.begin if in_background else self._writer.write
+            write = self._writer.start if in_background else self._writer.write
             write(snapshot, score=score, began=began, group=group)
         if last and self._writer.failure:
             raise self._writer.failure
-        self._tell_failure()
-        return self.run_dir / layout.name_of(step)
+        self._report_failure()
+        return self.run_dir / paths.name_of(step)
 
     def restore(self, group: Group) -> int | None:
         """Load the newest checkpoint into the parts; its step, None where there is none.
 
         Rank 0 reads and all get the same bytes: unless there are shards, only rank 0 needs the volume.
         """
-        found = from_first(lambda: load.find(self.run_dir, self._resume_dir, warn=self._say), group)
+        found = on_rank0(lambda: reader.find(self.run_dir, self._resume_dir, warn=self._say), group)
         if found is None:
             return None
         self._say(f"resuming from {found.folder}")
         if self._is_first:
             report(found.folder)
-        state = load.parse(found.data)
+        state = reader.parse(found.data)
         self.parts.load(state, found.shards)
         step: int = state["step"]
         self._restored = found.folder
@@ -128,9 +128,9 @@ class Checkpointer:
             self._take_over(state)
         return step
 
-    def tell_if_nothing_is_left(self, step: int, total: int) -> None:
+    def report_if_nothing_is_left(self, step: int, total: int) -> None:
         """Whoever starts a finished run again learns why it ends at once, and what to do."""
-        if step < total or not self._restored or layout.step_of(self._restored.name) != step:
+        if step < total or not self._restored or paths.step_of(self._restored.name) != step:
             return
         is_own = self._restored.parent == self.run_dir
         self._say(
@@ -148,7 +148,7 @@ class Checkpointer:
 
     def unpack(self, data: bytes) -> None:
         """Take over what another rank packed."""
-        state = load.parse(data)
+        state = reader.parse(data)
         self.parts.load(state, None)
         self._take_over(state)
         self._offered = state["offered"]
@@ -157,7 +157,7 @@ class Checkpointer:
         if best := state.get("best"):
             self._writer.best = Best(**best)
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None
         if failure is not None:
             good = (

@@ -46,11 +46,11 @@ class Parts:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self.named: dict[str, Stateful] = {}
-        self.extras: dict[str, Stateful] = {}
+        self.user_parts: dict[str, Stateful] = {}
+        self.internal_parts: dict[str, Stateful] = {}
         self._strategy = strategy
 
-    def name(self, parts: Mapping[str, Stateful]) -> None:
+    def register(self, parts: Mapping[str, Stateful]) -> None:
         """Take them as `named`. RecipeError for what could not be saved: now, not at the first save."""
         for name, part in parts.items():
             if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
@@ -59,7 +59,7 @@ class Parts:
                     fix="give it state_dict and load_state_dict, or leave it out",
                 )
             save.check_loadable(part.state_dict(), name)
-        self.named = dict(parts)
+        self.user_parts = dict(parts)
 
     def state(self, step: int) -> dict[str, Any]:
         """All of it as this rank has it. Whole only where every rank holds the whole state."""
@@ -67,17 +67,17 @@ class Parts:
 
     def snapshot(self, step: int, group: "dist.ProcessGroup | None") -> Snapshot:
         """Every rank calls this after the same step; where each holds all, nothing is exchanged."""
-        is_first = group is None or dist.get_rank(group) == 0
+        is_rank0 = group is None or dist.get_rank(group) == 0
         if self._strategy.replicated:
-            return Snapshot(step=step, tree=self.state(step) if is_first else {}, shards={})
+            return Snapshot(step=step, tree=self.state(step) if is_rank0 else {}, shards={})
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        mine, shards = sharded.split({name: part.state_dict() for name, part in self._all.items()})
+        mine, shards = sharded.extract_tensors({name: part.state_dict() for name, part in self._all.items()})
         everyone = [mine]
         if group is not None:
             everyone = [None] * dist.get_world_size(group)
-            dist.gather_object(mine, everyone if is_first else None, group=group)
-        tree = self._tree(step, sharded.merge(everyone)) if is_first else {}
+            dist.gather_object(mine, everyone if is_rank0 else None, group=group)
+        tree = self._tree(step, sharded.merge_trees(everyone)) if is_rank0 else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 
     def load(self, state: Mapping[str, Any], shards: Path | None) -> None:
@@ -85,14 +85,14 @@ class Parts:
 
         shards  folder of those of the checkpoint; None where the state is whole
         """
-        if state["parts"].keys() != self.named.keys():
+        if state["parts"].keys() != self.user_parts.keys():
             raise RecipeError(
                 f"the checkpoint holds {', '.join(sorted(state['parts']))}, "
-                f"but run.state names {', '.join(sorted(self.named))}",
+                f"but run.state names {', '.join(sorted(self.user_parts))}",
                 fix="name the same parts, or start a new run without the checkpoint",
             )
         extras = state.get("extras", {})
-        wanted = {name: part for name, part in self._all.items() if name in self.named or name in extras}
+        wanted = {name: part for name, part in self._all.items() if name in self.user_parts or name in extras}
         found = self._here(state["parts"] | extras, wanted, shards)
         for name, part in wanted.items():
             try:
@@ -105,14 +105,14 @@ class Parts:
 
     @property
     def _all(self) -> dict[str, Stateful]:
-        return self.named | self.extras
+        return self.user_parts | self.internal_parts
 
     def _tree(self, step: int, states: Mapping[str, Any]) -> dict[str, Any]:
         save.check_loadable(states, "state")
         return {
             "step": step,
-            "parts": {name: states[name] for name in self.named},
-            "extras": {name: states[name] for name in self.extras},
+            "parts": {name: states[name] for name in self.user_parts},
+            "extras": {name: states[name] for name in self.internal_parts},
         }
 
     def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Path | None) -> dict[str, Any]:
@@ -121,10 +121,12 @@ class Parts:
             return whole
         from dtj.checkpoint import sharded  # noqa: PLC0415
 
-        places = sharded.Places(parts, keeps=self._strategy.keeps)
-        found: dict[str, Any] = (
-            sharded.localise(whole, places) if shards is None else sharded.fill(whole, shards, places)
-        )
+        plan = sharded.LoadPlan(parts, keeps=self._strategy.keeps)
+        found: dict[str, Any]
+        if shards is None:
+            found = sharded.shard_whole_state(whole, plan)
+        else:
+            found = sharded.load_tensors(whole, shards, plan)
         return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import layout
+from dtj.checkpoint import paths
 from dtj.errors import CheckpointError, RecipeError
 
 # What torch.load(weights_only=True) gives back; subclasses do not load (numpy's float64 is a float).
@@ -26,7 +26,7 @@ _DICTS = (dict, OrderedDict, Counter)
 
 def prepare(run_dir: Path, step: int) -> Path:
     """The empty folder to write into. Called by one process of the whole job, as all here."""
-    pending = run_dir / layout.pending_name_of(step)
+    pending = run_dir / paths.pending_name_of(step)
     with _explained(run_dir, step):
         run_dir.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(pending, ignore_errors=True)
@@ -35,14 +35,14 @@ def prepare(run_dir: Path, step: int) -> Path:
 
 
 def commit(
-    run_dir: Path, step: int, state: dict[str, Any], *, keep: int = layout.KEEP, best: int | None = None
+    run_dir: Path, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, best: int | None = None
 ) -> Path:
     """Write `state` into the prepared folder, make it the checkpoint of `step`, and return that.
 
     keep, best  how many to keep, and the step of one to keep besides
     Raise CheckpointError where the disk does not take it; then nothing of it is left.
     """
-    pending, final = run_dir / layout.pending_name_of(step), run_dir / layout.name_of(step)
+    pending, final = run_dir / paths.pending_name_of(step), run_dir / paths.name_of(step)
     with _explained(run_dir, step):
         _write(pending, state)
         if final.exists():  # it was found unreadable and its step was trained again
@@ -50,14 +50,14 @@ def commit(
         pending.rename(final)
         _fsync(run_dir)
         names = [child.name for child in run_dir.iterdir()]
-        for name in layout.to_remove(names, committed=step, keep=keep, best=best):
+        for name in paths.to_remove(names, committed=step, keep=keep, best=best):
             _discard(run_dir / name)
     return final
 
 
 def abandon(run_dir: Path, step: int) -> None:
     """Give the space back that an unfinished checkpoint takes."""
-    shutil.rmtree(run_dir / layout.pending_name_of(step), ignore_errors=True)
+    shutil.rmtree(run_dir / paths.pending_name_of(step), ignore_errors=True)
 
 
 def check_loadable(value: Any, path: str) -> None:
@@ -82,7 +82,7 @@ def check_loadable(value: Any, path: str) -> None:
 def not_written(run_dir: Path, step: int, reason: object) -> CheckpointError:
     """The error of a disk that does not take the checkpoint of `step`."""
     return CheckpointError(
-        f"checkpoint {run_dir / layout.name_of(step)} could not be written: {reason}",
+        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason}",
         fix="check that the volume is mounted on every node, writable for this user and has space",
     )
 
@@ -99,18 +99,18 @@ def _explained(run_dir: Path, step: int) -> Iterator[None]:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    with (folder / layout.STATE_FILE).open("wb") as file:
+    with (folder / paths.STATE_FILE).open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    for shards in folder.glob(layout.SHARDS):
+    for shards in folder.glob(paths.SHARDS):
         _fsync(shards)
     _fsync(folder)
 
 
 def _discard(folder: Path) -> None:
     """Delete a folder such that a crash in between leaves no half of it under a committed name."""
-    if layout.step_of(folder.name) is not None:
+    if paths.step_of(folder.name) is not None:
         doomed = folder.with_name(f"{folder.name}-old.tmp")
         shutil.rmtree(doomed, ignore_errors=True)
         folder = folder.rename(doomed)

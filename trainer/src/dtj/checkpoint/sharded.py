@@ -22,33 +22,33 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
-from dtj.checkpoint import layout, save
+from dtj.checkpoint import paths, save
 from dtj.checkpoint.shard_reader import ShardReader
 from dtj.errors import CheckpointError
 
 # A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
-_MARK = "dtj/shard"
+_PLACEHOLDER = "dtj/shard"
 Tensors = dict[str, torch.Tensor]
 
 
-def split(state: Any, path: str = "") -> tuple[Any, Tensors]:
-    """(tree with marks, tensors by key): single numbers stay in the tree, meta tensors are another rank's."""
+def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
+    """(tree with keys, tensors by key): single numbers stay in the tree, meta tensors are another rank's."""
     if isinstance(state, torch.Tensor) and (state.ndim or state.is_meta):
-        return {_MARK: path}, {} if state.is_meta else {path: state}
+        return {_PLACEHOLDER: path}, {} if state.is_meta else {path: state}
     if isinstance(state, dict):
-        parts = {key: split(value, _join(path, key)) for key, value in state.items()}
+        parts = {key: extract_tensors(value, _join(path, key)) for key, value in state.items()}
         found = {k: v for _, tensors in parts.values() for k, v in tensors.items()}
         return {key: tree for key, (tree, _) in parts.items()}, found
     return state, {}
 
 
-def merge(trees: list[Any]) -> Any:
+def merge_trees(trees: list[Any]) -> Any:
     """One tree of all ranks' trees: dicts are united, in all else the first rank's counts."""
-    first = next((tree for tree in trees if not _is_mark(tree)), trees[0])
-    if not isinstance(first, dict) or _is_mark(first):
+    first = next((tree for tree in trees if not _is_placeholder(tree)), trees[0])
+    if not isinstance(first, dict) or _is_placeholder(first):
         return first
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    return {key: merge([tree[key] for tree in trees if key in tree]) for key in keys}
+    return {key: merge_trees([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
 def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
@@ -56,14 +56,14 @@ def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
 
     Returns when all ranks of the group have; CheckpointError on all of them where one could not.
     """
-    writer = FileSystemWriter(run_dir / layout.pending_name_of(step) / layout.SHARDS)  # fsyncs every file
+    writer = FileSystemWriter(run_dir / paths.pending_name_of(step) / paths.SHARDS)  # fsyncs every file
     try:
         save_shards(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise save.not_written(run_dir, step, _cause(error)) from error
 
 
-class Places:
+class LoadPlan:
     """Where the tensors of a state belong on this rank, by the parts that are to receive them.
 
     parts  name -> model, optimizer, or anything else, which then gets its tensors whole
@@ -79,17 +79,17 @@ class Places:
             if isinstance(part, Optimizer)
         }
 
-    def wants(self, key: str) -> bool:
+    def needs(self, key: str) -> bool:
         """Some part of this rank takes the tensor `key`."""
-        like = self.like(key)
-        return not self.is_of_others(key) and (like is None or not like.is_meta)
+        like = self.template(key)
+        return not self.is_other_ranks(key) and (like is None or not like.is_meta)
 
-    def is_of_others(self, key: str) -> bool:
+    def is_other_ranks(self, key: str) -> bool:
         """It belongs to the state of an optimizer that other ranks keep."""
         parameter = self._parameter_of(key)
         return parameter is not None and not self._keeps(parameter)
 
-    def like(self, key: str) -> torch.Tensor | None:
+    def template(self, key: str) -> torch.Tensor | None:
         """The tensor of this rank that says how `key` is sharded; None where nothing does."""
         name, _, rest = key.partition("/")
         if name in self._models:
@@ -107,18 +107,18 @@ class Places:
         return None
 
 
-def fill(tree: Any, shards: Path, places: Places) -> Any:
+def load_tensors(tree: Any, shards: Path, plan: LoadPlan) -> Any:
     """The tree with the tensors that this rank wants, read from the shards of a checkpoint.
 
     Raise CheckpointError where they cannot be read.
     """
-    marks = [key for key in _marks(tree) if places.wants(key)]
+    keys = [key for key in _placeholders(tree) if plan.needs(key)]
     reader = ShardReader(shards)
     with _explained(shards):
         saved: Any = reader.read_metadata().state_dict_metadata
     wanted: Tensors = {}
-    for key in marks:
-        size, dtype, like = saved[key].size, saved[key].properties.dtype, places.like(key)
+    for key in keys:
+        size, dtype, like = saved[key].size, saved[key].properties.dtype, plan.template(key)
         if like is not None and _is_sharded(like) and like.shape == size:
             wanted[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
         else:
@@ -126,18 +126,18 @@ def fill(tree: Any, shards: Path, places: Places) -> Any:
     with _explained(shards), warnings.catch_warnings():  # each rank reads for itself, on purpose
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_shards(dict(wanted), storage_reader=reader, no_dist=True)
-    return _replace(tree, wanted, places)
+    return _replace(tree, wanted, plan)
 
 
-def localise(state: Any, places: Places) -> Any:
+def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
     """A whole state, for parts that hold shards: sliced as they are, without any message."""
-    tree, tensors = split(state)
+    tree, tensors = extract_tensors(state)
     found: Tensors = {}
     for key, whole in tensors.items():
-        if places.wants(key):
-            like = places.like(key)
+        if plan.needs(key):
+            like = plan.template(key)
             found[key] = _slice(whole, like) if _is_sharded(like) and like is not None else whole
-    return _replace(tree, found, places)
+    return _replace(tree, found, plan)
 
 
 @contextlib.contextmanager
@@ -159,34 +159,34 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
+def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
     """Marks -> tensors. Those of other ranks vanish from optimizers and stay empty in models."""
     if not isinstance(tree, dict):
         return tree
     result: dict[Any, Any] = {}
     for key, value in tree.items():
         here = _join(path, key)
-        if places.is_of_others(here):
+        if plan.is_other_ranks(here):
             continue
-        if not _is_mark(value):
-            result[key] = _replace(value, found, places, here)
+        if not _is_placeholder(value):
+            result[key] = _replace(value, found, plan, here)
         elif here in found:
             result[key] = found[here]
-        elif (empty := places.like(here)) is not None and empty.is_meta:
+        elif (empty := plan.template(here)) is not None and empty.is_meta:
             result[key] = empty
     return result
 
 
-def _marks(tree: Any) -> list[str]:
+def _placeholders(tree: Any) -> list[str]:
     if not isinstance(tree, dict):
         return []
-    if _is_mark(tree):
-        return [tree[_MARK]]
-    return [key for value in tree.values() for key in _marks(value)]
+    if _is_placeholder(tree):
+        return [tree[_PLACEHOLDER]]
+    return [key for value in tree.values() for key in _placeholders(value)]
 
 
-def _is_mark(value: Any) -> bool:
-    return isinstance(value, dict) and _MARK in value
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, dict) and _PLACEHOLDER in value
 
 
 def _is_sharded(value: Any) -> bool:

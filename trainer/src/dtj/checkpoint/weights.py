@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load
+from dtj.checkpoint import paths, reader
 from dtj.errors import RecipeError
 
 Weights = dict[str, torch.Tensor]
@@ -18,7 +18,7 @@ Weights = dict[str, torch.Tensor]
 
 def export(source: Path, target: Path, *, part: str) -> int:
     """Write one part of a checkpoint, step-N or the newest of a run's folder; the number of its tensors."""
-    state = load.whole(_newest(source))
+    state = reader.whole(_newest(source))
     if part not in state["parts"]:
         raise RecipeError(
             f"the checkpoint has no part {part!r}",
@@ -84,9 +84,9 @@ def assign(model: nn.Module, path: Path) -> None:
 
 
 def _newest(source: Path) -> Path:
-    if layout.step_of(source.name) is not None:
+    if paths.step_of(source.name) is not None:
         return source
-    found = load.committed(load.newest_run(source))
+    found = reader.committed(reader.newest_run(source))
     if not found:
         raise RecipeError(
             f"there is no checkpoint in {source}", fix="name a run's folder or one of its step-N"

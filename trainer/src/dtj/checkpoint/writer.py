@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from dtj.checkpoint import layout, save
+from dtj.checkpoint import paths, save
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DtjError
 from dtj.telemetry import report_pipe
@@ -40,14 +40,14 @@ class Writer:
     """
 
     def __init__(
-        self, run_dir: Path, *, keep: int, is_first: bool, is_replicated: bool, clock: Callable[[], float]
+        self, run_dir: Path, *, keep: int, is_rank0: bool, is_replicated: bool, clock: Callable[[], float]
     ) -> None:
         self.saved_step: int | None = None
         self.best: Best | None = None
         self.failure: CheckpointError | None = None
         self._run_dir = run_dir
         self._keep = keep
-        self._is_first = is_first
+        self._is_first = is_rank0
         self._is_replicated = is_replicated
         self._clock = clock
         self._score = NO_SCORE  # of the one under way
@@ -78,7 +78,7 @@ class Writer:
         finally:
             self._score = NO_SCORE
 
-    def begin(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
+    def start(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
         """`write` in the background, from a copy; `wait` comes before the next one."""
         if group is not None and not self._is_replicated and self._group is None:
             # Two threads must not share a group. Ranks with shards are never replaced: one for the whole run.
@@ -109,14 +109,14 @@ class Writer:
             return self._commit(snapshot, best)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        from_first(lambda: save.prepare(run_dir, step), group)
+        on_rank0(lambda: save.prepare(run_dir, step), group)
         try:
             sharded.write(run_dir, step, snapshot.shards, group=group)
         except CheckpointError:
             if self._is_first:
                 save.abandon(run_dir, step)
             raise
-        return from_first(lambda: self._commit(snapshot, best), group)
+        return on_rank0(lambda: self._commit(snapshot, best), group)
 
     def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
         return save.commit(
@@ -135,10 +135,10 @@ def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
 
 def report(newest: Path, **more: float) -> None:
     """To the agent, by rank 0."""
-    report_pipe.send({"checkpoint": {"step": layout.step_of(newest.name), "path": str(newest)}} | more)
+    report_pipe.send({"checkpoint": {"step": paths.step_of(newest.name), "path": str(newest)}} | more)
 
 
-def from_first(act: Callable[[], T], group: Group) -> T:
+def on_rank0(act: Callable[[], T], group: Group) -> T:
     """What rank 0 finds, on every rank; or its error."""
     shared: list[Any] = [None, None]
     if group is None or dist.get_rank(group) == 0:

@@ -19,10 +19,10 @@ def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") 
         pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in pending:
         work.wait()
-        spread(flat, bucket)
+        unflatten(flat, bucket)
 
 
-def spread(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     """Copy a vector back into the tensors that it was made of."""
     start = 0
     for tensor in tensors:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, check_trainable, is_laid_out, place
+from dtj.parallel.strategy import Strategy, check_trainable, is_on_several_devices, move_to_device
 
 
 class Hook(Protocol):
@@ -37,7 +37,8 @@ class DataParallel(Strategy):
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """With rank 0's weights and synchronised gradients."""
         check_trainable(model)
-        wrapped = RebuildableDDP(place(model, self.device), device=self.device, init_sync=not is_healing)
+        model = move_to_device(model, self.device)
+        wrapped = RebuildableDDP(model, device=self.device, init_sync=not is_healing)
         if self._hook:
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
@@ -91,7 +92,7 @@ class RebuildableDDP(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
         # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
-        is_whole = device.index is not None and not is_laid_out(module)
+        is_whole = device.index is not None and not is_on_several_devices(module)
         super().__init__(
             module,
             device_ids=[device.index] if is_whole else None,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, check_trainable, share_weights
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable
 
 
 class FullyShard(Strategy):
@@ -32,7 +32,7 @@ class FullyShard(Strategy):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
         check_trainable(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         policy = MixedPrecisionPolicy(

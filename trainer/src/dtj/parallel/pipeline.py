@@ -19,8 +19,8 @@ from torch import nn
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.stages import cut, keep_own, users_of
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.stages import keep_own, split_into_stages, users_of
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
 
 
 class Pipeline(Strategy):
@@ -31,10 +31,10 @@ class Pipeline(Strategy):
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
         self._stages = layout.size("pp")
-        self.pipelined = 4 * self._stages  # then at least four fifths of the time are work
+        self.pipeline_micro_batches = 4 * self._stages  # then at least four fifths of the time are work
         self._stage = layout.at("pp")
-        self._given: torch.Tensor | None = None
-        self._asking = False
+        self._output: torch.Tensor | None = None  # of the last stage, while the loss runs on it
+        self._is_capturing = False
         self._own: list[nn.Parameter] = []  # of this stage
         self._schedules: dict[Any, Any] = {}
 
@@ -45,8 +45,8 @@ class Pipeline(Strategy):
         check_trainable(model)
         if self._own:
             raise RecipeError("a pipeline holds one model", fix="put the models into one nn.Module")
-        stages = cut(model, self._stages)
-        share_weights(model, self.device)
+        stages = split_into_stages(model, self._stages)
+        broadcast_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self._group = mesh["pp"].get_group()
@@ -60,26 +60,26 @@ class Pipeline(Strategy):
         self._own = [p for p in model.parameters() if not p.is_meta]
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1
-        inputs = torch.cat([self._input_of(share, part) for part in parts]) if is_first else None
+        inputs = torch.cat([self._input_of(weighted_loss, mb) for mb in micro_batches]) if is_first else None
 
         def loss(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-            self._given = output
+            self._output = output
             try:
-                return share(parts[int(number)])
+                return weighted_loss(micro_batches[int(number)])
             finally:
-                self._given = None
+                self._output = None
 
         losses: list[torch.Tensor] = []
-        schedule = self._schedule(len(parts), len(parts[0].indices))
+        schedule = self._schedule(len(micro_batches), len(micro_batches[0].indices))
         schedule._loss_fn = loss
         step = schedule.step
         keywords: dict[str, Any] = {"losses": losses}
         if "return_outputs" in inspect.signature(step).parameters:
             keywords["return_outputs"] = False
         if is_last:
-            keywords["target"] = torch.arange(len(parts))
+            keywords["target"] = torch.arange(len(micro_batches))
         step(*([inputs] if is_first else []), **keywords)
 
         total = (
@@ -101,7 +101,7 @@ class Pipeline(Strategy):
         nn.utils.clip_grads_with_norm_(mine, max_norm, norm)
         return norm
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Every stage has buffers of its own; of data-parallel copies the first one's count."""
         if self._data_group is not None:
             for buffer in model.buffers():
@@ -110,10 +110,10 @@ class Pipeline(Strategy):
 
     def _forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """What `model(...)` does, by who asks."""
-        if self._asking:
-            raise _Asked(inputs)
-        if self._given is not None:
-            return self._given
+        if self._is_capturing:
+            raise _Captured(inputs)
+        if self._output is not None:
+            return self._output
         if torch.is_grad_enabled() and self._model.training:
             raise RecipeError(
                 "a pipelined model was called outside run.backward: its backward needs the schedule",
@@ -137,34 +137,34 @@ class Pipeline(Strategy):
             dist.broadcast(value, src=source, group=self._group)
         return value
 
-    def _input_of(self, share: Share, part: Any) -> torch.Tensor:
-        """Call the loss until it calls the model."""
-        self._asking = True
+    def _input_of(self, weighted_loss: WeightedLoss, micro_batch: Any) -> torch.Tensor:
+        """What the loss passes to the model: runs the loss up to its call of the model."""
+        self._is_capturing = True
         try:
-            share(part)
-        except _Asked as asked:
-            if len(asked.inputs) == 1 and isinstance(asked.inputs[0], torch.Tensor):
-                return asked.inputs[0]
+            weighted_loss(micro_batch)
+        except _Captured as captured:
+            if len(captured.inputs) == 1 and isinstance(captured.inputs[0], torch.Tensor):
+                return captured.inputs[0]
             raise RecipeError(
                 "a pipelined model takes one tensor", fix="let the loss call model(x) with x a tensor"
             ) from None
         finally:
-            self._asking = False
+            self._is_capturing = False
         raise RecipeError(
             "the loss does not call the model that run.parallel returned", fix="call model(mb.x) in it"
         )
 
-    def _schedule(self, parts: int, samples: int) -> Any:
+    def _schedule(self, micro_batches: int, samples: int) -> Any:
         """One for each number and size of micro-batches: a stage allocates for one shape."""
         from torch.distributed import pipelining  # noqa: PLC0415
 
-        key = (parts, samples)
+        key = (micro_batches, samples)
         if key not in self._schedules:
             stage = pipelining.PipelineStage(
                 self._chain, self._stage, self._stages, self.device, group=self._group
             )
-            kind = pipelining.Schedule1F1B if parts >= self._stages else pipelining.ScheduleGPipe
-            self._schedules[key] = kind(stage, parts, loss_fn=_no_loss_yet, scale_grads=False)
+            kind = pipelining.Schedule1F1B if micro_batches >= self._stages else pipelining.ScheduleGPipe
+            self._schedules[key] = kind(stage, micro_batches, loss_fn=_no_loss_yet, scale_grads=False)
         return self._schedules[key]
 
     def _join_gradients(self) -> None:
@@ -200,7 +200,7 @@ class Pipeline(Strategy):
         return self._rank_at(stage, self.layout.at("ddp"))
 
 
-class _Asked(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
+class _Captured(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
     def __init__(self, inputs: tuple[Any, ...]) -> None:
         self.inputs = inputs
 

@@ -15,7 +15,7 @@ from dtj.errors import RecipeError
 Piece = tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[nn.Module]]
 
 
-def cut(model: nn.Module, stages: int) -> list[list[Piece]]:
+def split_into_stages(model: nn.Module, stages: int) -> list[list[Piece]]:
     """The model's pieces by stage, such that the stage with most parameters has as few as possible."""
     if not hasattr(model, "pipeline_plan"):
         raise RecipeError(
@@ -29,11 +29,11 @@ def cut(model: nn.Module, stages: int) -> list[list[Piece]]:
             fix=f"use at most --mesh pp={len(pieces)}",
         )
     sizes = [sum(p.numel() for m in modules for p in m.parameters()) for _, modules in pieces]
-    ends = cut_evenly(sizes, stages)
+    ends = split_evenly(sizes, stages)
     return [pieces[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
+def split_evenly(sizes: Sequence[int], parts: int) -> list[int]:
     """Ends of `parts` runs of neighbours, none empty, whose largest sum is the smallest possible."""
     count = len(sizes)
     # best[k][i]: (largest sum, end of the run before) for the first i pieces in k runs

@@ -15,7 +15,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
 
 # micro-batch -> (), this rank's share of the loss of the global batch, with its graph
-Share = Callable[[Any], torch.Tensor]
+WeightedLoss = Callable[[Any], torch.Tensor]
 
 
 class Strategy:
@@ -38,8 +38,8 @@ class Strategy:
     in_lockstep = False
     heals = False
     needs_warm_up = False
-    pipelined: int | None = None
-    slack = 0
+    pipeline_micro_batches: int | None = None
+    max_steps_ahead = 0
     extra: Any = None
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Strategy:
         is_healing  the others train already and will hand over their weights: exchange nothing now
         """
         del is_healing
-        return place(model, self.device)
+        return move_to_device(model, self.device)
 
     def rebuild(self) -> None:
         """After a change of process groups, before the next forward."""
@@ -75,17 +75,17 @@ class Strategy:
         """The user's own module, whose state has no prefixes."""
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         """Forward and backward of this rank's micro-batches; then gradients are means over all ranks.
 
         Returns () detached, this rank's part of the loss: its mean over the ranks is the global one.
         """
-        *others, last = parts
+        *others, last = micro_batches
         losses = []
         if others:
             with self.without_sync():
-                losses = [_backward(share(part)) for part in others]
-        losses.append(_backward(share(last)))
+                losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
+        losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
 
     @contextlib.contextmanager
@@ -99,7 +99,7 @@ class Strategy:
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
-    def begin(self, step: int, total_steps: int) -> None:
+    def start(self, step: int, total_steps: int) -> None:
         """Training goes on after `step`."""
         self.step, self.total_steps = step, total_steps
 
@@ -125,7 +125,7 @@ class Strategy:
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode, with rank 0's buffers (batch norm's statistics) on every rank."""
         for model in self.models:
-            self.share_buffers(self.unwrap(model))
+            self.broadcast_buffers(self.unwrap(model))
         training = [m for m in self.models if m.training]
         for model in training:
             model.eval()
@@ -135,19 +135,19 @@ class Strategy:
             for model in training:
                 model.train()
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def broadcast_buffers(self, model: nn.Module) -> None:
         """Rank 0's buffers on every rank that holds them."""
         if dist.is_initialized():
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
 
-def place(model: nn.Module, device: torch.device) -> nn.Module:
+def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:
     """The model on the device; one that has laid its parts on several devices stays where it is."""
-    return model if is_laid_out(model) else model.to(device)
+    return model if is_on_several_devices(model) else model.to(device)
 
 
-def is_laid_out(model: nn.Module) -> bool:
+def is_on_several_devices(model: nn.Module) -> bool:
     """Its parameters are on more than one device."""
     return len({parameter.device for parameter in model.parameters()}) > 1
 
@@ -170,13 +170,13 @@ class Replicated(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         check_trainable(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         model = super().wrap(model, is_healing=is_healing)
         self.weights += [p for p in model.parameters() if p.requires_grad]
         return model
 
 
-def share_weights(model: nn.Module, device: torch.device) -> None:
+def broadcast_weights(model: nn.Module, device: torch.device) -> None:
     """Rank 0's parameters and buffers on every rank, one at a time; the model stays where it is.
 
     Ranks build their model from the same seed, but nothing forces a recipe to use it for every number.

@@ -16,7 +16,7 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
 
 
 class TensorParallel(Strategy):
@@ -31,7 +31,7 @@ class TensorParallel(Strategy):
 
         check_trainable(model)
         plan = self._plan(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         model = model.to(self.device)
         sizes = self.layout.sizes
         self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -39,8 +39,8 @@ class TensorParallel(Strategy):
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         if self.layout.size("ddp") > 1:
             gradients = (p.grad for p in self.parameters if p.grad is not None)
             average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dtj.errors import RecipeError
-from dtj.parallel.average import buckets, spread
+from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import Layout
 
@@ -40,7 +40,7 @@ class ZeroOne(DataParallel):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """As DDP; each parameter gets its owner."""
-        self._owner |= deal(list(model.parameters()), self.layout.data_size)
+        self._owner |= assign_owners(list(model.parameters()), self.layout.data_size)
         return super().wrap(model, is_healing=is_healing)
 
     def keeps(self, parameter: torch.Tensor) -> bool:
@@ -79,10 +79,10 @@ class ZeroOne(DataParallel):
                 pending.append((bucket, flat, work))
         for bucket, flat, work in pending:
             work.wait()
-            spread(flat, bucket)
+            unflatten(flat, bucket)
 
 
-def deal(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+def assign_owners(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
     """Owner of each parameter, the same on every rank; loads differ by the largest parameter at most."""
     loads = [0] * ranks
     owners = {}

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from dtj.data.cut import Part
 from dtj.data.feed import Batch
+from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 from dtj.step.precision import Precision, true_on_all_ranks
@@ -27,18 +27,18 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
     """
     scale = precision.scale
-    undo = strategy.layout.data_size * scale
+    gradient_scale = strategy.layout.data_size * scale
 
-    def share(part: Part) -> torch.Tensor:
+    def weighted_loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():
-            loss = _checked(loss_of(batch.fetch(part)))
+            loss = _checked(loss_of(batch.fetch(micro_batch)))
         loss = loss.to(strategy.device, torch.promote_types(loss.dtype, torch.float32))
-        factor = part.weight * undo
-        return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
+        factor = micro_batch.weight * gradient_scale
+        return loss * factor if factor != 1.0 else loss  # all ranks have equally many samples
 
     if precision.scales:
         precision.rescale(strategy.parameters)
-    total = strategy.accumulate(share, batch.parts)
+    total = strategy.accumulate(weighted_loss, batch.micro_batches)
     if not precision.scales:
         return total
     precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
@@ -54,7 +54,7 @@ def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy) -> None:
     """
     before = Rollback(strategy)
     with strategy.warming_up():
-        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1])
+        strategy.accumulate(lambda mb: _checked(loss_of(batch.fetch(mb))), batch.micro_batches[:1])
     before.restore()
 
 

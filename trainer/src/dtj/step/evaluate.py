@@ -30,16 +30,16 @@ def evaluate(
     with strategy.evaluating(), torch.no_grad(), precision.autocast():
         for batch in feed.epoch_once():
             heartbeat.mine.sign()
-            for part in batch.parts:
-                found = score(batch.fetch(part))
-                if found.numel() != len(part.indices):
+            for micro_batch in batch.micro_batches:
+                found = score(batch.fetch(micro_batch))
+                if found.numel() != len(micro_batch.indices):
                     raise RecipeError(
-                        f"the score of {len(part.indices)} samples has shape {tuple(found.shape)}",
+                        f"the score of {len(micro_batch.indices)} samples has shape {tuple(found.shape)}",
                         fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
                     )
-                if part.weight:
+                if micro_batch.weight:
                     total += found.sum()
-                    count += len(part.indices)
+                    count += len(micro_batch.indices)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples: no harm
         dist.all_reduce(sums, group=group)

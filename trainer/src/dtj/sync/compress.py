@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dtj.parallel.average import spread
+from dtj.parallel.average import unflatten
 
 Future = torch.futures.Future[torch.Tensor]
 _as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
@@ -69,7 +69,7 @@ class TopK(WithFeedback):
 
     def __init__(self, percent: float) -> None:
         super().__init__()
-        self._share = percent / 100
+        self._fraction = percent / 100
 
     def exchange(
         self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
@@ -77,7 +77,7 @@ class TopK(WithFeedback):
         del parameters
         size = dist.get_world_size()
         flat = torch.cat([g.reshape(-1) for g in gradients])
-        count = max(1, int(self._share * flat.numel()))
+        count = max(1, int(self._fraction * flat.numel()))
         places = flat.abs().topk(count, sorted=False).indices
         values = flat[places]
         all_values = [torch.empty_like(values) for _ in range(size)]
@@ -88,8 +88,8 @@ class TopK(WithFeedback):
         for their_places, their_values in zip(all_places, all_values, strict=True):
             mean.index_add_(0, their_places.long(), their_values, alpha=1 / size)
         flat[places] = 0
-        spread(mean, gradients)
-        spread(flat, left)
+        unflatten(mean, gradients)
+        unflatten(flat, left)
 
 
 class PowerSGD(WithFeedback):
@@ -155,4 +155,4 @@ def _mean(tensors: list[torch.Tensor]) -> None:
     if tensors:
         flat = torch.cat([t.reshape(-1) for t in tensors]).div_(dist.get_world_size())
         dist.all_reduce(flat)
-        spread(flat, tensors)
+        unflatten(flat, tensors)

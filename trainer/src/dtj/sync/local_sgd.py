@@ -19,7 +19,7 @@ from torch import nn
 
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, Share
+from dtj.parallel.strategy import Replicated, WeightedLoss
 
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
@@ -35,12 +35,12 @@ class LocalSGD(Replicated):
         self._alone_from = alone_from
         self._synced = -1  # last step after which all ranks had the same weights
 
-    def begin(self, step: int, total_steps: int) -> None:
-        super().begin(step, total_steps)
+    def start(self, step: int, total_steps: int) -> None:
+        super().start(step, total_steps)
         self._synced = step
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         if self._is_synchronous():
             average((p.grad for p in self.weights if p.grad is not None), None)
         return total
@@ -77,12 +77,12 @@ class DiLoCo(LocalSGD):
         return model
 
     @torch.no_grad()
-    def begin(self, step: int, total_steps: int) -> None:
+    def start(self, step: int, total_steps: int) -> None:
         """The first time it is from the present weights, also where a run without DiLoCo has left them."""
         if self._synced < 0:
             for was, now in zip(self._synced_at, self.weights, strict=True):
                 was.copy_(now)
-        super().begin(step, total_steps)
+        super().start(step, total_steps)
 
     @torch.no_grad()
     def synchronize(self) -> None:

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtj.parallel.average import spread
+from dtj.parallel.average import unflatten
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, Share
+from dtj.parallel.strategy import Replicated, WeightedLoss
 
 
 class Stale(Replicated):
@@ -26,7 +26,7 @@ class Stale(Replicated):
 
     def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:
         super().__init__(layout, device)
-        self.slack = delay
+        self.max_steps_ahead = delay
         self.extra = self
         self._under_way: deque[tuple[torch.Tensor, Any]] = deque()
 
@@ -34,17 +34,17 @@ class Stale(Replicated):
     def _exchange(self) -> None:
         own = torch.cat([_gradient(p).reshape(-1) for p in self.weights]).div_(self.layout.data_size)
         self._under_way.append((own, dist.all_reduce(own, async_op=True)))
-        if len(self._under_way) <= self.slack:
+        if len(self._under_way) <= self.max_steps_ahead:
             for weight in self.weights:  # optimizers pass over what has no gradient
                 weight.grad = None
             return
         mean, work = self._under_way.popleft()
         if work is not None:
             work.wait()
-        spread(mean, [_gradient(p) for p in self.weights])
+        unflatten(mean, [_gradient(p) for p in self.weights])
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         self._exchange()
         return total
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import layout
+from dtj.checkpoint import paths
 from dtj.errors import CheckpointError, RecipeError
 
 # Of a file that is damaged, or was never there; whatever else a disk says may pass.
@@ -63,7 +63,7 @@ def newest_run(folder: Path) -> Path:
 
 def committed(run_dir: Path) -> list[Path]:
     """A run's checkpoints, the newest first; none where there is no such folder."""
-    return [run_dir / name for name in layout.newest_first(child.name for child in _children(run_dir))]
+    return [run_dir / name for name in paths.newest_first(child.name for child in _children(run_dir))]
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def parse(data: bytes) -> dict[str, Any]:
 def whole(folder: Path) -> dict[str, Any]:
     """All of a committed checkpoint, on the CPU of one process, however many ranks wrote it."""
     try:
-        state = parse((folder / layout.STATE_FILE).read_bytes())
+        state = parse((folder / paths.STATE_FILE).read_bytes())
     except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a folder step-N of a run"
@@ -90,14 +90,14 @@ def whole(folder: Path) -> dict[str, Any]:
         return state
     from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
 
-    parts = sharded.fill(state["parts"], shards, sharded.Places({}, keeps=lambda _: True))
+    parts = sharded.load_tensors(state["parts"], shards, sharded.LoadPlan({}, keeps=lambda _: True))
     return state | {"parts": parts}
 
 
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
     for folder in committed(run_dir):
         try:
-            data = _read(folder / layout.STATE_FILE)
+            data = _read(folder / paths.STATE_FILE)
             parse(data)
         except (CheckpointError, MemoryError):  # it may be good, and a later save deletes damaged ones
             raise
@@ -119,7 +119,7 @@ def _read(file: Path) -> bytes:
 
 
 def _shards(folder: Path) -> Path | None:
-    shards = folder / layout.SHARDS
+    shards = folder / paths.SHARDS
     return shards if shards.exists() else None
 
 
