@@ -1,4 +1,4 @@
-"""A checkpoint is there as a whole or not at all, whenever the writer dies."""
+"""A checkpoint is complete or absent, whenever the writer dies."""
 
 import os
 import pickle
@@ -45,17 +45,20 @@ def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, lis
     [
         pytest.param(["step-1", "step-2"], 2, [], id="two are kept"),
         pytest.param(
-            ["step-9", "step-10", "step-100"], 100, ["step-9"], id="older means a smaller number, not text"
+            ["step-9", "step-10", "step-100"], 100, ["step-9"], id="steps are compared as numbers, not text"
         ),
         pytest.param(
-            ["step-1", "step-2.tmp", "step-3-old.tmp"], 1, ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
+            ["step-1", "step-2.tmp", "step-3-old.tmp"],
+            1,
+            ["step-2.tmp", "step-3-old.tmp"],
+            id="leftovers are removed",
         ),
-        pytest.param(["step-01", "notes", "step-x", "stepping"], 9, [], id="what is not ours stays"),
+        pytest.param(["step-01", "notes", "step-x", "stepping"], 9, [], id="other names stay"),
         pytest.param(
             ["step-15", "step-16", "step-19", "step-20"],
             16,
             ["step-20", "step-19"],
-            id="later ones were unreadable, and go instead of the good ones",
+            id="later ones were unreadable and are removed instead of good ones",
         ),
     ],
 )
@@ -71,15 +74,15 @@ def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick_disk(tmp_path: Path) -> Iterator[Path]:
-    """Memory, where there is some: what a killed process leaves is the same, and fsync costs nothing."""
+    """A folder in memory, if available: a killed process leaves the same files, and fsync costs nothing."""
     parent = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=parent if os.access(parent, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
 
 
-@pytest.mark.timeout(1800)  # a process for each kill: a minute of an idle machine
-def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
-    """A process that saves as fast as it can is killed after a random while; its state is small or large."""
+@pytest.mark.timeout(1800)  # starts a process for each kill: a minute on an idle machine
+def test_committed_checkpoint_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
+    """A process that saves as fast as it can is killed after a random time; its state is small or large."""
     run, chance = quick_disk / "run", random.Random(4)
     claimed: Any = warm.RawValue("q", 0)  # the newest step whose commit has returned
     commit(run, 0)
@@ -88,8 +91,8 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         before = claimed.value
         writer = warm.Process(target=_save_for_ever, args=(run, before + 1, floats, claimed))
         writer.start()
-        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - asked at once
-        time.sleep(chance.uniform(0, 0.01))  # not a wait for something: where the blow falls
+        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - called immediately
+        time.sleep(chance.uniform(0, 0.01))  # the random moment of the kill, not a wait for something
         writer.kill()
         writer.join()
         name, warnings = found(run)
@@ -107,15 +110,15 @@ def _save_for_ever(run: Path, step: int, floats: int, claimed: Any) -> None:
         step += 1
 
 
-def test_run_that_shards_its_state_and_is_killed_while_it_saves_loses_one_step(
+def test_sharded_run_that_is_killed_while_it_saves_loses_at_most_one_step(
     start: Start, quick_disk: Path, tmp_path: Path
 ) -> None:
-    """All processes of both ranks at once, as when the power fails; each life goes on from what is there."""
+    """All processes are killed together, as in a power failure; each run resumes from what is on disk."""
     run, chance, last = quick_disk / "run", random.Random(5), 0
     flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", run, "--save-every", 1)
     for _ in range(5):
         job = start("run", *flags, GPT, OUT=tmp_path, STEPS=10**6)
-        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - asked at once
+        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - called immediately
         time.sleep(chance.uniform(0, 0.1))
         done = int((tmp_path / "step").read_text())
         job.kill()
@@ -126,7 +129,7 @@ def test_run_that_shards_its_state_and_is_killed_while_it_saves_loses_one_step(
 
 
 def newest(run: Path) -> int:
-    """Step of the newest committed checkpoint, 0 where there is none."""
+    """Step of the newest committed checkpoint, 0 if there is none."""
     names = paths.newest_first(child.name for child in run.iterdir()) if run.exists() else []
     return paths.step_of(names[0]) or 0 if names else 0
 
@@ -156,15 +159,15 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
         reader.whole(tmp_path / "step-2")
 
 
-def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_read_raises_an_error(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(CheckpointError, match="loop cannot be read: Too many levels of symbolic links"):
         found(loop)
 
 
-def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: Path) -> None:
-    """It may be good: the run must not begin before it and delete it later."""
+def test_checkpoint_that_cannot_be_read_is_not_treated_as_damaged(tmp_path: Path) -> None:
+    """It may be intact: the run must not resume from an older one and delete this one later."""
     commit(tmp_path, 1, 2)
     file = tmp_path / "step-2" / paths.STATE_FILE
     file.unlink()
@@ -174,7 +177,7 @@ def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: P
 
 
 class Harmful:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -184,7 +187,7 @@ class Harmful:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_metadata_of_shards_executes_nothing(tmp_path: Path) -> None:
+def test_reading_metadata_of_shards_executes_no_code(tmp_path: Path) -> None:
     parts, tensors = sharded.extract_tensors(STATE["parts"])
     save.prepare(tmp_path, 2)
     sharded.write(tmp_path, 2, tensors, group=None)
@@ -192,7 +195,7 @@ def test_metadata_of_shards_executes_nothing(tmp_path: Path) -> None:
     assert torch.equal(reader.whole(folder)["parts"]["w"], STATE["parts"]["w"])
 
     (folder / paths.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
-    with pytest.raises(CheckpointError, match=r"its metadata names pathlib.Path.touch, which is no data"):
+    with pytest.raises(CheckpointError, match=r"its metadata refers to pathlib.Path.touch; only plain data"):
         reader.whole(folder)
     assert not (tmp_path / "harm").exists()
 
@@ -212,8 +215,8 @@ def test_own_checkpoint_wins_over_the_run_to_resume_from(tmp_path: Path) -> None
     assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-3"
 
 
-def test_of_several_runs_of_a_job_the_newest_is_resumed(tmp_path: Path) -> None:
-    """By time of commit: the steps of different runs do not compare."""
+def test_newest_of_several_runs_of_a_job_is_resumed(tmp_path: Path) -> None:
+    """By time of commit, since steps of different runs cannot be compared."""
     commit(tmp_path / "monday" / "aaaa", 900)
     commit(tmp_path / "monday" / "bbbb", 20)
     os.utime(tmp_path / "monday" / "aaaa" / "step-900", (1e9, 1e9))
@@ -221,21 +224,23 @@ def test_of_several_runs_of_a_job_the_newest_is_resumed(tmp_path: Path) -> None:
     assert reader.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
 
 
-def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
+def test_run_without_any_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     assert found(tmp_path / "never made") == (None, [])
 
 
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a number of numpy"),
+        pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a NumPy number"),
         pytest.param(
             {"a": [1, {"b": Path("/")}]},
             r"state\['a'\]\[1\]\['b'\] is a PosixPath",
             id="an object, deep inside",
         ),
-        pytest.param({"seen": defaultdict(int)}, r"state\['seen'\] is a defaultdict", id="another dict"),
-        pytest.param({np.int64(3): 5}, r"state's key .*3.* is a int64", id="a number of numpy as a key"),
+        pytest.param(
+            {"seen": defaultdict(int)}, r"state\['seen'\] is a defaultdict", id="a subclass of dict"
+        ),
+        pytest.param({np.int64(3): 5}, r"state's key .*3.* is a int64", id="a NumPy number as a key"),
         pytest.param({(1, frozenset()): 5}, r"key .*\[1\] is a frozenset", id="deep inside a key"),
     ],
 )
@@ -249,10 +254,10 @@ def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> No
     [
         pytest.param({"a": [1, (2.5, None, {3, "b"})], 7: b"c", (1, 2): True}, id="plain"),
         pytest.param(OrderedDict(a=torch.float32), id="an ordered dict"),
-        pytest.param(Counter([10, 10, 20]), id="a counter, as milestones of a schedule are"),
+        pytest.param(Counter([10, 10, 20]), id="a Counter, as in a MultiStepLR"),
     ],
 )
-def test_state_that_is_taken_can_be_loaded(tmp_path: Path, value: Any) -> None:
+def test_state_that_is_accepted_can_be_loaded(tmp_path: Path, value: Any) -> None:
     save.check_loadable(value, "state")
     save.prepare(tmp_path, 1)
     assert reader.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
@@ -271,10 +276,10 @@ class Remembering(nn.Linear):
         pytest.param(
             Remembering(2, 2), r"state model\['_extra_state'\] is a function", id="a model with a lambda"
         ),
-        pytest.param([1.0], "run.state got model, a list without state_dict", id="no state at all"),
+        pytest.param([1.0], "run.state got model, a list without state_dict", id="no state_dict"),
     ],
 )
-def test_part_that_could_not_be_saved_is_told_before_training(part: Any, message: str) -> None:
+def test_part_that_cannot_be_saved_is_refused_before_training(part: Any, message: str) -> None:
     parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
     with pytest.raises(RecipeError, match=message):
         parts.register({"model": part})
