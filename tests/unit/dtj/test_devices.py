@@ -1,4 +1,4 @@
-"""A rank with several devices, for a model that distributes its own layers over them."""
+"""A rank with several devices, for a model that lays its own parts on them."""
 
 import re
 from collections.abc import Callable
@@ -20,30 +20,30 @@ Finish = Callable[..., Finished]
 @pytest.mark.parametrize(
     ("local_rank", "count", "expected"), [(0, 1, [0]), (3, 1, [3]), (0, 2, [0, 1]), (1, 2, [2, 3])]
 )
-def test_ranks_of_a_node_do_not_share_devices(local_rank: int, count: int, expected: list[int]) -> None:
+def test_ranks_of_a_node_have_devices_of_their_own(local_rank: int, count: int, expected: list[int]) -> None:
     assert list(devices_of(local_rank, count=count, kind="cuda", there=4)) == expected
 
 
 @pytest.mark.parametrize(
-    ("local_rank", "count", "there", "fix"),
+    ("local_rank", "count", "there", "mend"),
     [
         pytest.param(4, 1, 4, "start at most 4 processes a node", id="a rank too many"),
         pytest.param(1, 3, 4, "start at most 1 processes a node", id="too many for two ranks"),
         pytest.param(0, 3, 2, "use fewer --devices", id="too many for one rank"),
     ],
 )
-def test_error_for_missing_devices_says_how_many_there_are(
-    local_rank: int, count: int, there: int, fix: str
+def test_rank_without_devices_is_told_how_many_there_are(
+    local_rank: int, count: int, there: int, mend: str
 ) -> None:
-    with pytest.raises(RecipeError, match=f"this machine has {there}") as raised:
+    with pytest.raises(RecipeError, match=f"this machine has {there}") as told:
         devices_of(local_rank, count=count, kind="cuda", there=there)
-    assert fix in str(raised.value)
+    assert mend in str(told.value)
 
 
-def test_model_on_several_devices_is_not_moved() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
-    move_to_device(model, device("meta"))
-    assert [parameter.device.type for parameter in model.parameters()] == ["cpu", "cpu", "meta", "meta"]
+def test_model_that_lies_on_several_devices_is_left_where_it_is() -> None:
+    laid_out = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
+    move_to_device(laid_out, device("meta"))
+    assert [parameter.device.type for parameter in laid_out.parameters()] == ["cpu", "cpu", "meta", "meta"]
 
 
 def test_model_on_one_device_is_moved() -> None:
@@ -52,7 +52,7 @@ def test_model_on_one_device_is_moved() -> None:
 
 
 def test_example_of_two_devices_has_the_losses_of_one_process(finish: Finish, tmp_path: Path) -> None:
-    """On CPUs both devices of a rank are the CPU: this tests the flags, the loop and DDP."""
+    """On CPUs both devices of a rank are its CPU: what is tested is the way through flags, loop and DDP."""
     program = tmp_path / "train.py"
     program.write_text(next(yaml.safe_load_all(EXAMPLE.read_text()))["data"]["train.py"])
     found = []
@@ -66,7 +66,9 @@ def test_example_of_two_devices_has_the_losses_of_one_process(finish: Finish, tm
 
 
 @pytest.mark.parametrize("flag", [("--parallel", "fsdp"), ("--sync", "local:4"), ("--compress", "bf16")])
-def test_several_devices_are_refused_with_other_strategies(finish: Finish, flag: tuple[str, str]) -> None:
+def test_several_devices_are_refused_where_ranks_move_the_model(
+    finish: Finish, flag: tuple[str, str]
+) -> None:
     ended = finish("train", "--nproc", 2, "--devices", 2, *flag, "dtj.recipes.digits:recipe")
     assert ended.code == 78
     assert "--devices 2" in ended.err
