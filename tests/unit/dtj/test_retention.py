@@ -66,7 +66,7 @@ def test_best_checkpoint_could_not_be_written(
     """Only rank 0 knows of the error."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "step-3.tmp").touch()  # where the folder of step 3 is to be made
+    (run / "step-3.tmp").touch()  # so that the folder of this name cannot be created
     flags = ("run", "--nproc", 2, "--checkpoint", run, "--save-every", 100, PROGRAMS / "gpt.py")
     ended = finish(*flags, OUT=tmp_path, STEPS=7, SCORES=f"0.5,0.1,0.9,{fourth},0.1,0.1,0.1")
     assert ended.code == 0, ended.err

@@ -1,4 +1,4 @@
-"""Trains a model with dropout, cut over the ranks, and prints what each has of a part that is not cut."""
+"""Trains a tensor-parallel model with dropout; each rank prints the weights of a replicated layer."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import dtj
 
 
 class Model(nn.Sequential):
-    """Two matrices that are cut, then dropout on what both ranks hold, then one that is not cut."""
+    """Two sharded matrices, then dropout on activations that both ranks hold, then a replicated matrix."""
 
     def tensor_plan(self, ranks: int) -> dict[str, str]:
         return {"0": "columns", "2": "rows"}

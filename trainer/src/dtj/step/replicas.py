@@ -71,9 +71,7 @@ def explain(fingerprints: list[dict[str, int]]) -> str:
     different = {}
     for name in {name: None for each in fingerprints for name in each}:
         values = [each.get(name) for each in fingerprints]
-        usual = Counter(values).most_common(1)[0][
-            0
-        ]  # of several equally common ones, that of the lowest rank
+        usual = Counter(values).most_common(1)[0][0]  # among equally common values, that of the lowest rank
         if ranks := [rank for rank, value in enumerate(values) if value != usual]:
             different[name] = ranks
     ranks = sorted({rank for found in different.values() for rank in found})
