@@ -81,7 +81,7 @@ def quick_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(1800)  # starts a process for each kill: a minute on an idle machine
-def test_committed_checkpoint_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
+def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
     """A process that saves as fast as it can is killed after a random time; its state is small or large."""
     run, chance = quick_disk / "run", random.Random(4)
     claimed: Any = warm.RawValue("q", 0)  # the newest step whose commit has returned

@@ -291,9 +291,7 @@ def test_optimizer_state_of_no_parameter_is_restored_whole_in_a_sharded_run(
         pytest.param("fsdp", 0.31, 0.27, id="fsdp holds a quarter of both"),
     ],
 )
-def test_memory_of_parameters_and_optimizer_state(
-    finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float
-) -> None:
+def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float) -> None:
     """The root of an FSDP model, a twentieth of this one, stays gathered after the last forward."""
     train(finish, tmp_path / "out", "--nproc", 4, "--parallel", strategy)
     whole = sum(p.numel() for p in GPT(SHAPE).parameters())

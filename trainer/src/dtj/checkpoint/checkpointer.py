@@ -43,7 +43,7 @@ class Checkpointer:
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._in_background = settings.async_save
-        self._is_first = world.rank == 0
+        self._is_rank0 = world.rank == 0
         self._clock = clock
         self._say = say
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
@@ -51,7 +51,7 @@ class Checkpointer:
         self._writer = Writer(
             self.run_dir or Path(),
             keep=settings.keep,
-            is_rank0=self._is_first,
+            is_rank0=self._is_rank0,
             is_replicated=strategy.replicated,
             clock=clock,
         )
@@ -63,7 +63,7 @@ class Checkpointer:
 
     def wants_save(self) -> bool:
         """A save is due by rank 0's clock; it happens once all ranks have agreed on it."""
-        if not self._is_first or not self.run_dir or self._every is not None:
+        if not self._is_rank0 or not self.run_dir or self._every is not None:
             return False
         return self._clock() - self._saved_at >= _SAVE_INTERVAL_S
 
@@ -118,7 +118,7 @@ class Checkpointer:
         if found is None:
             return None
         self._say(f"resuming from {found.folder}")
-        if self._is_first:
+        if self._is_rank0:
             report(found.folder)
         state = reader.parse(found.data)
         self.parts.load(state, found.shards)

@@ -55,7 +55,7 @@ def merge_trees(trees: list[Any]) -> Any:
 
 
 def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
-    """Write this rank's tensors into the prepared folder of `step`; tensors of several ranks only once.
+    """Write this rank's tensors into the prepared folder of `step`; replicated tensors are written once.
 
     Returns when all ranks of the group have written. CheckpointError on all of them if one rank could not.
     """
@@ -93,7 +93,7 @@ class LoadPlan:
         return parameter is not None and not self._keeps(parameter)
 
     def template(self, key: str) -> torch.Tensor | None:
-        """This rank's tensor with the sharding that `key` is to have; None if it is loaded whole."""
+        """This rank's tensor, which shows how `key` is sharded here; None if there is none."""
         name, _, rest = key.partition("/")
         if name in self._models:
             found: torch.Tensor | None = self._models[name].get(rest)

@@ -47,7 +47,7 @@ class Writer:
         self.failure: CheckpointError | None = None
         self._run_dir = run_dir
         self._keep = keep
-        self._is_first = is_rank0
+        self._is_rank0 = is_rank0
         self._is_replicated = is_replicated
         self._clock = clock
         self._score = NO_SCORE  # of the save in progress
@@ -73,7 +73,7 @@ class Writer:
             self.failure = error
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
-            if self._is_first and folder is not None:
+            if self._is_rank0 and folder is not None:
                 report(folder, saveSeconds=round(self._clock() - began, 3), step=snapshot.step)
         finally:
             self._score = NO_SCORE
@@ -104,7 +104,7 @@ class Writer:
         """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
         run_dir, step = self._run_dir, snapshot.step
         if self._is_replicated:
-            if not self._is_first:
+            if not self._is_rank0:
                 return None
             save.prepare(run_dir, step)
             return self._commit(snapshot, best)
@@ -114,7 +114,7 @@ class Writer:
         try:
             sharded.write(run_dir, step, snapshot.shards, group=group)
         except CheckpointError:
-            if self._is_first:
+            if self._is_rank0:
                 save.abandon(run_dir, step)
             raise
         return on_rank0(lambda: self._commit(snapshot, best), group)
