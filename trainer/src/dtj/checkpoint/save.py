@@ -25,7 +25,7 @@ _DICTS = (dict, OrderedDict, Counter)
 
 
 def prepare(run_dir: Path, step: int) -> Path:
-    """Create the empty folder to write into. Only rank 0 calls this, like all functions of this module."""
+    """Create the empty folder to write into. Only rank 0 calls this, `commit` and `abandon`."""
     pending = run_dir / paths.pending_name_of(step)
     with _explained(run_dir, step):
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -164,7 +164,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
-    """Replace placeholders by tensors. Those of other ranks: none in optimizers, meta tensors in models."""
+    """Replace placeholders by tensors. Other ranks' tensors are left out of optimizers, meta in models."""
     if not isinstance(tree, dict):
         return tree
     result: dict[Any, Any] = {}

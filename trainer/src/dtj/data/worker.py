@@ -15,9 +15,7 @@ def start(_worker: int, *, parent: int, kind: str) -> None:
     parent  pid of its rank
     kind    name of the dataset's type, for errors
     """
-    die_with(
-        parent
-    )  # a worker that outlives its rank keeps the rank's sockets open, and its peers wait forever
+    die_with(parent)  # otherwise it would keep the sockets of a dead rank open, and peers would wait forever
     _send_errors_of_sending(kind)
 
 

@@ -36,7 +36,7 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
             loss = _checked(loss_of(batch.fetch(micro_batch)))
         loss = loss.to(strategy.device, torch.promote_types(loss.dtype, torch.float32))
         factor = micro_batch.weight * gradient_scale
-        return loss * factor if factor != 1.0 else loss  # all ranks have equally many samples
+        return loss * factor if factor != 1.0 else loss  # equal parts need no weight
 
     if precision.scales:
         precision.rescale(strategy.parameters)
