@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
 RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
 CODE  = operator/src trainer/src tests examples
+PAGES = README.md CHANGELOG.md CONTRIBUTING.md docs charts examples
+PROSE = $(sort $(PAGES) $(CODE) .ci Makefile crds images pyproject.toml operator/pyproject.toml trainer/pyproject.toml)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format unit integration e2e bench bench-recovery images cluster cluster-delete clean lock
@@ -16,11 +18,14 @@ CODE  = operator/src trainer/src tests examples
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: ## format, lint, types and import contracts
+lint: ## format, lint, types, import contracts, links and words of prose
 	$(RUN) ruff format --check --quiet $(CODE)
 	$(RUN) ruff check --quiet $(CODE)
 	$(RUN) mypy
 	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-logo
+	@$(VENV)/bin/rumdl check --quiet --no-cache $(PAGES)
+	$(RUN) tests.support.layout $(PAGES)
+	$(RUN) tests.support.prose $(PROSE)
 
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)

@@ -38,7 +38,7 @@ class Engine:
 
     def image_id(self, image: str) -> str | None:
         """The id of an image in the engine's storage, without "sha256:"; None where it has none."""
-        if not self.works("image", "inspect", image):
+        if not self.works("image", "inspect", image, within_s=120):  # podman on a busy machine takes its time
             return None
         return self("image", "inspect", "--format", "{{.Id}}", image).strip().removeprefix("sha256:")
 

@@ -79,14 +79,18 @@ class Api:
     ) -> Json:
         """Send any request; raise ApiError where the answer is no."""
         data = None if body is None else json.dumps(body)
-        request = self._session.request(
-            method, path, params=query, data=data, headers={"Content-Type": content}
-        )
-        async with request as answer:
-            if answer.status >= 400:
-                raise ApiError(answer.status, f"{method} {path}: {await answer.text()}")
-            found: Json = await answer.json()
-            return found
+        headers = {"Content-Type": content}
+        while True:
+            async with self._session.request(
+                method, path, params=query, data=data, headers=headers
+            ) as answer:
+                if answer.status < 400:
+                    found: Json = await answer.json()
+                    return found
+                if answer.status != 429:
+                    raise ApiError(answer.status, f"{method} {path}: {await answer.text()}")
+                # As after a change of a CRD, while its storage is set up again: every client has to wait.
+                await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
 
     async def watch(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Json]]:
         """List, then watch: yield (type, object) without end, first everything that is there as ADDED."""
