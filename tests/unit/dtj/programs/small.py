@@ -78,7 +78,7 @@ class InOrder(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 
 class Net(nn.Module):
-    """Defined in another order than used, so that DDP lays its buckets anew after the first step."""
+    """Defined in another order than used, so that DDP rebuilds its buckets after the first step."""
 
     def __init__(self, *, plain: bool) -> None:
         super().__init__()
