@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import DistributedSampler
 
-from dtj.data.cut import Cut
 from dtj.data.feed import feed
-from dtj.data.load import Loader
+from dtj.data.loader import Loader
+from dtj.data.splitter import Splitter
 from tests.bench import report
 
 RANKS, BATCH = 8, 512
@@ -61,14 +61,14 @@ def ask_feed(length: int) -> None:
     asked = feed(
         Numbers(length),
         global_batch=BATCH,
-        cut=Cut(rank=3, size=RANKS),
+        splitter=Splitter(rank=3, size=RANKS),
         loader=Loader(device=torch.device("cpu")),
         shuffle=True,
     )
     asked.position = length // 2
     for _ in range(BATCHES):
         batch = asked.batch()
-        assert sum(len(part.indices) for part in batch.parts) <= -(-BATCH // RANKS)
+        assert sum(len(mb.indices) for mb in batch.micro_batches) <= -(-BATCH // RANKS)
         asked.advance()
 
 

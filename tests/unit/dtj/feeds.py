@@ -1,4 +1,4 @@
-"""Feeds as one rank among several sees them, without any process but workers; for the tests of data/."""
+"""Feeds as one of several ranks sees them, without starting ranks (only workers); for the tests of data/."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from dtj.data.cut import Cut
 from dtj.data.feed import Feed
 from dtj.data.feed import feed as make_feed
-from dtj.data.load import Loader
+from dtj.data.loader import Loader
+from dtj.data.splitter import Splitter
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def feed(
     return make_feed(
         range(n) if data is None else data,
         global_batch=batch,
-        cut=Cut(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
+        splitter=Splitter(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
         shuffle=shuffle,
         once=once,
         loader=Loader(collate=collate, device=CPU, workers=workers),
@@ -41,15 +41,15 @@ def feed(
 
 def real(f: Feed) -> list[int]:
     """Samples of the next batch that count for this rank."""
-    return [i for part in f.batch().parts if part.weight for i in part.indices.tolist()]
+    return [i for mb in f.batch().micro_batches if mb.weight for i in mb.indices.tolist()]
 
 
 def in_changing_worlds(test: Any) -> Any:
-    """Run a test with random lengths, batches and micro-batches, and a random size of the world a step."""
+    """Run a test with random lengths, batches and micro-batches, and a random world size for each step."""
     examples = given(
         n=st.integers(1, 100),
         batch=st.integers(1, 50),
         sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
         micro=st.none() | st.integers(1, 9),
     )
-    return settings(max_examples=40)(examples(test))  # each one builds a feed for every step and rank
+    return settings(max_examples=40)(examples(test))  # each example builds a feed for every step and rank

@@ -1,4 +1,4 @@
-"""A checkpoint is there as a whole or not at all, whenever the writer dies."""
+"""A checkpoint is complete or absent, whenever the writer dies."""
 
 import os
 import pickle
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load, save, sharded
+from dtj.checkpoint import paths, reader, save, sharded
 from dtj.checkpoint.parts import Parts
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.layout import Layout
@@ -36,7 +36,7 @@ def commit(run: Path, *steps: int) -> None:
 def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, list[str]]:
     """Name of the checkpoint that would be loaded, and the warnings."""
     warnings: list[str] = []
-    hit = load.find(run, resume, warn=warnings.append)
+    hit = reader.find(run, resume, warn=warnings.append)
     return (hit.folder.name if hit else None), warnings
 
 
@@ -45,22 +45,25 @@ def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, lis
     [
         pytest.param(["step-1", "step-2"], 2, [], id="two are kept"),
         pytest.param(
-            ["step-9", "step-10", "step-100"], 100, ["step-9"], id="older means a smaller number, not text"
+            ["step-9", "step-10", "step-100"], 100, ["step-9"], id="steps are compared as numbers, not text"
         ),
         pytest.param(
-            ["step-1", "step-2.tmp", "step-3-old.tmp"], 1, ["step-2.tmp", "step-3-old.tmp"], id="leftovers go"
+            ["step-1", "step-2.tmp", "step-3-old.tmp"],
+            1,
+            ["step-2.tmp", "step-3-old.tmp"],
+            id="leftovers are removed",
         ),
-        pytest.param(["step-01", "notes", "step-x", "stepping"], 9, [], id="what is not ours stays"),
+        pytest.param(["step-01", "notes", "step-x", "stepping"], 9, [], id="other names stay"),
         pytest.param(
             ["step-15", "step-16", "step-19", "step-20"],
             16,
             ["step-20", "step-19"],
-            id="later ones were unreadable, and go instead of the good ones",
+            id="later ones were unreadable and are removed instead of good ones",
         ),
     ],
 )
 def test_what_a_save_removes(names: list[str], committed: int, removed: list[str]) -> None:
-    assert layout.to_remove(names, committed=committed) == removed
+    assert paths.to_remove(names, committed=committed) == removed
 
 
 def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
@@ -71,15 +74,15 @@ def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick_disk(tmp_path: Path) -> Iterator[Path]:
-    """Memory, where there is some: what a killed process leaves is the same, and fsync costs nothing."""
+    """A folder in memory, if available: a killed process leaves the same files, and fsync costs nothing."""
     parent = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=parent if os.access(parent, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
 
 
-@pytest.mark.timeout(1800)  # a process for each kill: a minute of an idle machine
+@pytest.mark.timeout(1800)  # starts a process for each kill: a minute on an idle machine
 def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
-    """A process that saves as fast as it can is killed after a random while; its state is small or large."""
+    """A process that saves as fast as it can is killed after a random time; its state is small or large."""
     run, chance = quick_disk / "run", random.Random(4)
     claimed: Any = warm.RawValue("q", 0)  # the newest step whose commit has returned
     commit(run, 0)
@@ -88,13 +91,13 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         before = claimed.value
         writer = warm.Process(target=_save_for_ever, args=(run, before + 1, floats, claimed))
         writer.start()
-        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - asked at once
-        time.sleep(chance.uniform(0, 0.01))  # not a wait for something: where the blow falls
+        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - called immediately
+        time.sleep(chance.uniform(0, 0.01))  # the random moment of the kill, not a wait for something
         writer.kill()
         writer.join()
         name, warnings = found(run)
-        assert (name, warnings) in [(layout.name_of(claimed.value + n), []) for n in (0, 1)]
-        state = load.whole(run / str(name))
+        assert (name, warnings) in [(paths.name_of(claimed.value + n), []) for n in (0, 1)]
+        state = reader.whole(run / str(name))
         assert torch.equal(state["parts"]["w"], torch.full((floats,), float(state["step"])))
         claimed.value = state["step"]  # the kill may have come between the rename and the claim
 
@@ -107,28 +110,28 @@ def _save_for_ever(run: Path, step: int, floats: int, claimed: Any) -> None:
         step += 1
 
 
-def test_run_that_shards_its_state_and_is_killed_while_it_saves_loses_one_step(
+def test_sharded_run_that_is_killed_while_it_saves_loses_at_most_one_step(
     start: Start, quick_disk: Path, tmp_path: Path
 ) -> None:
-    """All processes of both ranks at once, as when the power fails; each life goes on from what is there."""
+    """All processes are killed together, as in a power failure; each run resumes from what is on disk."""
     run, chance, last = quick_disk / "run", random.Random(5), 0
     flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", run, "--save-every", 1)
     for _ in range(5):
         job = start("run", *flags, GPT, OUT=tmp_path, STEPS=10**6)
-        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - asked at once
+        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - called immediately
         time.sleep(chance.uniform(0, 0.1))
         done = int((tmp_path / "step").read_text())
         job.kill()
         last = newest(run)
         assert last >= done - 1
-        assert load.whole(run / layout.name_of(last))["step"] == last
+        assert reader.whole(run / paths.name_of(last))["step"] == last
         assert last == 0 or job.err.count("unreadable") == 0
 
 
 def newest(run: Path) -> int:
-    """Step of the newest committed checkpoint, 0 where there is none."""
-    names = layout.newest_first(child.name for child in run.iterdir()) if run.exists() else []
-    return layout.step_of(names[0]) or 0 if names else 0
+    """Step of the newest committed checkpoint, 0 if there is none."""
+    names = paths.newest_first(child.name for child in run.iterdir()) if run.exists() else []
+    return paths.step_of(names[0]) or 0 if names else 0
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,7 @@ def newest(run: Path) -> int:
 )
 def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: str) -> None:
     commit(tmp_path, 1, 2)
-    file = tmp_path / "step-2" / layout.STATE_FILE
+    file = tmp_path / "step-2" / paths.STATE_FILE
     data = file.read_bytes()
     middle = data.index(torch.arange(1000.0).numpy().tobytes()) + 1000
     flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -153,20 +156,20 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path, damage: st
     assert len(warnings) == 1
     assert str(tmp_path / "step-2") in warnings[0]
     with pytest.raises(RecipeError, match="step-2 is not a checkpoint: "):
-        load.whole(tmp_path / "step-2")
+        reader.whole(tmp_path / "step-2")
 
 
-def test_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_read_raises_an_error(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(CheckpointError, match="loop cannot be read: Too many levels of symbolic links"):
         found(loop)
 
 
-def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: Path) -> None:
-    """It may be good: the run must not begin before it and delete it later."""
+def test_checkpoint_that_cannot_be_read_is_not_treated_as_damaged(tmp_path: Path) -> None:
+    """It may be intact: the run must not resume from an older one and delete this one later."""
     commit(tmp_path, 1, 2)
-    file = tmp_path / "step-2" / layout.STATE_FILE
+    file = tmp_path / "step-2" / paths.STATE_FILE
     file.unlink()
     file.symlink_to(file)
     with pytest.raises(CheckpointError, match=r"step-2/state.pt cannot be read: Too many levels"):
@@ -174,7 +177,7 @@ def test_checkpoint_that_the_volume_refuses_is_not_taken_for_damaged(tmp_path: P
 
 
 class Harmful:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -184,22 +187,22 @@ class Harmful:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_metadata_of_shards_executes_nothing(tmp_path: Path) -> None:
-    parts, tensors = sharded.split(STATE["parts"])
+def test_reading_metadata_of_shards_executes_no_code(tmp_path: Path) -> None:
+    parts, tensors = sharded.extract_tensors(STATE["parts"])
     save.prepare(tmp_path, 2)
     sharded.write(tmp_path, 2, tensors, group=None)
     folder = save.commit(tmp_path, 2, {"step": 2, "parts": parts})
-    assert torch.equal(load.whole(folder)["parts"]["w"], STATE["parts"]["w"])
+    assert torch.equal(reader.whole(folder)["parts"]["w"], STATE["parts"]["w"])
 
-    (folder / layout.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
-    with pytest.raises(CheckpointError, match=r"its metadata names pathlib.Path.touch, which is no data"):
-        load.whole(folder)
+    (folder / paths.SHARDS / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
+    with pytest.raises(CheckpointError, match=r"its metadata refers to pathlib.Path.touch; only plain data"):
+        reader.whole(folder)
     assert not (tmp_path / "harm").exists()
 
 
 def test_step_saved_again_replaces_the_damaged_one(tmp_path: Path) -> None:
     commit(tmp_path, 1, 2)
-    (tmp_path / "step-2" / layout.STATE_FILE).write_bytes(b"")
+    (tmp_path / "step-2" / paths.STATE_FILE).write_bytes(b"")
     commit(tmp_path, 2)
     assert found(tmp_path) == ("step-2", [])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-1", "step-2"]
@@ -212,30 +215,32 @@ def test_own_checkpoint_wins_over_the_run_to_resume_from(tmp_path: Path) -> None
     assert found(tmp_path / "own", tmp_path / "monday")[0] == "step-3"
 
 
-def test_of_several_runs_of_a_job_the_newest_is_resumed(tmp_path: Path) -> None:
-    """By time of commit: the steps of different runs do not compare."""
+def test_newest_of_several_runs_of_a_job_is_resumed(tmp_path: Path) -> None:
+    """By time of commit, since steps of different runs cannot be compared."""
     commit(tmp_path / "monday" / "aaaa", 900)
     commit(tmp_path / "monday" / "bbbb", 20)
     os.utime(tmp_path / "monday" / "aaaa" / "step-900", (1e9, 1e9))
     (tmp_path / "monday" / "empty").mkdir()
-    assert load.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
+    assert reader.newest_run(tmp_path / "monday") == tmp_path / "monday" / "bbbb"
 
 
-def test_no_checkpoint_at_all_is_a_start_from_nothing(tmp_path: Path) -> None:
+def test_run_without_any_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     assert found(tmp_path / "never made") == (None, [])
 
 
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a number of numpy"),
+        pytest.param({"lr": np.float64(0.1)}, r"state\['lr'\] is a float64", id="a NumPy number"),
         pytest.param(
             {"a": [1, {"b": Path("/")}]},
             r"state\['a'\]\[1\]\['b'\] is a PosixPath",
             id="an object, deep inside",
         ),
-        pytest.param({"seen": defaultdict(int)}, r"state\['seen'\] is a defaultdict", id="another dict"),
-        pytest.param({np.int64(3): 5}, r"state's key .*3.* is a int64", id="a number of numpy as a key"),
+        pytest.param(
+            {"seen": defaultdict(int)}, r"state\['seen'\] is a defaultdict", id="a subclass of dict"
+        ),
+        pytest.param({np.int64(3): 5}, r"state's key .*3.* is a int64", id="a NumPy number as a key"),
         pytest.param({(1, frozenset()): 5}, r"key .*\[1\] is a frozenset", id="deep inside a key"),
     ],
 )
@@ -249,13 +254,13 @@ def test_state_that_could_not_be_loaded_is_refused(value: Any, where: str) -> No
     [
         pytest.param({"a": [1, (2.5, None, {3, "b"})], 7: b"c", (1, 2): True}, id="plain"),
         pytest.param(OrderedDict(a=torch.float32), id="an ordered dict"),
-        pytest.param(Counter([10, 10, 20]), id="a counter, as milestones of a schedule are"),
+        pytest.param(Counter([10, 10, 20]), id="a Counter, as in a MultiStepLR"),
     ],
 )
-def test_state_that_is_taken_can_be_loaded(tmp_path: Path, value: Any) -> None:
+def test_state_that_is_accepted_can_be_loaded(tmp_path: Path, value: Any) -> None:
     save.check_loadable(value, "state")
     save.prepare(tmp_path, 1)
-    assert load.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
+    assert reader.whole(save.commit(tmp_path, 1, {"step": 1, "parts": value}))["parts"] == value
 
 
 class Remembering(nn.Linear):
@@ -271,10 +276,10 @@ class Remembering(nn.Linear):
         pytest.param(
             Remembering(2, 2), r"state model\['_extra_state'\] is a function", id="a model with a lambda"
         ),
-        pytest.param([1.0], "run.state got model, a list without state_dict", id="no state at all"),
+        pytest.param([1.0], "run.state got model, a list without state_dict", id="no state_dict"),
     ],
 )
-def test_part_that_could_not_be_saved_is_told_before_training(part: Any, message: str) -> None:
+def test_part_that_cannot_be_saved_is_refused_before_training(part: Any, message: str) -> None:
     parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
     with pytest.raises(RecipeError, match=message):
-        parts.name({"model": part})
+        parts.register({"model": part})

@@ -1,4 +1,4 @@
-"""--compile: the same training, by code that a compiler made."""
+"""--compile: the same training with compiled code."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ Finish = Callable[..., Finished]
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> None:
-    """What torch.compile calls for a CPU: g++, with the headers of Python."""
+    """What torch.compile needs for a CPU: g++ and the headers of Python."""
     missing = [] if shutil.which("g++") else ["g++"]
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append("python3-dev")
@@ -30,7 +30,7 @@ def losses(file: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-# A compiler runs, some 15 s of processor time a rank.
+# Compiles for about 15 s of processor time per rank.
 def test_compiled_model_learns_the_same(
     start: Callable[..., Command], finish: Finish, tmp_path: Path
 ) -> None:
@@ -47,10 +47,10 @@ def test_compiled_model_learns_the_same(
     assert len(losses(plain)) == 4
 
 
-def test_missing_compiler_is_told_before_training(finish: Finish, tmp_path: Path) -> None:
-    """As in an image that has none."""
-    assert shutil.which("g++"), "the set-up brings a compiler"
+def test_missing_compiler_is_reported_before_training(finish: Finish, tmp_path: Path) -> None:
+    """As in an image without a compiler."""
+    assert shutil.which("g++"), "the fixture installs a compiler"
     ended = finish("run", "--compile", PROGRAM, PATH=tmp_path)
     assert ended.code == 78
-    assert "--compile on a CPU needs a C++ compiler, and there is no 'g++' in the path" in ended.err
+    assert "--compile on a CPU needs a C++ compiler, but 'g++' is not in the PATH" in ended.err
     assert "Traceback" not in ended.err

@@ -9,7 +9,7 @@ import yaml
 from torch import device, nn
 
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import place
+from dtj.parallel.strategy import move_to_device
 from dtj.world import devices_of
 from tests.unit.dtj.conftest import Finished
 
@@ -42,12 +42,12 @@ def test_error_says_how_many_devices_the_machine_has(
 
 def test_model_on_several_devices_is_not_moved() -> None:
     laid_out = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to("meta"))
-    place(laid_out, device("meta"))
+    move_to_device(laid_out, device("meta"))
     assert [parameter.device.type for parameter in laid_out.parameters()] == ["cpu", "cpu", "meta", "meta"]
 
 
 def test_model_on_one_device_is_moved() -> None:
-    whole = place(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), device("meta"))
+    whole = move_to_device(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), device("meta"))
     assert {parameter.device.type for parameter in whole.parameters()} == {"meta"}
 
 

@@ -1,4 +1,4 @@
-"""Global batches and this rank's share of them."""
+"""Global batches, and this rank's part of them."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from dtj.data.cut import Cut
-from dtj.data.load import Pair
+from dtj.data.loader import Pair
+from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
 
 
 @in_changing_worlds
-def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
+def test_epoch_is_complete_when_the_world_size_changes_at_every_step(
     n: int, batch: int, sizes: list[int], micro: int | None
 ) -> None:
     position, step, seen = 0, 0, []
@@ -42,11 +42,11 @@ def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
 )
 def test_weights_of_all_ranks_add_up_to_one(n: int, batch: int, size: int, micro: int | None) -> None:
     batches = [feed(n, rank=r, size=size, batch=batch, micro=micro).batch() for r in range(size)]
-    assert sum(part.weight for b in batches for part in b.parts) == pytest.approx(1)
-    assert all(b.parts for b in batches)  # a rank without a sample still takes part in the collectives
+    assert sum(mb.weight for b in batches for mb in b.micro_batches) == pytest.approx(1)
+    assert all(b.micro_batches for b in batches)  # a rank without a sample still joins the collectives
 
 
-def test_state_is_one_number_and_what_it_counts_in() -> None:
+def test_state_is_the_position_with_length_and_seed() -> None:
     f = feed(10, batch=4)
     f.batch()
     f.advance()
@@ -57,21 +57,27 @@ def test_state_is_one_number_and_what_it_counts_in() -> None:
     ("state", "message"),
     [
         pytest.param(
-            {"position": 4, "length": 11, "seed": 0}, "data of length 11, now it is 10", id="other data"
+            {"position": 4, "length": 11, "seed": 0},
+            "a dataset of 11 samples; this one has 10\n  fix: use the same dataset",
+            id="another dataset",
         ),
         pytest.param(
-            {"position": 4, "length": 10, "seed": 7}, "data of seed 7, now it is 0", id="another order"
+            {"position": 4, "length": 10, "seed": 7},
+            "with seed 7; this run has seed 0\n  fix: use the same seed",
+            id="another order",
         ),
-        pytest.param({"epoch": 0, "consumed": 4}, "data of length None, now it is 10", id="a stream's"),
+        pytest.param(
+            {"epoch": 0, "consumed": 4}, "with a stream; this dataset is map-style", id="of a stream"
+        ),
     ],
 )
-def test_position_in_other_data_is_refused(state: dict[str, int], message: str) -> None:
+def test_position_in_another_dataset_is_refused(state: dict[str, int], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         feed(10).load_state_dict(state)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_order_is_a_new_one_in_each_epoch_or_that_of_the_data(shuffle: bool) -> None:
+def test_each_epoch_has_a_new_order_unless_shuffle_is_off(shuffle: bool) -> None:
     f = feed(30, batch=30, shuffle=shuffle)
     orders = []
     for _ in range(3):
@@ -82,7 +88,7 @@ def test_order_is_a_new_one_in_each_epoch_or_that_of_the_data(shuffle: bool) -> 
     assert len({tuple(each) for each in [*orders, in_order]}) == (4 if shuffle else 1)
 
 
-def test_last_batch_of_an_epoch_is_smaller_and_says_so() -> None:
+def test_last_batch_of_an_epoch_is_smaller_and_ends_the_epoch() -> None:
     f = feed(10, batch=4)
     batches = []
     for _ in range(4):
@@ -124,7 +130,7 @@ class Doubled(TensorDataset):
         return tuple(2 * column[index] for column in self.tensors)
 
 
-def test_subclass_that_indexes_otherwise_is_asked() -> None:
+def test_subclass_of_tensor_dataset_uses_its_own_getitem() -> None:
     f = feed(data=Doubled(torch.arange(4)), batch=4)
     assert sorted(next(iter(f.batch()))[0].tolist()) == [0, 2, 4, 6]
 
@@ -141,7 +147,7 @@ def test_collate_is_used_for_tensors_too(workers: int) -> None:
 
 
 class Many:
-    """Looks up all samples of a micro-batch at once, as Hugging Face's data sets do."""
+    """Looks up all samples of a micro-batch at once, as Hugging Face datasets do."""
 
     def __len__(self) -> int:
         return 4
@@ -153,7 +159,7 @@ class Many:
         return [10 * index for index in indices]
 
 
-def test_data_that_looks_up_many_samples_at_once_is_asked_once() -> None:
+def test_getitems_is_called_once_for_a_micro_batch() -> None:
     assert sorted(next(iter(feed(data=Many(), batch=4).batch())).tolist()) == [0, 10, 20, 30]
 
 
@@ -196,7 +202,7 @@ class Unmeasured:
     [
         pytest.param(Unmeasured(), "Unmeasured has no length.*\n.*__len__", id="an index without length"),
         pytest.param((i for i in range(3)), "generator, which can be read only once", id="a generator"),
-        pytest.param([], "the data set is empty", id="an empty list"),
+        pytest.param([], "the dataset is empty", id="an empty list"),
     ],
 )
 def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None:
@@ -204,38 +210,38 @@ def test_unusable_data_is_refused_with_a_reason(data: Any, message: str) -> None
         feed(data=data)
 
 
-def test_batch_of_nothing_is_refused() -> None:
+def test_global_batch_of_zero_samples_is_refused() -> None:
     with pytest.raises(RecipeError, match="global_batch is 0"):
         feed(batch=0)
 
 
 @settings(max_examples=40)
 @given(samples=st.integers(1, 60), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
-def test_in_lockstep_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
+def test_in_lockstep_all_ranks_have_equally_many_micro_batches_and_each_sample_counts_once(
     samples: int, size: int, micro: int | None
 ) -> None:
     ranks = [
         feed(samples, rank=r, size=size, batch=samples, micro=micro, in_lockstep=True) for r in range(size)
     ]
-    parts = [f.batch().parts for f in ranks]
-    assert len({len(each) for each in parts}) == 1
+    found = [f.batch().micro_batches for f in ranks]
+    assert len({len(each) for each in found}) == 1
     assert sorted(i for f in ranks for i in real(f)) == list(range(samples))
-    assert sum(part.weight for each in parts for part in each) == pytest.approx(1)
+    assert sum(mb.weight for each in found for mb in each) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
-    ("share", "micro", "pipelined", "size"),
+    ("samples", "micro", "wanted", "size"),
     [
-        pytest.param(16, None, 8, 2, id="as many as are good"),
-        pytest.param(6, None, 8, 1, id="fewer where there are fewer samples"),
-        pytest.param(12, 5, 8, 4, id="the largest size that divides and is allowed"),
-        pytest.param(7, 3, 8, 1, id="a prime share"),
+        pytest.param(16, None, 8, 2, id="as many as wanted"),
+        pytest.param(6, None, 8, 1, id="fewer if there are fewer samples"),
+        pytest.param(12, 5, 8, 4, id="the largest size up to micro_batch that divides the samples"),
+        pytest.param(7, 3, 8, 1, id="a prime number of samples"),
         pytest.param(12, 5, None, 5, id="not pipelined, the last may be smaller"),
-        pytest.param(12, None, None, 12, id="all at once"),
+        pytest.param(12, None, None, 12, id="one micro-batch"),
     ],
 )
-def test_size_of_micro_batches(share: int, micro: int | None, pipelined: int | None, size: int) -> None:
-    assert Cut(micro_batch=micro, pipelined=pipelined).micro(share) == size
+def test_size_of_micro_batches(samples: int, micro: int | None, wanted: int | None, size: int) -> None:
+    assert Splitter(micro_batch=micro, pipeline_micro_batches=wanted).micro_batch_size(samples) == size
 
 
 @given(
@@ -244,8 +250,8 @@ def test_size_of_micro_batches(share: int, micro: int | None, pipelined: int | N
     size=st.integers(1, 5),
 )
 def test_evaluation_counts_each_sample_once(n: int, batch: int, size: int) -> None:
-    """What `run.evaluate` reads: one epoch in order, on every rank equally many batches."""
+    """What `run.evaluate` reads: one epoch in order, with equally many batches on every rank."""
     ranks = [list(feed(n, rank=r, size=size, batch=batch, shuffle=False).epoch_once()) for r in range(size)]
     assert len({len(batches) for batches in ranks}) == 1
-    seen = [i for batches in ranks for b in batches for p in b.parts if p.weight for i in p.indices.tolist()]
-    assert sorted(seen) == list(range(n))
+    found = [mb for batches in ranks for b in batches for mb in b.micro_batches if mb.weight]
+    assert sorted(i for mb in found for i in mb.indices.tolist()) == list(range(n))

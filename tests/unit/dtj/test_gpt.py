@@ -76,7 +76,7 @@ def test_text_shorter_than_a_window_is_rejected() -> None:
 
 
 def test_package_that_is_not_installed_is_named() -> None:
-    with pytest.raises(RecipeError, match="no installed package 'nothing_of_this_name'"):
+    with pytest.raises(RecipeError, match="the package 'nothing_of_this_name' is not installed"):
         text.python_sources("nothing_of_this_name", limit=1000)
 
 

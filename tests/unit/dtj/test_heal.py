@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from tests.unit.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
 from tests.unit.dtj.test_resume import assert_identical, weights
 from tests.unit.dtj.test_same_result import seen
@@ -155,7 +155,7 @@ def test_newcomer_knows_the_best_score(
     flags = ("--checkpoint", saved, "--save-every", 7)
     healed(finish, tmp_path, f"{rank}@{place}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
     assert sorted(p.name for p in saved.iterdir()) == ["step-14", "step-16", "step-2"]
-    assert load.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
+    assert reader.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
     assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
 
 

@@ -13,9 +13,9 @@ from dtj.world import World
         pytest.param(None, "", 1, 1, {}, id="one process has no grid"),
         pytest.param("fsdp", "", 1, 1, {}, id="one process shards nothing"),
         pytest.param(None, "", 4, 4, {"ddp": 4}, id="several processes are data parallel"),
-        pytest.param("tp", "tp=4", 4, 4, {"tp": 4}, id="the size may be said"),
+        pytest.param("tp", "tp=4", 4, 4, {"tp": 4}, id="the size may be given"),
         pytest.param("tp+ddp", "tp=2", 8, 8, {"ddp": 4, "tp": 2}, id="the other size is derived"),
-        pytest.param("pp+ddp", "pp=2,ddp=2", 4, 4, {"pp": 2, "ddp": 2}, id="both sizes are said"),
+        pytest.param("pp+ddp", "pp=2,ddp=2", 4, 4, {"pp": 2, "ddp": 2}, id="both sizes are given"),
         pytest.param("hsdp", "", 8, 4, {"ddp": 2, "fsdp": 4}, id="shards stay in a node by default"),
     ],
 )
@@ -28,16 +28,16 @@ def test_grid(strategy: str | None, mesh: str, size: int, node: int, sizes: dict
 @pytest.mark.parametrize(
     ("strategy", "mesh", "size", "message"),
     [
-        pytest.param("none", "", 2, "would train 2 models that know nothing of each other", id="none"),
-        pytest.param("tp+ddp", "tp=3", 4, r"4 processes do not form tp=3: 3 does not .* 6 processes", id="3"),
-        pytest.param("tp", "tp=2", 4, r"4 processes do not form tp=2, which needs 2", id="too few"),
-        pytest.param("tp", "tp=2", 1, r"1 processes do not form tp=2.*start 2 processes", id="alone"),
-        pytest.param("tp+ddp", "", 4, r"two axes, and nothing says.*--mesh tp=2", id="two open axes"),
+        pytest.param("none", "", 2, "would train 2 independent models", id="none"),
+        pytest.param("tp+ddp", "tp=3", 4, r"4 processes cannot form tp=3: 3 does not .* 6 processes", id="3"),
+        pytest.param("tp", "tp=2", 4, r"4 processes cannot form tp=2, which needs 2", id="too few"),
+        pytest.param("tp", "tp=2", 1, r"1 processes cannot form tp=2.*start 2 processes", id="one process"),
+        pytest.param("tp+ddp", "", 4, r"two axes, but --mesh gives no size.*--mesh tp=2", id="no sizes"),
         pytest.param("fsdp", "tp=2", 4, r"names the axis 'tp'; --parallel fsdp has fsdp", id="other axis"),
-        pytest.param("fsdp", "fsdp", 4, r"--mesh 'fsdp' is not understood.*tp=2", id="no size"),
+        pytest.param("fsdp", "fsdp", 4, r"--mesh: invalid value 'fsdp'.*tp=2", id="no size"),
     ],
 )
-def test_sizes_that_cannot_be(strategy: str, mesh: str, size: int, message: str) -> None:
+def test_sizes_that_are_refused(strategy: str, mesh: str, size: int, message: str) -> None:
     with pytest.raises(RecipeError, match=f"(?s){message}"):
         lay_out(strategy, mesh, World(size=size, local_size=size))
 

@@ -1,4 +1,4 @@
-"""Numbers of fewer bits, and numbers that are none."""
+"""Half precision, and losses that are not finite."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from dtj.step.precision import Precision
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 from tests.unit.dtj.test_strategies import STEPS, by_hand, train, weights
@@ -37,12 +37,12 @@ def test_half_precision_follows_float32_and_keeps_float32_weights(
 
 def test_loss_scale_is_part_of_a_checkpoint(finish: Finish, tmp_path: Path) -> None:
     train(finish, tmp_path / "out", "--precision", "fp16")
-    saved = load.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
+    saved = reader.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
     assert saved == {"precision": {"scale": 65536.0, "good_steps": STEPS}}
 
 
 def scaled(gradient: float, *, finite_everywhere: bool | None = None) -> tuple[Precision, nn.Parameter]:
-    """fp16 after a backward whose scaled gradient is `gradient`; the other ranks may have an opinion."""
+    """fp16 after a backward whose scaled gradient is `gradient`; finite_everywhere: as all ranks agreed."""
     precision = Precision("fp16", torch.device("cpu"))
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.full((3,), gradient)
@@ -52,7 +52,7 @@ def scaled(gradient: float, *, finite_everywhere: bool | None = None) -> tuple[P
     return precision, weight
 
 
-def test_gradients_come_back_to_their_size() -> None:
+def test_gradients_are_divided_by_the_scale() -> None:
     precision, weight = scaled(65536.0)
     assert weight.grad is not None
     assert weight.grad.tolist() == [1, 1, 1]
@@ -88,12 +88,12 @@ def test_second_pass_of_a_step_adds_to_the_first(
 @pytest.mark.parametrize(
     ("gradient", "finite_everywhere"),
     [
-        pytest.param(float("inf"), None, id="an overflow of its own"),
-        pytest.param(float("nan"), None, id="not a number"),
-        pytest.param(1.0, False, id="another rank's overflow"),
+        pytest.param(float("inf"), None, id="overflow on this rank"),
+        pytest.param(float("nan"), None, id="NaN on this rank"),
+        pytest.param(1.0, False, id="overflow on another rank"),
     ],
 )
-def test_overflow_leaves_the_step_out_and_halves_the_scale(
+def test_overflow_skips_the_step_and_halves_the_scale(
     gradient: float, finite_everywhere: bool | None
 ) -> None:
     precision, weight = scaled(gradient, finite_everywhere=finite_everywhere)
@@ -136,7 +136,7 @@ def test_loss_that_is_not_finite_is_noticed_without_any_checkpoint(finish: Finis
 
 
 @pytest.mark.parametrize(("flags", "expected"), [((), "highest"), (("--tf32",), "high")], ids=["no", "yes"])
-def test_products_round_their_inputs_only_where_the_flag_allows_it(
+def test_tf32_is_off_unless_the_flag_is_set(
     finish: Finish, tmp_path: Path, flags: tuple[str, ...], expected: str
 ) -> None:
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""Ranks that should hold the same state are compared bit by bit."""
+"""--check-every: ranks that should hold the same state are compared bit for bit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,8 +51,8 @@ def test_rank_that_differs_is_named_at_the_next_check(
     script.write_text(DRIFTING)
     ended = finish("run", "--nproc", 3, "--check-every", 2, script, WHAT=what)
     assert ended.code == 1
-    assert f"after step 4 the ranks hold different states: {expected}" in ended.err
-    assert "fix: look for what that rank alone does" in ended.err
+    assert f"the ranks have different state after step 4: {expected}" in ended.err
+    assert "fix: look for code that changes weights on that rank only" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_rank_that_differs_is_named_at_the_next_check(
         pytest.param((), id="ddp"),
         pytest.param(("--parallel", "zero1"), id="zero1"),
         pytest.param(("--compress", "topk:5"), id="topk"),
-        pytest.param(("--sync", "local:2"), id="local, compared where the ranks have met"),
+        pytest.param(("--sync", "local:2"), id="local, compared at sync points"),
         pytest.param(("--sync", "stale:2"), id="stale"),
     ],
 )
-def test_no_policy_is_taken_for_a_fault(finish: Finish, tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_ranks_stay_equal_with_every_policy(finish: Finish, tmp_path: Path, flags: tuple[str, ...]) -> None:
     ended = finish("run", "--nproc", 2, "--check-every", 1, *flags, PROGRAMS / "gpt.py", OUT=tmp_path)
     assert ended.code == 0, ended.err
 
@@ -84,7 +84,7 @@ def test_one_bit_changes_the_fingerprint(numbers: list[float], data: st.DataObje
 
 @given(NUMBERS)
 @example([1, 0, 0, 0, 1, 1, 0])  # places that add up to the same in both directions
-def test_fingerprint_depends_on_bits_and_places_alone(numbers: list[float]) -> None:
+def test_fingerprint_depends_only_on_bits_and_places(numbers: list[float]) -> None:
     value = torch.tensor(numbers)
     strided = torch.stack([value, value + 1], dim=1)[:, 0]
     assert fingerprint(value) == fingerprint(strided)
@@ -101,7 +101,7 @@ def test_any_type_has_a_fingerprint(kind: torch.dtype) -> None:
     assert fingerprint(value[:0]) == 0
 
 
-def test_a_large_tensor_is_taken_in_pieces() -> None:
+def test_all_chunks_of_a_large_tensor_count() -> None:
     found = set()
     for place in (2, 2**15 + 2, 2**20 + 2, 2**20 + 1):
         value = torch.zeros(2**20 + 3, dtype=torch.int8)
@@ -111,19 +111,19 @@ def test_a_large_tensor_is_taken_in_pieces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("everyone", "expected"),
+    ("fingerprints", "expected"),
     [
         pytest.param([{"w": 1}, {"w": 1}, {"w": 2}], "rank 2 differs in w", id="one of three"),
-        pytest.param([{"w": 1}, {"w": 2}], "rank 1 differs in w", id="one of two, as seen from rank 0"),
+        pytest.param([{"w": 1}, {"w": 2}], "rank 1 differs in w", id="one of two, compared with rank 0"),
         pytest.param(
             [{"a": 1, "w": 5}, {"a": 2, "w": 6}, {"a": 1, "w": 7}, {"a": 1, "w": 5}],
             "ranks 1, 2 differ in a and 1 more",
             id="several",
         ),
         pytest.param(
-            [{"w": 1}, {"w": 1, "v": 2}, {"w": 1}], "rank 1 differs in v", id="one that others lack"
+            [{"w": 1}, {"w": 1, "v": 2}, {"w": 1}], "rank 1 differs in v", id="a tensor that others lack"
         ),
     ],
 )
-def test_blame(everyone: list[dict[str, int]], expected: str) -> None:
-    assert explain(everyone) == expected
+def test_ranks_that_differ_are_named(fingerprints: list[dict[str, int]], expected: str) -> None:
+    assert explain(fingerprints) == expected

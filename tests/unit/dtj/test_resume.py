@@ -1,4 +1,4 @@
-"""A run that was broken and resumed ends where the unbroken one does, bit for bit."""
+"""A run that was interrupted and resumed ends with the same state as an uninterrupted one, bit for bit."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ def weights(out: Path) -> dict[str, Any]:
 
 
 def assert_identical(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Weights, batch statistics and momenta; every bit."""
+    """Weights, batch statistics and momenta, bit for bit."""
     for name, value in a["model"].items():
         assert torch.equal(value, b["model"][name]), name
     for number, state in a["optimizer"]["state"].items():
@@ -31,7 +31,7 @@ def assert_identical(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
 def test_resumed_run_is_bit_identical(finish: Finish, tmp_path: Path, nproc: int) -> None:
-    """With dropout and batch statistics, so random generators and buffers count too."""
+    """With dropout and batch norm, so random generators and buffers are tested too."""
     whole, broken, saved = tmp_path / "whole", tmp_path / "broken", tmp_path / "saved"
     whole.mkdir()
     broken.mkdir()
@@ -45,7 +45,7 @@ def test_resumed_run_is_bit_identical(finish: Finish, tmp_path: Path, nproc: int
     assert_identical(weights(whole), weights(broken))
 
 
-def test_another_world_size_goes_on_at_the_same_sample(finish: Finish, tmp_path: Path) -> None:
+def test_another_world_size_continues_at_the_same_sample(finish: Finish, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -61,7 +61,7 @@ def test_another_world_size_goes_on_at_the_same_sample(finish: Finish, tmp_path:
 def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
-    """Two agents of one rank each, as two pods; only one of them is evicted."""
+    """Two agents with one rank each, like two pods, of which only one is evicted."""
     port = free_port()
     nodes = [
         start(
@@ -106,7 +106,7 @@ def test_sigterm_without_a_checkpoint_folder_does_not_claim_one(
     assert "nothing was saved" in ended.err
 
 
-def test_state_in_memory_only_is_said_once(finish: Finish, tmp_path: Path) -> None:
+def test_warning_that_nothing_is_saved_is_printed_once(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=2)
     assert ended.err.count("in memory only") == 1
 
@@ -124,21 +124,21 @@ def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -
     assert [p.name for p in tuesday.iterdir()] == ["step-6"]
 
 
-def test_run_that_was_finished_says_so_and_how_to_go_on(finish: Finish, tmp_path: Path) -> None:
+def test_finished_run_that_is_started_again_says_how_to_train_further(finish: Finish, tmp_path: Path) -> None:
     saved, later = tmp_path / "saved", tmp_path / "later"
     flags = ("run", "--nproc", 2, "--checkpoint", saved, SMALL)
     first = finish(*flags, OUT=tmp_path, STEPS=4)
     assert (first.code, "nothing left to train" in first.err) == (0, False)
     again = finish(*flags, OUT=tmp_path, STEPS=4)
     assert again.code == 0
-    left = f"nothing left to train in this loop: {saved / 'step-4'} is of step 4, 4 are asked for"
+    left = f"nothing left to train in this loop: {saved / 'step-4'} is at step 4, run.steps ends at 4"
     assert again.err.count(left) == 1
-    assert "  to go on: ask for more" in again.err
-    assert "  to begin anew: name another --checkpoint folder" in again.err
+    assert "  to train further: ask for more steps" in again.err
+    assert "  to start from step 0: use another --checkpoint folder" in again.err
     of_earlier = finish("run", "--checkpoint", later, "--resume", saved, SMALL, OUT=tmp_path, STEPS=3)
     assert of_earlier.code == 0
-    assert f"{saved / 'step-4'} is of step 4, 3 are asked for" in of_earlier.err
-    assert "  to begin anew: leave out --resume" in of_earlier.err
+    assert f"{saved / 'step-4'} is at step 4, run.steps ends at 3" in of_earlier.err
+    assert "  to start from step 0: omit --resume" in of_earlier.err
     assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
 
 
@@ -157,9 +157,7 @@ for _ in range(2):
 """
 
 
-def test_run_that_was_resumed_and_trained_is_not_taken_for_a_finished_one(
-    finish: Finish, tmp_path: Path
-) -> None:
+def test_run_that_was_resumed_and_trained_is_not_treated_as_finished(finish: Finish, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TWO_LOOPS)
     flags = ("run", "--checkpoint", tmp_path / "saved", script)
@@ -170,14 +168,14 @@ def test_run_that_was_resumed_and_trained_is_not_taken_for_a_finished_one(
     assert finish(*flags, STEPS=4).err.count("nothing left to train") == 2
 
 
-def test_resuming_from_nothing_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+def test_resuming_from_a_missing_run_exits_78(finish: Finish, tmp_path: Path) -> None:
     ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
     assert ended.code == 78
     assert ended.err.count("there is no readable checkpoint to resume from") == 1
     assert "Traceback" not in ended.err
 
 
-def test_checkpoint_of_another_model_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_exits_78(finish: Finish, tmp_path: Path) -> None:
     flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
     assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
     ended = finish(*flags, OUT=tmp_path, STEPS=4, PLAIN=1)
@@ -185,15 +183,15 @@ def test_checkpoint_of_another_model_is_a_bad_recipe(finish: Finish, tmp_path: P
     assert "model does not fit the checkpoint of step 2" in ended.err
 
 
-def test_data_of_another_length_is_a_bad_recipe(finish: Finish, tmp_path: Path) -> None:
+def test_dataset_of_another_length_exits_78(finish: Finish, tmp_path: Path) -> None:
     flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
     assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
     ended = finish(*flags, OUT=tmp_path, STEPS=4, SAMPLES=90)
     assert ended.code == 78
-    assert "data of length 98, now it is 90" in ended.err
+    assert "the checkpoint was made with a dataset of 98 samples; this one has 90" in ended.err
 
 
-def test_torn_checkpoint_is_skipped_and_the_one_before_taken(finish: Finish, tmp_path: Path) -> None:
+def test_truncated_checkpoint_is_skipped_and_the_previous_one_is_used(finish: Finish, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     flags = ("run", "--nproc", 2, "--checkpoint", saved, "--save-every", 2, SMALL)
     assert finish(*flags, OUT=tmp_path, STEPS=4).code == 0
@@ -206,7 +204,7 @@ def test_torn_checkpoint_is_skipped_and_the_one_before_taken(finish: Finish, tmp
     assert sorted(p.name for p in saved.iterdir()) == ["step-4", "step-6"]
 
 
-def test_disk_that_takes_no_checkpoint_is_named(finish: Finish, tmp_path: Path) -> None:
+def test_disk_error_in_the_last_save_is_reported(finish: Finish, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = finish("run", "--checkpoint", tmp_path / "file" / "run", SMALL, OUT=tmp_path, STEPS=2)
     assert ended.code == 1

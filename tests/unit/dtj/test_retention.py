@@ -1,4 +1,4 @@
-"""Which checkpoints stay, what a bad disk does, and weights on their way in and out."""
+"""Which checkpoints are kept, saves to a failing disk, and export and import of weights."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import layout, load, weights
+from dtj.checkpoint import paths, reader, weights
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
 from tests.unit.dtj.conftest import PROGRAMS, Finished
@@ -27,7 +27,7 @@ def names(run: Path) -> list[str]:
 def test_save_in_the_background_is_the_same_checkpoint(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
-    """Training goes on meanwhile: a checkpoint that was not copied first would hold later weights."""
+    """Training continues meanwhile: a checkpoint that was not copied first would hold later weights."""
     _, expected = by_hand(3)
     train(finish, tmp_path / "out", *flags, "--async-save", "--save-every", 3, "--keep", 5)
     assert names(tmp_path / "out" / "run") == ["step-3", "step-6"]
@@ -35,12 +35,12 @@ def test_save_in_the_background_is_the_same_checkpoint(
     torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
 
 
-def test_as_many_stay_as_asked_for(finish: Finish, tmp_path: Path) -> None:
+def test_flag_keep_sets_how_many_checkpoints_stay(finish: Finish, tmp_path: Path) -> None:
     train(finish, tmp_path / "out", "--save-every", 1, "--keep", 3)
     assert names(tmp_path / "out" / "run") == ["step-4", "step-5", "step-6"]
 
 
-def test_best_one_stays_besides_and_is_remembered_by_a_resumed_run(finish: Finish, tmp_path: Path) -> None:
+def test_best_checkpoint_is_kept_also_after_a_resume(finish: Finish, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flags = ("run", "--checkpoint", out / "run", "--save-every", 100, PROGRAMS / "gpt.py")
     out.mkdir()
@@ -54,23 +54,25 @@ def test_best_one_stays_besides_and_is_remembered_by_a_resumed_run(finish: Finis
 @pytest.mark.parametrize(
     ("fourth", "best"),
     [
-        pytest.param(0.1, {"step": 1, "score": 0.5}, id="the one before stays"),
-        pytest.param(0.7, {"step": 4, "score": 0.7}, id="the next that is better than that takes its place"),
+        pytest.param(0.1, {"step": 1, "score": 0.5}, id="the previous best stays"),
+        pytest.param(
+            0.7, {"step": 4, "score": 0.7}, id="the next checkpoint with a higher score becomes best"
+        ),
     ],
 )
-def test_best_one_could_not_be_written(
+def test_best_checkpoint_could_not_be_written(
     finish: Finish, tmp_path: Path, fourth: float, best: dict[str, float]
 ) -> None:
-    """Only rank 0 notices."""
+    """Only rank 0 knows of the error."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "step-3.tmp").touch()  # where the folder of step 3 is to be made
+    (run / "step-3.tmp").touch()  # so that the folder of this name cannot be created
     flags = ("run", "--nproc", 2, "--checkpoint", run, "--save-every", 100, PROGRAMS / "gpt.py")
     ended = finish(*flags, OUT=tmp_path, STEPS=7, SCORES=f"0.5,0.1,0.9,{fourth},0.1,0.1,0.1")
     assert ended.code == 0, ended.err
     assert "step-3 could not be written: " in ended.err
     assert set(names(run)) - {"step-3.tmp"} == {f"step-{best['step']}", "step-7"}
-    assert load.whole(run / "step-7")["best"] == best
+    assert reader.whole(run / "step-7")["best"] == best
 
 
 @pytest.mark.parametrize(
@@ -81,14 +83,16 @@ def test_best_one_could_not_be_written(
         pytest.param([1, 2, 3, 4], 2, 4, ["step-2", "step-1"], id="the best is among the newest"),
     ],
 )
-def test_what_may_go(found: list[int], keep: int, best: int | None, gone: list[str]) -> None:
-    doomed = layout.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
+def test_old_checkpoints_are_removed_but_not_the_best(
+    found: list[int], keep: int, best: int | None, gone: list[str]
+) -> None:
+    doomed = paths.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
     assert doomed == gone
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder whose file system has room for so many kB."""
+    """A folder on a file system of the given size in kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount(folder, 0, f"size={request.param}k")
@@ -103,7 +107,7 @@ def mount(folder: Path, flags: int, options: str) -> None:
 
 
 def become_read_only(disk: Path) -> None:
-    """As an administrator or a kernel that found an error does it."""
+    """Remount read-only, as an administrator does, or the kernel after an error."""
     ms_rdonly, ms_remount = 1, 32
     mount(disk, ms_rdonly | ms_remount, "")
 
@@ -120,7 +124,7 @@ KINDS = [
     [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
     indirect=["small_disk"],
 )
-def test_full_disk_leaves_the_last_checkpoint_and_training_goes_on(
+def test_training_continues_with_a_full_disk_and_the_last_checkpoint_stays(
     finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
 ) -> None:
     run = small_disk / "run"
@@ -128,12 +132,12 @@ def test_full_disk_leaves_the_last_checkpoint_and_training_goes_on(
         *("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py"), OUT=tmp_path, STEPS=5
     )
     assert "step-4 could not be written: " in ended.err
-    the_last_good_one_is_whole(ended, run)
+    assert_older_checkpoint_is_intact(ended, run)
 
 
 @pytest.mark.parametrize("small_disk", [20_000], indirect=True)
 @pytest.mark.parametrize("flags", KINDS)
-def test_volume_that_becomes_read_only_leaves_the_last_checkpoint_and_training_goes_on(
+def test_training_continues_on_a_read_only_volume_and_the_last_checkpoint_stays(
     finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
 ) -> None:
     run = small_disk / "run"
@@ -143,21 +147,21 @@ def test_volume_that_becomes_read_only_leaves_the_last_checkpoint_and_training_g
     ended = finish(*command, OUT=tmp_path, STEPS=5)
     assert f"resuming from {run / 'step-2'}" in ended.err
     assert "step-4 could not be written: Read-only file system" in ended.err
-    the_last_good_one_is_whole(ended, run)
+    assert_older_checkpoint_is_intact(ended, run)
 
 
-def the_last_good_one_is_whole(ended: Finished, run: Path) -> None:
-    """It is that of step 2 of 5: training went on to its end, which is then not on the disk."""
-    assert "the last good one is of step 2, training goes on" in ended.err
+def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
+    """The checkpoint of step 2 of 5. Training continued to the end, but its last state is not on disk."""
+    assert "training continues (newest checkpoint: of step 2)" in ended.err
     assert ended.code == 1
     assert "step-5 could not be written" in ended.err
     assert "Traceback" not in ended.err
     assert names(run) == ["step-2"]
-    assert load.whole(run / "step-2")["step"] == 2
+    assert reader.whole(run / "step-2")["step"] == 2
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_weights_go_out_of_a_sharded_run_and_into_another(
+def test_weights_of_a_sharded_run_are_exported_and_loaded_by_another(
     finish: Finish, tmp_path: Path, suffix: str
 ) -> None:
     _, expected = by_hand(STEPS)
@@ -170,7 +174,7 @@ def test_weights_go_out_of_a_sharded_run_and_into_another(
     first = train(finish, tmp_path / "next", "--nproc", 2, "--parallel", "tp", "--weights", file, steps=1)
     again = GPT(SHAPE)
     weights.assign(again, file)
-    assert first[0] < by_hand(1)[0][0], "it began with weights that had learned nothing"
+    assert first[0] < by_hand(1)[0][0], "the first run started with untrained weights"
     assert torch.equal(again.head.weight, again.token.weight)
 
 
@@ -179,7 +183,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     torch.save(nn.Linear(3, 2).state_dict(), file)
     with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
         weights.assign(nn.Linear(3, 5), file)
-    with pytest.raises(RecipeError, match="has bias, which the model has not"):
+    with pytest.raises(RecipeError, match="has bias, which the model does not have"):
         weights.assign(nn.Linear(3, 2, bias=False), file)
     torch.save(nn.Linear(3, 2), file)
     with pytest.raises(RecipeError, match="is not a state_dict"):
@@ -187,7 +191,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_weights_that_are_cut_off_are_refused(finish: Finish, tmp_path: Path, suffix: str) -> None:
+def test_truncated_weights_are_refused(finish: Finish, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"weights{suffix}"
     train(finish, tmp_path / "out")
     assert finish("export", tmp_path / "out" / "run", file).code == 0
@@ -196,7 +200,9 @@ def test_weights_that_are_cut_off_are_refused(finish: Finish, tmp_path: Path, su
         weights.read(file)
 
 
-def test_export_of_what_is_not_there(finish: Finish, tmp_path: Path) -> None:
+def test_export_without_a_checkpoint_a_part_or_a_target_folder_is_refused(
+    finish: Finish, tmp_path: Path
+) -> None:
     ended = finish("export", tmp_path, tmp_path / "w.pt")
     assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)
     train(finish, tmp_path / "out")

@@ -33,7 +33,9 @@ def seen(out: Path, step: int) -> list[int]:
     "flags",
     [
         pytest.param(("--nproc", 2), id="two ranks"),
-        pytest.param(("--nproc", 4), id="four ranks, two of which have no sample in a ragged batch"),
+        pytest.param(
+            ("--nproc", 4), id="four ranks, two of which have no sample in the last batch of an epoch"
+        ),
         pytest.param(("--nproc", 1, "--micro-batch", 5), id="one rank in uneven micro-batches"),
         pytest.param(("--nproc", 2, "--micro-batch", 4), id="two ranks in uneven micro-batches"),
     ],
@@ -46,7 +48,7 @@ def test_same_weights_as_one_rank(finish: Finish, tmp_path: Path, flags: tuple[o
     assert all(seen(tmp_path / "alone", s) == seen(tmp_path / "together", s) for s in range(20))
 
 
-def test_an_epoch_is_every_sample_once_in_a_new_order(finish: Finish, tmp_path: Path) -> None:
+def test_each_epoch_has_every_sample_once_in_a_new_order(finish: Finish, tmp_path: Path) -> None:
     trained(finish, tmp_path / "out", "--nproc", 2)
     steps = [seen(tmp_path / "out", s) for s in range(18)]
     assert sorted(chain(*steps[:9])) == list(range(98))

@@ -1,4 +1,4 @@
-"""Every strategy trains the same model as a hand-written loop in one process; some keep less of it."""
+"""Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from dtj.data import order
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel.average import buckets
 from dtj.parallel.layout import lay_out
 from dtj.parallel.pipeline import Pipeline
-from dtj.parallel.stages import cut_evenly
+from dtj.parallel.stages import split_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
-from dtj.parallel.zero import deal
+from dtj.parallel.zero import assign_owners
 from dtj.world import World
 from tests.unit.dtj.conftest import PROGRAMS, Finished
 
@@ -63,7 +63,7 @@ def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> list
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = load.whole(out / "run" / f"step-{step}")["parts"]["model"]
+    found: dict[str, torch.Tensor] = reader.whole(out / "run" / f"step-{step}")["parts"]["model"]
     return found
 
 
@@ -86,7 +86,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         pytest.param(("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2"), id="tp+ddp"),
         pytest.param(("--nproc", 3, "--parallel", "pp"), id="pp"),
         pytest.param(("--nproc", 4, "--parallel", "pp+ddp", "--mesh", "pp=2"), id="pp+ddp"),
-        pytest.param(("--nproc", 2, "--recompute"), id="ddp, activations computed again"),
+        pytest.param(("--nproc", 2, "--recompute"), id="ddp, recomputed activations"),
     ],
 )
 def test_same_losses_and_weights_as_by_hand(
@@ -101,12 +101,12 @@ def test_same_losses_and_weights_as_by_hand(
     "flags", [("--nproc", 2, "--parallel", "tp"), ("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2")]
 )
 def test_tensor_parallel_ranks_with_dropout_stay_replicas(finish: Finish, flags: tuple[Any, ...]) -> None:
-    """What is not cut is the same on all ranks, as long as they drop the same activations."""
+    """Replicated weights are the same on all ranks only if the ranks drop the same activations."""
     ended = finish("run", *flags, PROGRAMS / "dropout.py")
     assert ended.code == 0, ended.err
-    told = [line.partition("weights ")[2] for line in ended.out.splitlines() if "weights " in line]
-    assert len(told) == flags[1]
-    assert len(set(told)) == 1
+    printed = [line.partition("weights ")[2] for line in ended.out.splitlines() if "weights " in line]
+    assert len(printed) == flags[1]
+    assert len(set(printed)) == 1
 
 
 def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
 
 
 @pytest.mark.parametrize(
-    ("saved_by", "code", "told"),
+    ("saved_by", "code", "message"),
     [
         pytest.param(("--nproc", 1), 0, "resuming from", id="whole: rank 0 reads it for all"),
         pytest.param(
@@ -151,9 +151,9 @@ runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
     ],
 )
 def test_volume_that_only_rank_0_mounts(
-    finish: Finish, tmp_path: Path, saved_by: tuple[object, ...], code: int, told: str
+    finish: Finish, tmp_path: Path, saved_by: tuple[object, ...], code: int, message: str
 ) -> None:
-    """All ranks know alike that the last step is on the disk already, and save it together or not at all."""
+    """All ranks agree whether the last step is saved already, and save it together or not at all."""
     out = tmp_path / "out"
     train(finish, out, *saved_by, steps=2)
     script = tmp_path / "hidden.py"
@@ -164,7 +164,7 @@ def test_volume_that_only_rank_0_mounts(
     if "not permitted" in ended.err:
         pytest.skip("no right to hide a volume from a process")
     assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
-    assert told in ended.err
+    assert message in ended.err
 
 
 def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ for batch in run.steps(1):
     assert ended.out.count("norm 2.0") == 2  # of a gradient of ones
 
 
-# Trains with an optimizer that keeps more than what belongs to one parameter each.
-KEEPS_MORE = """
+# Trains with an optimizer; "Shared" keeps state that belongs to no parameter.
+OPTIMIZERS = """
 import os
 import torch
 from torch import nn
@@ -232,17 +232,17 @@ print("mean", optimizer.state["all"].get("mean", torch.zeros(0)).tolist())
 @pytest.mark.parametrize("name", ["LBFGS", "Shared"])
 def test_optimizer_that_zero1_cannot_shard_is_refused(finish: Finish, tmp_path: Path, name: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(KEEPS_MORE)
+    script.write_text(OPTIMIZERS)
     ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER=name, STEPS=2)
     assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
-    assert f"--parallel zero1 cannot shard {name}, which keeps more" in ended.err
+    assert f"--parallel zero1 cannot shard {name}, which does not update each parameter" in ended.err
 
 
-def test_zero1_shards_state_that_an_optimizer_makes_before_its_first_step(
+def test_zero1_shards_state_that_an_optimizer_creates_before_its_first_step(
     finish: Finish, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(KEEPS_MORE)
+    script.write_text(OPTIMIZERS)
     ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER="Adagrad", STEPS=2)
     assert ended.code == 0, ended.err
     assert [f"state of {n}" in ended.out for n in range(5)] == [False, True, False, True, False], ended.out
@@ -271,9 +271,11 @@ print("keeps", *(len(optimizer.state) for optimizer in optimizers))
     assert ended.out.count("keeps 1 1\n") == 2  # of a weight and a bias each
 
 
-def test_state_of_no_parameter_comes_back_whole_in_a_sharded_run(finish: Finish, tmp_path: Path) -> None:
+def test_optimizer_state_of_no_parameter_is_restored_whole_in_a_sharded_run(
+    finish: Finish, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(KEEPS_MORE)
+    script.write_text(OPTIMIZERS)
     for steps in (2, 3):
         flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", tmp_path / "run")
         ended = finish("run", *flags, script, OPTIMIZER="Shared", STEPS=steps)
@@ -285,7 +287,7 @@ def test_state_of_no_parameter_comes_back_whole_in_a_sharded_run(finish: Finish,
     ("strategy", "parameters", "state"),
     [
         pytest.param("ddp", 1.0, 1.0, id="ddp holds all of both"),
-        pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer's state"),
+        pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer state"),
         pytest.param("fsdp", 0.31, 0.27, id="fsdp holds a quarter of both"),
     ],
 )
@@ -303,7 +305,7 @@ def grid(strategy: str, mesh: str) -> Any:
 
 
 class Planned(nn.Sequential):
-    """One layer, to be cut as told."""
+    """One layer with any tensor_plan."""
 
     def __init__(self, plan: dict[str, str]) -> None:
         super().__init__(nn.Linear(8, 8))
@@ -322,7 +324,7 @@ CPU = torch.device("cpu")
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),
             nn.Linear(4, 4),
-            "Linear does not say how to cut it.*tensor_plan",
+            r"Linear has no tensor_plan\(\), so its matrices cannot be sharded.*define tensor_plan",
             id="tp without a plan",
         ),
         pytest.param(
@@ -334,25 +336,25 @@ CPU = torch.device("cpu")
         pytest.param(
             Pipeline(grid("pp", ""), CPU),
             nn.Linear(4, 4),
-            "Linear does not say of what it consists.*pipeline_plan",
+            r"Linear has no pipeline_plan\(\), so it cannot be split into stages.*define pipeline_plan",
             id="pp without a plan",
         ),
         pytest.param(
             Pipeline(grid("pp", ""), CPU),
             GPT(Shape(vocabulary=32, context=8, layers=1, heads=2, width=16)),
-            "pp=4 is more than the 3 pieces of GPT.*pp=3",
+            "--mesh pp=4: GPT has only 3 pieces.*pp=3",
             id="more stages than pieces",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),
             Planned({"0": "cols"}),
-            "'cols' of 0.*columns or rows",
+            'invalid value \'cols\' for 0.*"columns" or "rows"',
             id="a typo",
         ),
         pytest.param(
             TensorParallel(grid("tp", ""), CPU),
             Planned({"1": "rows"}),
-            "names 1: .*'?1'?",
+            "no weight at 1: .*'?1'?",
             id="no such module",
         ),
         pytest.param(
@@ -363,23 +365,23 @@ CPU = torch.device("cpu")
         ),
     ],
 )
-def test_models_that_cannot_be_split(strategy: Any, model: nn.Module, message: str) -> None:
+def test_model_that_cannot_be_split_is_refused(strategy: Any, model: nn.Module, message: str) -> None:
     with pytest.raises(RecipeError, match=f"(?s){message}"):
         strategy.wrap(model)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "parts", "ends"),
+    ("sizes", "stages", "ends"),
     [
         pytest.param([1, 1, 1, 1], 2, [2, 4], id="equal pieces are halved"),
-        pytest.param([8, 1, 1, 1], 2, [1, 4], id="a heavy piece is alone"),
-        pytest.param([1, 9, 9, 1], 4, [1, 2, 3, 4], id="no part is empty"),
+        pytest.param([8, 1, 1, 1], 2, [1, 4], id="a large piece is a stage of its own"),
+        pytest.param([1, 9, 9, 1], 4, [1, 2, 3, 4], id="no stage is empty"),
         pytest.param([3, 1, 1, 1, 4, 2], 3, [3, 5, 6], id="the largest sum is the smallest possible"),
     ],
 )
-def test_stages_are_even(sizes: list[int], parts: int, ends: list[int]) -> None:
-    found = cut_evenly(sizes, parts)
-    assert len(found) == parts
+def test_largest_stage_is_as_small_as_possible(sizes: list[int], stages: int, ends: list[int]) -> None:
+    found = split_evenly(sizes, stages)
+    assert len(found) == stages
     starts = [0, *found[:-1]]
     best = max(sum(sizes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True))
     assert max(sum(sizes[a:b]) for a, b in zip(starts, found, strict=True)) == best
@@ -387,9 +389,9 @@ def test_stages_are_even(sizes: list[int], parts: int, ends: list[int]) -> None:
     assert found[-1] == len(sizes)
 
 
-def test_parameters_are_dealt_evenly() -> None:
+def test_owners_of_parameters_have_similar_loads() -> None:
     parameters = [nn.Parameter(torch.empty(n)) for n in (5, 9, 1, 3, 3, 9)]
-    owners = deal(parameters, 3)
+    owners = assign_owners(parameters, 3)
     loads = [sum(p.numel() for p in parameters if owners[p] == rank) for rank in range(3)]
     assert sum(loads) == 30
     assert max(loads) - min(loads) <= 9
@@ -403,7 +405,7 @@ def test_blocks_of_a_model() -> None:
     assert blocks(nn.Linear(2, 2)) == []
 
 
-def test_buckets_hold_all_tensors_and_never_two_types() -> None:
+def test_buckets_hold_all_tensors_and_never_mix_types() -> None:
     tensors = [torch.zeros(3), torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(9_000_000)]
     found = list(buckets(tensors))
     assert [t for bucket in found for t in bucket] == tensors

@@ -1,4 +1,4 @@
-"""Data that can only be read in order: once an epoch each, at any and a changing number of ranks."""
+"""Datasets that can only be read in order: each sample once per epoch, even if the world size changes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
 
-# Told where a test has more workers than this machine has processors.
+# Raised if a test has more workers than this machine has processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Stream(IterableDataset[int]):
-    """Numbers in an order that each epoch changes; remembers how often it was read."""
+    """Numbers in another order in each epoch; counts how many samples were read."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -34,20 +34,20 @@ class Stream(IterableDataset[int]):
 
 
 class Skipping(Stream):
-    """One that can begin anywhere, as those of Hugging Face do."""
+    """A stream that can start anywhere, as those of Hugging Face can."""
 
     def skip(self, n: int) -> Iterator[int]:
         return iter(list(iter(Stream(self.n)))[n:])
 
 
 def values(f: Any) -> list[int]:
-    """Samples themselves, of the next batch, that count for this rank."""
+    """This rank's samples of the next batch, without those of dummy micro-batches."""
     batch = f.batch()
-    return [i for part in batch.parts if part.weight for i in batch.fetch(part).tolist()]
+    return [i for mb in batch.micro_batches if mb.weight for i in batch.fetch(mb).tolist()]
 
 
 @in_changing_worlds
-def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
+def test_epoch_is_complete_when_the_world_size_changes_at_every_step(
     n: int, batch: int, sizes: list[int], micro: int | None
 ) -> None:
     state, step, seen, ends = {"epoch": 1, "consumed": 0}, 0, [], False
@@ -65,7 +65,7 @@ def test_an_epoch_is_complete_though_the_world_changes_size_at_every_step(
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_epochs_follow_one_another_in_orders_of_their_own(workers: int) -> None:
+def test_each_epoch_is_read_in_its_own_order(workers: int) -> None:
     f = feed(data=Stream(10), batch=4, workers=workers)
     found, batches = [], []
     for _ in range(6):
@@ -83,7 +83,7 @@ def test_epochs_follow_one_another_in_orders_of_their_own(workers: int) -> None:
 
 
 class Divided(Stream):
-    """One that takes each worker for another reader, as it has to be for torch's own loader."""
+    """A stream that divides itself among the workers, as torch's own DataLoader requires."""
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()
@@ -92,7 +92,7 @@ class Divided(Stream):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_stream_that_divides_itself_among_workers_is_complete(workers: int) -> None:
+def test_stream_that_divides_itself_among_workers_is_read_completely(workers: int) -> None:
     f = feed(data=Divided(20), batch=4, workers=workers)
     found = []
     for _ in range(5):
@@ -103,16 +103,18 @@ def test_stream_that_divides_itself_among_workers_is_complete(workers: int) -> N
 
 
 @given(samples=st.integers(1, 40), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
-def test_in_lockstep_every_rank_has_as_many_micro_batches(samples: int, size: int, micro: int | None) -> None:
+def test_in_lockstep_all_ranks_have_equally_many_micro_batches(
+    samples: int, size: int, micro: int | None
+) -> None:
     ranks = [
         feed(data=Stream(samples), rank=r, size=size, batch=samples, micro=micro, in_lockstep=True)
         for r in range(size)
     ]
     batches = [f.batch() for f in ranks]
-    assert len({len(b.parts) for b in batches}) == 1
+    assert len({len(b.micro_batches) for b in batches}) == 1
     assert sorted(i for f in ranks for i in real(f)) == list(range(samples))
-    assert all(len(b.fetch(p)) == len(p.indices) for b in batches for p in b.parts)
-    assert sum(p.weight for b in batches for p in b.parts) == pytest.approx(1)
+    assert all(len(b.fetch(p)) == len(p.indices) for b in batches for p in b.micro_batches)
+    assert sum(p.weight for b in batches for p in b.micro_batches) == pytest.approx(1)
 
 
 def test_evaluation_reads_one_epoch() -> None:
@@ -132,12 +134,19 @@ def test_stream_that_can_skip_is_not_read_from_the_start() -> None:
     ("n", "state", "message"),
     [
         pytest.param(0, {"epoch": 0, "consumed": 0}, "the stream is empty", id="empty"),
-        pytest.param(7, {"epoch": 0, "consumed": 8}, "fewer samples than the 8 of this epoch", id="shorter"),
-        pytest.param(7, {"position": 8, "length": 9, "seed": 0}, "an index, now it is a stream", id="other"),
+        pytest.param(7, {"epoch": 0, "consumed": 8}, "no samples after the 8 that", id="shorter"),
+        pytest.param(
+            7,
+            {"position": 8, "length": 9, "seed": 0},
+            "with a map-style dataset; this one is a stream",
+            id="map-style",
+        ),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_stream_that_is_not_what_was_saved(n: int, state: dict[str, int], message: str, workers: int) -> None:
+def test_stream_that_differs_from_the_saved_one_is_refused(
+    n: int, state: dict[str, int], message: str, workers: int
+) -> None:
     def resume() -> None:
         f = feed(data=Stream(n), workers=workers)
         f.load_state_dict(state)
@@ -147,11 +156,11 @@ def test_stream_that_is_not_what_was_saved(n: int, state: dict[str, int], messag
         resume()
 
 
-def test_steps_of_an_epoch_are_known_where_the_length_is() -> None:
+def test_steps_per_epoch_are_known_if_the_stream_has_a_length() -> None:
     class Measured(Stream):
         def __len__(self) -> int:
             return self.n
 
     assert feed(data=Measured(10), batch=4).steps_per_epoch == 3
-    with pytest.raises(RecipeError, match=r"stream without length(.|\n)*Recipe\(steps=1000\)"):
+    with pytest.raises(RecipeError, match=r"stream without __len__(.|\n)*Recipe\(steps=1000\)"):
         feed(data=Stream(10)).steps_per_epoch  # noqa: B018

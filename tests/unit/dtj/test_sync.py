@@ -1,4 +1,4 @@
-"""Policies that exchange less or later do what their papers say, to rounding."""
+"""Policies that communicate less or later do what their papers say, up to rounding."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def mean(lists: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def alone_for(every: int, *, from_step: int = 0, outer: bool = False) -> GPT:
-    """Two models on halves of each batch that meet now and then, in one process."""
+    """Two models on halves of each batch, in one process, which synchronize every `every` steps."""
     pair = [model(), model()]
     met_at = [p.detach().clone() for p in pair[0].parameters()]
     momentum = [torch.zeros_like(p) for p in met_at]
@@ -119,7 +119,7 @@ def run(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> dict[s
         pytest.param("stale:2", lambda: delayed(2), id="bounded staleness"),
     ],
 )
-def test_policy_is_what_its_definition_says(
+def test_policy_follows_its_definition(
     finish: Finish, tmp_path: Path, policy: str, expected: Callable[[], GPT]
 ) -> None:
     found = run(finish, tmp_path, "--sync", policy)
@@ -130,7 +130,7 @@ def test_policy_is_what_its_definition_says(
 
 
 @pytest.mark.parametrize("policy", ["local:2", "diloco:4", "stale:2"])
-def test_resumed_run_is_the_unbroken_one(finish: Finish, tmp_path: Path, policy: str) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(finish: Finish, tmp_path: Path, policy: str) -> None:
     unbroken = run(finish, tmp_path / "unbroken", "--sync", policy)
     run(finish, tmp_path / "resumed", "--sync", policy, steps=4)
     resumed = run(finish, tmp_path / "resumed", "--sync", policy)
@@ -138,15 +138,15 @@ def test_resumed_run_is_the_unbroken_one(finish: Finish, tmp_path: Path, policy:
 
 
 @pytest.mark.parametrize("before", [1, 2])
-def test_diloco_goes_on_from_a_run_without_it(finish: Finish, tmp_path: Path, before: int) -> None:
-    """The first outer step is one from the weights of the checkpoint, not from those before any training."""
+def test_diloco_resumes_a_run_without_it(finish: Finish, tmp_path: Path, before: int) -> None:
+    """The first outer step starts from the weights of the checkpoint, not from the initial ones."""
     run(finish, tmp_path, "--nproc", before, steps=4)
     found = run(finish, tmp_path, "--sync", "diloco:4")
     expected = alone_for(4, from_step=4, outer=True).state_dict()
     torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-6)
 
 
-def test_slow_rank_holds_the_others_only_when_they_are_as_far_ahead_as_allowed(
+def test_slow_rank_delays_the_others_only_when_they_are_at_most_steps_ahead(
     start: Start, tmp_path: Path
 ) -> None:
     flags = ("--nproc", 2, "--sync", "stale:3", PROGRAMS / "gpt.py")
@@ -158,13 +158,13 @@ def test_slow_rank_holds_the_others_only_when_they_are_as_far_ahead_as_allowed(
     assert done.read_text() == "40"
 
 
-def test_checkpoints_wait_until_ranks_meet(finish: Finish, tmp_path: Path) -> None:
+def test_checkpoints_wait_for_the_next_sync_point(finish: Finish, tmp_path: Path) -> None:
     run(finish, tmp_path, "--sync", "local:3", "--save-every", 2, "--keep", 9)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-3", "step-6", "step-8"]
 
 
 @pytest.mark.parametrize("hook", ["bf16", "fp16", "powersgd:2", "topk:10"])
-def test_compressed_gradients_still_lead_downhill(finish: Finish, tmp_path: Path, hook: str) -> None:
+def test_loss_falls_with_compressed_gradients(finish: Finish, tmp_path: Path, hook: str) -> None:
     found = run(finish, tmp_path / "small", "--compress", hook, steps=24)
     exact = run(finish, tmp_path / "exact", steps=24)
     losses = [
@@ -177,7 +177,7 @@ def test_compressed_gradients_still_lead_downhill(finish: Finish, tmp_path: Path
 
 
 class Bucket:
-    """As DDP hands it to a hook."""
+    """A bucket as DDP passes it to a hook."""
 
     def __init__(self, parameters: list[nn.Parameter], values: list[torch.Tensor]) -> None:
         self._parameters = parameters
@@ -203,7 +203,7 @@ def one_rank() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("hook", [TopK(10), PowerSGD(2)], ids=lambda h: type(h).__name__)
-def test_what_is_left_out_comes_later(hook: WithFeedback) -> None:
+def test_hook_sends_later_what_it_left_out(hook: WithFeedback) -> None:
     chance = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.empty(20, 30)), nn.Parameter(torch.empty(7))]
     true = [torch.zeros(20, 30), torch.zeros(7)]
@@ -232,7 +232,7 @@ def test_powersgd_is_exact_for_a_matrix_of_its_rank() -> None:
     torch.testing.assert_close(bucket.gradients()[0], low, rtol=1e-4, atol=1e-4)
 
 
-def test_last_step_is_logged_though_a_message_is_under_way(finish: Finish, tmp_path: Path) -> None:
+def test_last_step_is_logged_while_a_message_is_in_flight(finish: Finish, tmp_path: Path) -> None:
     """With stale:4 the message of an earlier step may be read four steps later."""
     ended = finish("run", "--nproc", 2, "--sync", "stale:4", PROGRAMS / "gpt.py", OUT=tmp_path, STEPS=3)
     assert ended.code == 0, ended.err
@@ -240,7 +240,7 @@ def test_last_step_is_logged_though_a_message_is_under_way(finish: Finish, tmp_p
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_topk_sends_the_largest_of_a_bucket() -> None:
+def test_topk_sends_the_largest_elements_of_a_bucket() -> None:
     bucket: Any = Bucket([nn.Parameter(torch.empty(20))], [torch.arange(20.0) - 18])
     TopK(10).average(None, bucket)
     assert bucket.gradients()[0].tolist() == [-18, -17] + [0] * 18
@@ -255,16 +255,18 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
         pytest.param({"sync": "sometimes:3"}, None, "'sometimes:3'.*local:K", id="unknown policy"),
         pytest.param({"sync": "local:2.5"}, None, "expected a whole number", id="half a step"),
         pytest.param(
-            {"sync": "local:inf"}, None, "'local:inf', expected a whole number", id="no end of steps"
+            {"sync": "local:inf"}, None, "'local:inf', expected a whole number", id="infinite steps"
         ),
         pytest.param({"sync": "stale:nan"}, None, "'stale:nan', expected a whole number", id="no number"),
         pytest.param({"sync": "local:0"}, None, "'local:0', expected a whole number of at least 1", id="0"),
         pytest.param({"compress": "powersgd:2.5"}, None, "expected a whole number", id="half a rank"),
-        pytest.param({"compress": "topk:200"}, None, "'topk:200', expected .* at most 100", id="over all"),
+        pytest.param(
+            {"compress": "topk:200"}, None, "'topk:200', expected .* at most 100", id="over 100 percent"
+        ),
         pytest.param({"compress": "topk:0"}, None, "'topk:0', expected a number above 0", id="none"),
         pytest.param({"compress": "topk:nan"}, None, "'topk:nan', expected a number above 0", id="nan"),
         pytest.param({"compress": "zip"}, None, "'zip'.*powersgd\\[:RANK\\]", id="unknown hook"),
-        pytest.param({"compress": "bf16:3"}, None, "'bf16:3'", id="a number where none belongs"),
+        pytest.param({"compress": "bf16:3"}, None, "'bf16:3'", id="a number that bf16 does not take"),
         pytest.param({"sync": "local:2"}, "fsdp", "--sync local does not work with .*fsdp", id="sharded"),
         pytest.param({"compress": "bf16"}, "tp", "--compress bf16 does not work with .*tp", id="split"),
         pytest.param(
@@ -281,11 +283,11 @@ def test_topk_sends_the_largest_of_a_bucket() -> None:
             {"compress": "topk", "precision": "fp16"},
             None,
             "--compress topk .*bf16",
-            id="a rest of another scale",
+            id="error feedback of another scale",
         ),
     ],
 )
-def test_flags_that_cannot_be(flags: dict[str, str], parallel: str | None, message: str) -> None:
+def test_flags_that_are_refused(flags: dict[str, str], parallel: str | None, message: str) -> None:
     with pytest.raises(RecipeError, match=f"(?s){message}"):
         select(
             Settings.read({variable(name): text for name, text in flags.items()}),

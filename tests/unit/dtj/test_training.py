@@ -121,7 +121,7 @@ def test_endless_stream_is_trained_for_a_number_of_steps(
     assert "step 6/6  epoch 0" in ended.out
     ended = finish("train", "--nproc", 2, target, "epochs=1")
     assert ended.code == 78
-    assert ended.err.count("the data set is a stream without length") == 1
+    assert ended.err.count("the dataset is a stream without __len__") == 1
     assert "Recipe(steps=1000)" in ended.err
 
 

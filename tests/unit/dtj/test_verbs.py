@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.checkpoint import load
+from dtj.checkpoint import reader
 from tests.unit.dtj.conftest import Finished
 
 PROGRAM = """
@@ -108,4 +108,4 @@ def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) 
     script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
     ended = finish("run", "--checkpoint", tmp_path / "run", script)
     assert ended.code == 0, ended.err
-    assert type(load.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
+    assert type(reader.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float

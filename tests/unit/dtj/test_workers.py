@@ -1,4 +1,4 @@
-"""Processes that load samples ahead: same samples, same order, and none is left behind."""
+"""Worker processes that load samples: same samples, same order, and no process outlives its rank."""
 
 import multiprocessing
 import random
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from dtj import random_state
-from dtj.data import load
+from dtj.data import loader
 from dtj.errors import RecipeError
 from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
 from tests.unit.dtj.feeds import feed, real
@@ -26,12 +26,12 @@ from tests.unit.dtj.test_same_result import seen
 Finish = Callable[..., Finished]
 
 
-# Told where a test has more workers than this machine has processors.
+# Raised if a test has more workers than this machine has processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 class Augmented:
-    """Samples with noise from the generators of whoever loads them."""
+    """Samples with noise from the random generators of the process that loads them."""
 
     def __len__(self) -> int:
         return 40
@@ -41,7 +41,7 @@ class Augmented:
 
 
 def noise() -> torch.Tensor:
-    """() in [0, 0.5), of all generators that a data set may use."""
+    """() in [0, 0.5), from all generators that a dataset may use."""
     return (torch.rand(()) + random.random() + float(np.random.random())) / 6
 
 
@@ -54,7 +54,7 @@ def batches(f: Any, count: int) -> list[torch.Tensor]:
     return found
 
 
-def test_workers_bring_the_same_samples_as_the_rank_itself() -> None:
+def test_workers_load_the_same_samples_as_the_rank_itself() -> None:
     alone, helped = feed(40, batch=6, micro=2), feed(40, batch=6, micro=2, workers=3)
     expected, found = batches(alone, 15), batches(helped, 15)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -78,16 +78,18 @@ def noisy(samples: list[int]) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 3])
-def test_noise_depends_on_the_samples_alone_so_that_a_resumed_run_repeats_it(
+def test_noise_depends_only_on_the_samples_so_a_resumed_run_repeats_it(
     how: dict[str, Any], state: dict[str, int], workers: int
 ) -> None:
-    """So do the stages of a pipeline, of which one takes the inputs and another the targets."""
+    """The stages of a pipeline need this too: one stage loads the inputs, another the targets."""
     whole = batches(feed(batch=8, micro=2, workers=2, **how), 5)
     later = feed(batch=8, micro=2, workers=workers, **how)
     later.load_state_dict(state)
     random_state.begin(0, step=3, verb=1, stream=workers, device=torch.device("cpu"))  # as another rank
     assert all(torch.equal(a, b) for a, b in zip(whole[12:], batches(later, 2), strict=True))
-    assert len({(sample % 1).item() for batch in whole for sample in batch}) > 30, "each has noise of its own"
+    assert len({(sample % 1).item() for batch in whole for sample in batch}) > 30, (
+        "each sample has its own noise"
+    )
 
 
 class Counting:
@@ -108,25 +110,25 @@ class Counting:
 
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("data", [range(40), InOrder()], ids=["map-style", "stream"])
-def test_evaluation_makes_each_batch_once_and_none_beyond_its_end(data: Any, workers: int) -> None:
+def test_evaluation_loads_each_batch_once_and_none_beyond_the_epoch(data: Any, workers: int) -> None:
     f = feed(data=data, batch=8, once=True, workers=workers, collate=(collate := Counting()))
     assert sorted(i for batch in f.epoch_once() for mb in batch for i in mb.tolist()) == list(range(40))
     f.close()
     assert collate.calls == 5
 
 
-def test_micro_batch_that_is_asked_for_twice_is_loaded_once() -> None:
-    """A backward pass that a lost rank has broken off is repeated."""
+def test_micro_batch_that_is_fetched_twice_is_loaded_once() -> None:
+    """A backward pass is repeated if the loss of a rank interrupted it."""
     f = feed(40, batch=40, micro=20, once=True, workers=2, collate=(collate := Counting()))
     batch = f.batch()
-    first, second, again = (batch.fetch(batch.parts[n]) for n in (0, 1, 0))
+    first, second, again = (batch.fetch(batch.micro_batches[n]) for n in (0, 1, 0))
     f.close()
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
     assert collate.calls == 2
 
 
-def test_batch_that_is_done_is_let_go() -> None:
+def test_finished_batch_is_freed() -> None:
     f = feed(40, batch=8, workers=1)
     done = weakref.ref(next(iter(f.batch())))
     assert done() is not None
@@ -138,7 +140,7 @@ def test_batch_that_is_done_is_let_go() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("data", [Augmented(), InOrder()], ids=["map-style", "stream"])
-def test_samples_leave_the_random_numbers_of_dropout_alone(data: Any, workers: int) -> None:
+def test_loading_samples_does_not_change_the_random_numbers_of_dropout(data: Any, workers: int) -> None:
     random_state.seed(4)
     expected = noise()
     random_state.seed(4)
@@ -146,8 +148,8 @@ def test_samples_leave_the_random_numbers_of_dropout_alone(data: Any, workers: i
     assert torch.equal(noise(), expected)
 
 
-def test_workers_follow_where_the_position_goes() -> None:
-    """As where another rank's state is taken over, or a checkpoint's."""
+def test_workers_restart_when_the_position_jumps() -> None:
+    """As after taking over the state of another rank or of a checkpoint."""
     f = feed(40, batch=8, workers=2)
     for position in (0, 24, 8):
         f.load_state_dict({"position": position, "length": 40, "seed": 0})
@@ -156,7 +158,7 @@ def test_workers_follow_where_the_position_goes() -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"STREAM": 1}], ids=["map-style", "stream"])
-def test_world_of_changing_size_sees_each_sample_once(
+def test_each_sample_is_used_once_when_the_world_size_changes(
     finish: Finish, tmp_path: Path, kind: dict[str, int]
 ) -> None:
     """2 -> 3 -> 1 -> 4 ranks within one epoch of nine steps."""
@@ -174,7 +176,7 @@ def test_world_of_changing_size_sees_each_sample_once(
     assert sorted(epoch) == list(range(98))
 
 
-def test_rank_that_dies_takes_its_workers_along_and_is_healed(
+def test_workers_of_a_killed_rank_end_and_the_rank_is_healed(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
 ) -> None:
     flags = ("run", "--nproc", 2, "--workers", 2, "--max-restarts", 1, SMALL)
@@ -186,7 +188,7 @@ def test_rank_that_dies_takes_its_workers_along_and_is_healed(
     wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
 
 
-def test_worker_that_is_stuck_does_not_outlive_a_killed_launcher(
+def test_stuck_worker_does_not_outlive_a_killed_launcher(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
     command = start("run", "--nproc", 2, "--workers", 1, SMALL, OUT=tmp_path, STUCK_AT=5)
@@ -209,7 +211,7 @@ def test_stuck_worker_is_found_and_its_rank_replaced(
 
 
 def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_path: Path) -> None:
-    """As where the kernel ends it for want of memory."""
+    """As when the kernel kills it because there is no memory left."""
     script = tmp_path / "script.py"
     script.write_text(
         """
@@ -243,21 +245,25 @@ for batch in run.steps(2):
         pytest.param(
             "a function",
             78,
-            "the data set Numbers gives cannot pass .*lambda.*\n  fix: make it of",
+            "the dataset Numbers returned cannot be sent .*lambda.*\n  fix: build it from",
             id="a function",
         ),
         pytest.param(
-            "a stream of functions", 78, "the data set Endless gives cannot pass .*lambda", id="of a stream"
+            "a stream of functions",
+            78,
+            "the dataset Endless returned cannot be sent .*lambda",
+            id="a function of a stream",
         ),
         pytest.param(
-            "a gradient", 78, "the data set Numbers gives cannot pass .*requires_grad", id="a gradient"
+            "a gradient",
+            78,
+            "the dataset Numbers returned cannot be sent .*requires_grad",
+            id="a tensor with a gradient",
         ),
-        pytest.param(
-            "a local error", 1, "failed: .*Broken: row 7 is broken", id="an error whose class has no name"
-        ),
+        pytest.param("a local error", 1, "failed: .*Broken: row 7 is broken", id="an error of a local class"),
     ],
 )
-def test_what_cannot_leave_a_worker_fails_its_rank_instead_of_hanging_it(
+def test_sample_that_cannot_be_pickled_fails_its_rank_instead_of_hanging_it(
     finish: Finish, tmp_path: Path, given: str, code: int, message: str
 ) -> None:
     script = tmp_path / "script.py"
@@ -296,14 +302,14 @@ for batch in run.steps(2):
     assert re.search(message, ended.err)
 
 
-@pytest.mark.filterwarnings("ignore:Got pickle error")  # what newer versions of torch say besides
-def test_data_set_that_cannot_reach_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where workers are not forked, as on macOS, the data set itself is pickled."""
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # newer versions of torch also warn
+def test_dataset_that_cannot_be_sent_to_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If workers are not forked, as on macOS, the dataset itself is pickled."""
 
     class Secret(Augmented):
         pass
 
-    monkeypatch.setattr(load, "_START", "spawn")
+    monkeypatch.setattr(loader, "_START", "spawn")
     f = feed(data=Secret(), batch=4, workers=1)
-    with pytest.raises(RecipeError, match="the data set Secret cannot pass between a rank and its worker"):
+    with pytest.raises(RecipeError, match="the dataset Secret cannot be sent between a rank and its worker"):
         next(iter(f.batch()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dtj.data.feed import Batch
-    from dtj.data.load import Pair
+    from dtj.data.loader import Pair
     from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
     from dtj.node import first_on_node
     from dtj.recipe import Recipe
@@ -35,7 +35,7 @@ _HOME = {
     "Batch": "dtj.data.feed",
     "CheckpointError": "dtj.errors",
     "DtjError": "dtj.errors",
-    "Pair": "dtj.data.load",
+    "Pair": "dtj.data.loader",
     "Recipe": "dtj.recipe",
     "RecipeError": "dtj.errors",
     "Run": "dtj.run",

@@ -80,7 +80,7 @@ class Boundary:
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
         decided = Message()
-        if is_last or step > self._sent[0] + self._strategy.slack:
+        if is_last or step > self._sent[0] + self._strategy.max_steps_ahead:
             decided = self._receive()
         if decided.finish:
             self._progress.ends_at, is_last = step, True
@@ -88,7 +88,7 @@ class Boundary:
             self._check_finite()
         self._replicas.after_step(
             step,
-            self._checkpointer.parts.named,
+            self._checkpointer.parts.user_parts,
             in_sync=self._strategy.in_sync(step),
             group=self._groups.control,
         )

@@ -82,7 +82,7 @@ class Recovery:
         if (
             self._has_state
             and self._groups.can_heal
-            and self._checkpointer.parts.named
+            and self._checkpointer.parts.user_parts
             and self._groups.control is not None
         ):
             report_pipe.send({"hold": True}, wait_s=1.0)

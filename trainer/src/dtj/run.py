@@ -22,10 +22,10 @@ from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
-from dtj.data.cut import Cut
 from dtj.data.feed import Batch, Feed
 from dtj.data.feed import feed as make_feed
-from dtj.data.load import Collate, Loader
+from dtj.data.loader import Collate, Loader
+from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.process_groups import ProcessGroups
@@ -85,7 +85,7 @@ class Run:
             say=self.say,
         )
         if precision.scales:
-            self._checkpointer.parts.extras["precision"] = precision
+            self._checkpointer.parts.internal_parts["precision"] = precision
         self._boundary = Boundary(
             groups=groups,
             stop=stop,
@@ -160,10 +160,10 @@ class Run:
         self._progress.feed = self._feed_of(
             dataset,
             global_batch=global_batch,
-            cut=self._cut(
+            splitter=self._splitter(
                 micro_batch=self._settings.micro_batch,
                 in_lockstep=self._strategy.in_lockstep,
-                pipelined=self._strategy.pipelined,
+                pipeline_micro_batches=self._strategy.pipeline_micro_batches,
             ),
             seed=self._seed,
             shuffle=shuffle,
@@ -176,16 +176,16 @@ class Run:
 
         Each part has state_dict and load_state_dict. The step is saved as well, without a name.
         """
-        if self._checkpointer.parts.named:
+        if self._checkpointer.parts.user_parts:
             raise RecipeError("run.state was called twice", fix="name all parts in one call")
-        self._checkpointer.parts.name(
+        self._checkpointer.parts.register(
             {
                 name: self._strategy.unwrap(part) if isinstance(part, nn.Module) else part
                 for name, part in parts.items()
             }
         )
         if self._strategy.extra:
-            self._checkpointer.parts.extras["sync"] = self._strategy.extra
+            self._checkpointer.parts.internal_parts["sync"] = self._strategy.extra
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._recovery.joins_survivors():
@@ -211,15 +211,15 @@ class Run:
                 "run.steps was called after run.finish",
                 fix="end the first loop by its number of steps, not by run.finish",
             )
-        if self._checkpointer.run_dir and not self._checkpointer.parts.named:
+        if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
-        self._strategy.begin(self.step, total)
+        self._strategy.start(self.step, total)
         progress.loops, progress.verb, started = progress.loops + 1, 0, self.step
         heartbeat.mine.wake()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
-        self._checkpointer.tell_if_nothing_is_left(self.step, total)
+        self._checkpointer.report_if_nothing_is_left(self.step, total)
         self._recovery.report_state()
         try:
             while True:
@@ -335,7 +335,7 @@ class Run:
         feed = self._feed_of(
             dataset,
             global_batch=batch * self._strategy.layout.data_size,
-            cut=self._cut(),
+            splitter=self._splitter(),
             once=True,
             collate=collate,
         )
@@ -398,9 +398,9 @@ class Run:
         stream = self._strategy.layout.stream
         random_state.begin(self._seed, step=self.step, verb=verb, stream=stream, device=self.device)
 
-    def _cut(self, **how: Any) -> Cut:
+    def _splitter(self, **how: Any) -> Splitter:
         layout = self._strategy.layout
-        return Cut(rank=layout.data_rank, size=layout.data_size, **how)
+        return Splitter(rank=layout.data_rank, size=layout.data_size, **how)
 
     def _feed_of(self, dataset: Any, *, collate: Collate, **how: Any) -> Feed:
         loader = Loader(collate=collate, device=self.device, workers=self._settings.workers)

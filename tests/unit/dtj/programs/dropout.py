@@ -1,4 +1,4 @@
-"""Trains a model with dropout, sharded over the ranks; each prints a part that is not sharded."""
+"""Trains a tensor-parallel model with dropout; each rank prints the weights of a replicated layer."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ import dtj
 
 
 class Model(nn.Sequential):
-    """Two sharded matrices, then dropout on replicated activations, then a matrix that is not sharded."""
+    """Two sharded matrices, then dropout on activations that both ranks hold, then a replicated matrix."""
 
     def tensor_plan(self, ranks: int) -> dict[str, str]:
         return {"0": "columns", "2": "rows"}

@@ -1,8 +1,8 @@
-"""Trains a tiny GPT on numbers that depend on the sample alone; the flags set how ranks share it.
+"""Trains a tiny GPT on numbers that depend only on the sample; flags set how it is distributed over ranks.
 
-$OUT/losses.txt    the loss of every step, by rank 0
-$OUT/step          the step under way, by rank 0
-$OUT/ended-<rank>  the step at which a loss that is not finite ended it
+$OUT/losses.txt    the loss of every step, written by rank 0
+$OUT/step          the current step, written by rank 0
+$OUT/ended-<rank>  the step at which a loss that is not finite stopped the rank
 $OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
 """
 
@@ -26,7 +26,7 @@ SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 
 
 def held(value: torch.Tensor) -> int:
-    """Elements in this process."""
+    """Number of elements of a tensor that this process holds."""
     local = value.to_local() if hasattr(value, "to_local") else value
     return 0 if local.is_meta else int(local.numel())
 

@@ -1,20 +1,20 @@
-"""Trains a small model and leaves what happened in the folder $OUT.
+"""Trains a small model and writes what happened into the folder $OUT.
 
 weights.pt       the final weights, written by rank 0
 seen-<rank>.txt  one line per step: the step, then the samples of this rank
 ready            created once step $READY_AT is done
-at-<step>        created once a step of the list $HOLD_AT is done; rank 0 continues when file go-<step> exists
-worker-<pid>     created by each process that loads samples for a rank
-stuck-<pid>      created by the first process that should load sample $STUCK_AT, and that then hangs
+at-<step>        created once a step of the list $HOLD_AT is done; rank 0 then waits for a file go-<step>
+worker-<pid>     created by each worker process, which loads samples for a rank
+stuck-<pid>      created by the first process that loads sample $STUCK_AT, which then hangs
 
-$STREAM makes the data a stream, which can only be read in order.
+$STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
 $FINISH_AT is the step in which the last rank calls run.finish.
-$BREAK_AT is the step in which rank 0 alone leaves the loop, by mistake.
-$AFTERWARDS_S is how long other work after the last step takes.
-$SCORES, separated by commas, are passed to run.keep_best, one per step.
+$BREAK_AT is the step in which only rank 0 leaves the loop, which is a mistake.
+$AFTERWARDS_S is how long the program continues after the last step.
+$SCORES, with commas, are passed to run.keep_best, one per step.
 
-$FAULTS is a list of rank@step:place:how, separated by blanks; each happens once per job, not per process.
+$FAULTS is a list of rank@step:place:how, separated by blanks. Each happens once per job.
 place  end (of the step), forward, evaluate, start (of the program; step is the number of restarts before)
 how    raise, exit, a signal's name, ...: see `fail`
 """
@@ -91,8 +91,8 @@ class Net(nn.Module):
         return out
 
 
-def fail_if_told(rank: int, step: int, place: str) -> None:
-    """Die at this point of the program if the test asked for it and it has not happened yet."""
+def inject_fault(rank: int, step: int, place: str) -> None:
+    """Fail at this point of the program if $FAULTS says so and it has not happened yet."""
     for number, fault in enumerate(os.environ.get("FAULTS", "").split()):
         who, _, rest = fault.partition("@")
         when, where, how = rest.split(":")
@@ -105,7 +105,7 @@ def fail_if_told(rank: int, step: int, place: str) -> None:
 
 
 def fail(how: str) -> None:
-    """Die in the way that the test asked for."""
+    """Fail in the given way."""
     if how == "raise":
         raise ValueError("label 11 is out of range")
     if how == "exit":
@@ -124,7 +124,7 @@ def fail(how: str) -> None:
 
 def main() -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    fail_if_told(int(os.environ.get("RANK", "0")), restarts, "start")
+    inject_fault(int(os.environ.get("RANK", "0")), restarts, "start")
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -134,12 +134,12 @@ def main() -> None:
 
     def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
         seen.extend(mb["i"].tolist())
-        fail_if_told(run.rank, run.step, "forward")
+        inject_fault(run.rank, run.step, "forward")
         loss: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean()
         return loss
 
     def score(mb: dict[str, torch.Tensor]) -> torch.Tensor:
-        fail_if_told(run.rank, run.step, "evaluate")
+        inject_fault(run.rank, run.step, "evaluate")
         time.sleep(EVALUATE_S)
         errors: torch.Tensor = (model(mb["x"]) - mb["y"]).square().mean(1)
         return errors
@@ -148,7 +148,7 @@ def main() -> None:
         run.evaluate(score, Numbered())
     with (OUT / f"seen-{run.rank}.txt").open("a") as log:
         for batch in run.steps(STEPS):
-            mine = [i for part in batch.parts if part.weight for i in part.indices.tolist()]
+            mine = [i for mb in batch.micro_batches if mb.weight for i in mb.indices.tolist()]
             seen.clear()
             loss = run.backward(loss_of, batch)
             assert not seen or set(mine) <= set(seen), (
@@ -164,7 +164,7 @@ def main() -> None:
                 fail(os.environ.get("FAIL_HOW", "raise"))
             if run.rank == run.size - 1 and run.step == FINISH_AT:
                 run.finish()
-            fail_if_told(run.rank, run.step, "end")
+            inject_fault(run.rank, run.step, "end")
             if run.rank == 0 and run.step == BREAK_AT:
                 break
             if EVALUATE_EVERY and (run.step + 1) % EVALUATE_EVERY == 0:

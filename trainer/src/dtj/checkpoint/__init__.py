@@ -1,1 +1,1 @@
-"""State of a run on disk: a folder a step, whole or not there."""
+"""State of a run on disk: one folder per saved step, either complete or absent."""

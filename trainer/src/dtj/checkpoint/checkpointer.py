@@ -1,9 +1,10 @@
-"""When state is saved, and how all ranks come by it.
+"""When state is saved, and how all ranks restore it.
 
-`parts.py` knows what is saved, `writer.py` brings it to the disk, `load.py` finds it there.
+`parts.py` knows what is saved, `writer.py` writes it to disk, `reader.py` reads it back.
 
-    snapshot   what the parts hold now; with --async-save a copy in memory, all that training waits for
-    write      replicated state: rank 0 alone. Sharded state: every rank its shards, then rank 0 commits
+    snapshot   the state of the parts now; with --async-save, training only waits for a copy in memory
+    write      replicated state: rank 0 alone writes. Sharded state: every rank writes its shards, then rank 0
+               commits
 """
 
 import io
@@ -13,19 +14,19 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import layout, load
+from dtj.checkpoint import paths, reader
 from dtj.checkpoint.parts import Parts
-from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, from_first, report, with_best
+from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, on_rank0, report, with_best
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
 
-# Where the flags name no interval: a save costs milliseconds to seconds, a lost minute is bearable.
+# If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
 
 
 class Checkpointer:
-    """Saves and restores `parts` and the step; `run_dir` is None where nothing is saved."""
+    """Saves and restores `parts` and the step; `run_dir` is None if nothing is to be saved."""
 
     def __init__(
         self,
@@ -42,113 +43,114 @@ class Checkpointer:
         self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._in_background = settings.async_save
-        self._is_first = world.rank == 0
+        self._is_rank0 = world.rank == 0
         self._clock = clock
         self._say = say
-        self._offered = NO_SCORE  # score of the next save
+        self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
         self._saved_at = clock()
         self._writer = Writer(
             self.run_dir or Path(),
             keep=settings.keep,
-            is_first=self._is_first,
+            is_rank0=self._is_rank0,
             is_replicated=strategy.replicated,
             clock=clock,
         )
 
     @property
     def saved_step(self) -> int | None:
-        """Of the newest checkpoint that this rank knows to be committed; None where there is none."""
+        """Step of the newest checkpoint that this rank knows to be committed, or None."""
         return self._writer.saved_step
 
     def wants_save(self) -> bool:
-        """Rank 0's clock says that a save is due; it happens once all ranks know."""
-        if not self._is_first or not self.run_dir or self._every is not None:
+        """A save is due by rank 0's clock; it happens once all ranks have agreed on it."""
+        if not self._is_rank0 or not self.run_dir or self._every is not None:
             return False
         return self._clock() - self._saved_at >= _SAVE_INTERVAL_S
 
     def is_due(self, step: int) -> bool:
-        """The flag `save_every` says so, or a score was offered; on every rank alike."""
+        """A save is due after `step`, by --save-every or because of a score; the same on every rank."""
         return (self._every is not None and step % self._every == 0) or self._offered > NO_SCORE
 
     def offer(self, score: float, *, group: Group) -> None:
-        """Save now, and keep that, if the score is higher than that of any checkpoint that could be written.
+        """Save after this step, and keep that checkpoint, if no written checkpoint has as high a score.
 
-        Every rank calls this; rank 0 decides, which alone knows of a disk that failed.
+        Every rank calls this. Rank 0 decides, because only rank 0 knows which checkpoints were written.
         """
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, writer.best = from_first(
+        is_highest, writer.best = on_rank0(
             lambda: (score > max(self._offered, writer.highest), writer.best), group
         )
         if is_highest:
             self._offered = score
 
     def save(self, step: int, *, group: Group, last: bool = False) -> Path | None:
-        """Save the state after `step`, unless that is done; None where there is nowhere or nothing to save.
+        """Save the state after `step` unless it is saved already; the folder, None if nothing is to be saved.
 
-        Every rank calls this after the same step. A disk that fails costs a warning and leaves the older
-        checkpoints as they are; with `last`, when there is no later one to make up for it, it raises
-        CheckpointError. Only rank 0's return after a last save means that the disk has it.
+        Every rank calls this after the same step. If the disk fails, older checkpoints stay as they are and
+        this prints a warning; with `last` it raises CheckpointError, since no later save can replace it.
+        Only after a last save, and only on rank 0, does a return mean that the checkpoint is on disk.
         """
         score, self._offered = self._offered, NO_SCORE
-        if not self.run_dir or not self.parts.named:
+        if not self.run_dir or not self.parts.user_parts:
             return None
         self._writer.wait()
-        self._tell_failure()
+        self._report_failure()
         if self.saved_step != step:
             began = self._clock()
             snapshot = self.parts.snapshot(step, group)
             self._saved_at = self._clock()
             in_background = self._in_background and not last
-            write = self._writer.begin if in_background else self._writer.write
+            write = self._writer.start if in_background else self._writer.write
             write(snapshot, score=score, began=began, group=group)
         if last and self._writer.failure:
             raise self._writer.failure
-        self._tell_failure()
-        return self.run_dir / layout.name_of(step)
+        self._report_failure()
+        return self.run_dir / paths.name_of(step)
 
     def restore(self, group: Group) -> int | None:
-        """Load the newest checkpoint into the parts; its step, None where there is none.
+        """Load the newest checkpoint into the parts; its step, None if there is no checkpoint.
 
-        Rank 0 reads and all get the same bytes: unless there are shards, only rank 0 needs the volume.
+        Rank 0 reads it and sends the bytes to all ranks: only sharded state needs the volume on every rank.
         """
-        found = from_first(lambda: load.find(self.run_dir, self._resume_dir, warn=self._say), group)
+        found = on_rank0(lambda: reader.find(self.run_dir, self._resume_dir, warn=self._say), group)
         if found is None:
             return None
         self._say(f"resuming from {found.folder}")
-        if self._is_first:
+        if self._is_rank0:
             report(found.folder)
-        state = load.parse(found.data)
+        state = reader.parse(found.data)
         self.parts.load(state, found.shards)
         step: int = state["step"]
         self._restored = found.folder
-        if found.folder.parent == self.run_dir:  # not of an earlier run
+        if found.folder.parent == self.run_dir:  # not a checkpoint of an earlier run
             self._writer.saved_step = step
             self._take_over(state)
         return step
 
-    def tell_if_nothing_is_left(self, step: int, total: int) -> None:
-        """Whoever starts a finished run again learns why it ends at once, and what to do."""
-        if step < total or not self._restored or layout.step_of(self._restored.name) != step:
+    def report_if_nothing_is_left(self, step: int, total: int) -> None:
+        """If a finished run is started again, say why it ends immediately, and how to train further."""
+        if step < total or not self._restored or paths.step_of(self._restored.name) != step:
             return
         is_own = self._restored.parent == self.run_dir
         self._say(
-            f"nothing left to train in this loop: {self._restored} is of step {step}, {total} are asked for\n"
-            "  to go on: ask for more, with run.steps or as the recipe counts them (epochs=, steps=)\n"
-            f"  to begin anew: {'name another --checkpoint folder' if is_own else 'leave out --resume'}"
+            "nothing left to train in this loop: "
+            f"{self._restored} is at step {step}, run.steps ends at {total}\n"
+            "  to train further: ask for more steps, in run.steps or in the recipe (epochs=, steps=)\n"
+            f"  to start from step 0: {'use another --checkpoint folder' if is_own else 'omit --resume'}"
         )
 
     def pack(self, step: int) -> bytes:
-        """The state as it is now, for another rank. Only where every rank holds all of it."""
+        """The current state as bytes, for another rank. Only if every rank holds the whole state."""
         buffer = io.BytesIO()
         state = with_best(self._writer.best, self.parts.state(step))
         torch.save(state | {"offered": self._offered}, buffer)
         return buffer.getvalue()
 
     def unpack(self, data: bytes) -> None:
-        """Take over what another rank packed."""
-        state = load.parse(data)
+        """Load the state that another rank packed."""
+        state = reader.parse(data)
         self.parts.load(state, None)
         self._take_over(state)
         self._offered = state["offered"]
@@ -157,10 +159,10 @@ class Checkpointer:
         if best := state.get("best"):
             self._writer.best = Best(**best)
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None
         if failure is not None:
-            good = (
-                f"the last good one is of step {self.saved_step}" if self.saved_step else "there is none yet"
+            newest = f"of step {self.saved_step}" if self.saved_step else "none yet"
+            self._say(
+                f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"
             )
-            self._say(f"{failure.what}; {good}, training goes on\n  fix: {failure.fix}")

@@ -1,7 +1,7 @@
-"""The named parts of a run <-> one state: what a checkpoint holds, and what a newcomer gets from a survivor.
+"""The parts of a run <-> one state: what a checkpoint holds, and what a survivor hands to a newcomer.
 
-parts -> Snapshot     each rank's own; where ranks hold shards, rank 0 gets the tree of them all
-state -> parts        whoever wrote it, and however it was sharded then
+parts -> Snapshot     on each rank; if ranks hold shards, rank 0 also gets the tree of all ranks
+state -> parts        whichever strategy saved it, and however it was sharded then
 """
 
 import copy
@@ -19,7 +19,7 @@ from dtj.parallel.strategy import Strategy
 
 
 class Stateful(Protocol):
-    """What can be saved: models, optimizers, schedules, feeds."""
+    """A part that can be saved: a model, optimizer, schedule or feed."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -27,73 +27,74 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """State after a step: on rank 0 the tree of state.pt (else empty), and this rank's shards by key."""
+    """State after a step: the tree of state.pt (empty except on rank 0), and this rank's shards by key."""
 
     step: int
     tree: dict[str, Any]
     shards: dict[str, torch.Tensor]
 
     def copied(self) -> "Snapshot":
-        """The same in memory of its own, which no later step changes."""
+        """A copy in host memory, which later steps do not change."""
         return Snapshot(step=self.step, tree=_copied(self.tree), shards=_copied(self.shards))
 
 
 class Parts:
-    """What is saved besides the step; random generators follow from that.
+    """What is saved besides the step. Random generators are not: they are seeded by the step.
 
-    named   what `run.state` names; a checkpoint must hold exactly these
-    extras  what flags add (the loss scale of fp16, an outer optimizer): restored where the checkpoint has it
+    user_parts      registered by `run.state`; a checkpoint must hold exactly these
+    internal_parts  added by flags (the loss scale of fp16, an outer optimizer); restored if the checkpoint
+                    has them. `extras` in the file
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        self.named: dict[str, Stateful] = {}
-        self.extras: dict[str, Stateful] = {}
+        self.user_parts: dict[str, Stateful] = {}
+        self.internal_parts: dict[str, Stateful] = {}
         self._strategy = strategy
 
-    def name(self, parts: Mapping[str, Stateful]) -> None:
-        """Take them as `named`. RecipeError for what could not be saved: now, not at the first save."""
+    def register(self, parts: Mapping[str, Stateful]) -> None:
+        """Set `user_parts`. RecipeError for a part that cannot be saved: now, not at the first save."""
         for name, part in parts.items():
             if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
                 raise RecipeError(
                     f"run.state got {name}, a {type(part).__qualname__} without state_dict",
-                    fix="give it state_dict and load_state_dict, or leave it out",
+                    fix="define state_dict and load_state_dict, or omit it",
                 )
             save.check_loadable(part.state_dict(), name)
-        self.named = dict(parts)
+        self.user_parts = dict(parts)
 
     def state(self, step: int) -> dict[str, Any]:
-        """All of it as this rank has it. Whole only where every rank holds the whole state."""
+        """The state as this rank holds it; complete only if every rank holds the whole state."""
         return self._tree(step, {name: part.state_dict() for name, part in self._all.items()})
 
     def snapshot(self, step: int, group: "dist.ProcessGroup | None") -> Snapshot:
-        """Every rank calls this after the same step; where each holds all, nothing is exchanged."""
-        is_first = group is None or dist.get_rank(group) == 0
+        """The state to save. Every rank calls this after the same step; only sharded state needs messages."""
+        is_rank0 = group is None or dist.get_rank(group) == 0
         if self._strategy.replicated:
-            return Snapshot(step=step, tree=self.state(step) if is_first else {}, shards={})
+            return Snapshot(step=step, tree=self.state(step) if is_rank0 else {}, shards={})
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        mine, shards = sharded.split({name: part.state_dict() for name, part in self._all.items()})
-        everyone = [mine]
+        mine, shards = sharded.extract_tensors({name: part.state_dict() for name, part in self._all.items()})
+        trees = [mine]  # of all ranks
         if group is not None:
-            everyone = [None] * dist.get_world_size(group)
-            dist.gather_object(mine, everyone if is_first else None, group=group)
-        tree = self._tree(step, sharded.merge(everyone)) if is_first else {}
+            trees = [None] * dist.get_world_size(group)
+            dist.gather_object(mine, trees if is_rank0 else None, group=group)
+        tree = self._tree(step, sharded.merge_trees(trees)) if is_rank0 else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 
     def load(self, state: Mapping[str, Any], shards: Path | None) -> None:
-        """Take over a state; RecipeError where it is of other parts, or of a model of another shape.
+        """Load a state; RecipeError if it has other parts, or does not fit the model or optimizer.
 
-        shards  folder of those of the checkpoint; None where the state is whole
+        shards  the checkpoint's folder of shards; None if `state` is whole
         """
-        if state["parts"].keys() != self.named.keys():
+        if state["parts"].keys() != self.user_parts.keys():
             raise RecipeError(
                 f"the checkpoint holds {', '.join(sorted(state['parts']))}, "
-                f"but run.state names {', '.join(sorted(self.named))}",
+                f"but run.state names {', '.join(sorted(self.user_parts))}",
                 fix="name the same parts, or start a new run without the checkpoint",
             )
         extras = state.get("extras", {})
-        wanted = {name: part for name, part in self._all.items() if name in self.named or name in extras}
-        found = self._here(state["parts"] | extras, wanted, shards)
+        wanted = {name: part for name, part in self._all.items() if name in self.user_parts or name in extras}
+        found = self._for_this_rank(state["parts"] | extras, wanted, shards)
         for name, part in wanted.items():
             try:
                 part.load_state_dict(found[name])
@@ -105,26 +106,29 @@ class Parts:
 
     @property
     def _all(self) -> dict[str, Stateful]:
-        return self.named | self.extras
+        return self.user_parts | self.internal_parts
 
     def _tree(self, step: int, states: Mapping[str, Any]) -> dict[str, Any]:
         save.check_loadable(states, "state")
         return {
             "step": step,
-            "parts": {name: states[name] for name in self.named},
-            "extras": {name: states[name] for name in self.extras},
+            "parts": {name: states[name] for name in self.user_parts},
+            "extras": {name: states[name] for name in self.internal_parts},
         }
 
-    def _here(self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Path | None) -> dict[str, Any]:
-        """What this rank needs of it."""
+    def _for_this_rank(
+        self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Path | None
+    ) -> dict[str, Any]:
         if self._strategy.replicated and shards is None:
             return whole
         from dtj.checkpoint import sharded  # noqa: PLC0415
 
-        places = sharded.Places(parts, keeps=self._strategy.keeps)
-        found: dict[str, Any] = (
-            sharded.localise(whole, places) if shards is None else sharded.fill(whole, shards, places)
-        )
+        plan = sharded.LoadPlan(parts, keeps=self._strategy.keeps)
+        found: dict[str, Any]
+        if shards is None:
+            found = sharded.shard_whole_state(whole, plan)
+        else:
+            found = sharded.load_tensors(whole, shards, plan)
         return found
 
 

@@ -1,7 +1,7 @@
-"""Reads shards without executing what is in their files.
+"""Reads shards without executing code from their files.
 
-torch.distributed.checkpoint reads tensors with weights_only; but which there are, and where, it writes as a
-pickle and reads as one, whoever has changed it meanwhile.
+torch.distributed.checkpoint loads tensors with weights_only. But it unpickles the metadata, which says where
+each tensor is, without any restriction: a file that was tampered with could execute code.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 _NAMES = {
     ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),  # as Python 3.13 calls it
+    ("pathlib._local", "PosixPath"),  # its module in Python 3.13
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
 }
@@ -24,7 +24,7 @@ _MODULES = {"torch", "torch.distributed.checkpoint.metadata", "torch.distributed
 
 
 class ShardReader(FileSystemReader):
-    """torch's reader of a folder; UnpicklingError where its metadata holds more than data about tensors."""
+    """torch's FileSystemReader; UnpicklingError if the metadata refers to anything but plain data types."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -35,18 +35,20 @@ class ShardReader(FileSystemReader):
 
 
 class _DataOnly(pickle.Unpickler):
-    """Makes data classes of torch.distributed.checkpoint, and what their fields hold."""
+    """Only creates the data classes of torch.distributed.checkpoint and the types of their fields."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_known = (module, name) in _NAMES
-        if is_known or (module in _MODULES and "." not in name):  # a dot reaches into what the module imports
+        if is_known or (module in _MODULES and "." not in name):  # "a.b" would reach what the module imports
             found = super().find_class(module, name)
             if is_known or _is_data(found):
                 return found
-        raise pickle.UnpicklingError(f"its metadata names {module}.{name}, which is no data")
+        raise pickle.UnpicklingError(
+            f"its metadata refers to {module}.{name}; only plain data types are loaded"
+        )
 
 
 def _is_data(found: Any) -> bool:
-    if isinstance(found, type) and found is not BytesStorageMetadata:  # bytes would be unpickled, too
+    if isinstance(found, type) and found is not BytesStorageMetadata:  # such entries would be unpickled, too
         return dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)
     return isinstance(found, torch.dtype)

@@ -1,10 +1,10 @@
-"""State that no rank holds whole: each writes its own shards beside the small rest, and reads what it needs.
+"""State that no single rank holds: each rank writes its own shards, and reads the tensors that it needs.
 
-<run>/step-120/state.pt   the tree of the state, where a large tensor is only a Mark
-<run>/step-120/shards/    the tensors, by torch.distributed.checkpoint: readable in any number of ranks
+<run>/step-120/state.pt   the tree of the state, in which a placeholder stands for each tensor
+<run>/step-120/shards/    the tensors, by torch.distributed.checkpoint: readable by any number of ranks
 
 Keys are those of the unsharded state (`model/blocks.0.mlp.0.weight`, `optimizer/state/3/exp_avg`), so that
-any strategy reads what any other wrote.
+every strategy can read what any other strategy wrote.
 """
 
 import contextlib
@@ -22,52 +22,55 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
-from dtj.checkpoint import layout, save
+from dtj.checkpoint import paths, save
 from dtj.checkpoint.shard_reader import ShardReader
 from dtj.errors import CheckpointError
 
-# A dict of one such key stands for a tensor in the shards; nothing else in a state has it.
-_MARK = "dtj/shard"
+# A placeholder is the dict {_PLACEHOLDER: key of the tensor in the shards}; nothing else in a state has it.
+_PLACEHOLDER = "dtj/shard"
 Tensors = dict[str, torch.Tensor]
 
 
-def split(state: Any, path: str = "") -> tuple[Any, Tensors]:
-    """(tree with marks, tensors by key): single numbers stay in the tree, meta tensors are another rank's."""
+def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
+    """(the tree with placeholders, this rank's tensors by key).
+
+    Tensors without dimensions stay in the tree. A meta tensor belongs to another rank: placeholder only.
+    """
     if isinstance(state, torch.Tensor) and (state.ndim or state.is_meta):
-        return {_MARK: path}, {} if state.is_meta else {path: state}
+        return {_PLACEHOLDER: path}, {} if state.is_meta else {path: state}
     if isinstance(state, dict):
-        parts = {key: split(value, _join(path, key)) for key, value in state.items()}
+        parts = {key: extract_tensors(value, _join(path, key)) for key, value in state.items()}
         found = {k: v for _, tensors in parts.values() for k, v in tensors.items()}
         return {key: tree for key, (tree, _) in parts.items()}, found
     return state, {}
 
 
-def merge(trees: list[Any]) -> Any:
-    """One tree of all ranks' trees: dicts are united, in all else the first rank's counts."""
-    first = next((tree for tree in trees if not _is_mark(tree)), trees[0])
-    if not isinstance(first, dict) or _is_mark(first):
+def merge_trees(trees: list[Any]) -> Any:
+    """All ranks' trees as one tree: dicts are united; of all other values, the first rank's is taken."""
+    first = next((tree for tree in trees if not _is_placeholder(tree)), trees[0])
+    if not isinstance(first, dict) or _is_placeholder(first):
         return first
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    return {key: merge([tree[key] for tree in trees if key in tree]) for key in keys}
+    return {key: merge_trees([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
 def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
-    """Write this rank's tensors, once where several hold them, into the prepared folder of `step`.
+    """Write this rank's tensors into the prepared folder of `step`; replicated tensors are written once.
 
-    Returns when all ranks of the group have; CheckpointError on all of them where one could not.
+    Returns when all ranks of the group have written. CheckpointError on all of them if one rank could not.
     """
-    writer = FileSystemWriter(run_dir / layout.pending_name_of(step) / layout.SHARDS)  # fsyncs every file
+    writer = FileSystemWriter(run_dir / paths.pending_name_of(step) / paths.SHARDS)  # fsyncs every file
     try:
         save_shards(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise save.not_written(run_dir, step, _cause(error)) from error
 
 
-class Places:
-    """Where the tensors of a state belong on this rank, by the parts that are to receive them.
+class LoadPlan:
+    """Which tensors of a saved state this rank loads, and how they are sharded.
 
-    parts  name -> model, optimizer, or anything else, which then gets its tensors whole
-    keeps  parameter -> its optimizer state is kept on this rank
+    parts  name -> model, optimizer, or anything else, whose tensors are loaded whole
+    keeps  parameter -> True if this rank keeps its optimizer state
     """
 
     def __init__(self, parts: Mapping[str, Any], keeps: Callable[[nn.Parameter], bool]) -> None:
@@ -79,18 +82,18 @@ class Places:
             if isinstance(part, Optimizer)
         }
 
-    def wants(self, key: str) -> bool:
-        """Some part of this rank takes the tensor `key`."""
-        like = self.like(key)
-        return not self.is_of_others(key) and (like is None or not like.is_meta)
+    def needs(self, key: str) -> bool:
+        """This rank loads the tensor `key`."""
+        template = self.template(key)
+        return not self.is_other_ranks(key) and (template is None or not template.is_meta)
 
-    def is_of_others(self, key: str) -> bool:
-        """It belongs to the state of an optimizer that other ranks keep."""
+    def is_other_ranks(self, key: str) -> bool:
+        """`key` is optimizer state that another rank keeps."""
         parameter = self._parameter_of(key)
         return parameter is not None and not self._keeps(parameter)
 
-    def like(self, key: str) -> torch.Tensor | None:
-        """The tensor of this rank that says how `key` is sharded; None where nothing does."""
+    def template(self, key: str) -> torch.Tensor | None:
+        """This rank's tensor, which shows how `key` is sharded here; None if there is none."""
         name, _, rest = key.partition("/")
         if name in self._models:
             found: torch.Tensor | None = self._models[name].get(rest)
@@ -99,7 +102,7 @@ class Places:
         return None if parameter is None else parameter.detach()
 
     def _parameter_of(self, key: str) -> nn.Parameter | None:
-        """Whose state `key` is in an optimizer; None for all else, also for what belongs to no parameter."""
+        """The parameter whose optimizer state `key` is; None if `key` is anything else."""
         match key.split("/"):
             case [name, "state", number, *_] if name in self._parameters and number.isdecimal():
                 found: nn.Parameter = self._parameters[name][int(number)]
@@ -107,37 +110,38 @@ class Places:
         return None
 
 
-def fill(tree: Any, shards: Path, places: Places) -> Any:
-    """The tree with the tensors that this rank wants, read from the shards of a checkpoint.
+def load_tensors(tree: Any, shards: Path, plan: LoadPlan) -> Any:
+    """The tree with the tensors that this rank needs, read from the shards of a checkpoint.
 
-    Raise CheckpointError where they cannot be read.
+    Raise CheckpointError if they cannot be read.
     """
-    marks = [key for key in _marks(tree) if places.wants(key)]
+    keys = [key for key in _placeholders(tree) if plan.needs(key)]
     reader = ShardReader(shards)
     with _explained(shards):
         saved: Any = reader.read_metadata().state_dict_metadata
     wanted: Tensors = {}
-    for key in marks:
-        size, dtype, like = saved[key].size, saved[key].properties.dtype, places.like(key)
-        if like is not None and _is_sharded(like) and like.shape == size:
-            wanted[key] = torch.empty_like(like, dtype=dtype, requires_grad=False)
+    for key in keys:
+        size, dtype, template = saved[key].size, saved[key].properties.dtype, plan.template(key)
+        if template is not None and _is_sharded(template) and template.shape == size:
+            wanted[key] = torch.empty_like(template, dtype=dtype, requires_grad=False)
         else:
             wanted[key] = torch.empty(size, dtype=dtype)
-    with _explained(shards), warnings.catch_warnings():  # each rank reads for itself, on purpose
+    with _explained(shards), warnings.catch_warnings():  # each rank reads by itself, on purpose
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load_shards(dict(wanted), storage_reader=reader, no_dist=True)
-    return _replace(tree, wanted, places)
+    return _replace(tree, wanted, plan)
 
 
-def localise(state: Any, places: Places) -> Any:
-    """A whole state, for parts that hold shards: sliced as they are, without any message."""
-    tree, tensors = split(state)
+def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
+    """Shard a whole state for parts that hold shards: each rank slices its own copy, without messages."""
+    tree, tensors = extract_tensors(state)
     found: Tensors = {}
     for key, whole in tensors.items():
-        if places.wants(key):
-            like = places.like(key)
-            found[key] = _slice(whole, like) if _is_sharded(like) and like is not None else whole
-    return _replace(tree, found, places)
+        if plan.needs(key):
+            template = plan.template(key)
+            is_sharded = template is not None and _is_sharded(template)
+            found[key] = _slice(whole, template) if is_sharded else whole
+    return _replace(tree, found, plan)
 
 
 @contextlib.contextmanager
@@ -147,59 +151,59 @@ def _explained(shards: Path) -> Iterator[None]:
     except (OSError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
         raise CheckpointError(
             f"{shards} cannot be read: {_cause(error)}",
-            fix="mount the volume on every node; where the checkpoint is damaged, remove its folder: "
-            "the one before is taken",
+            fix="mount the volume on every node; if the checkpoint is damaged, remove its folder to resume "
+            "from the one before it",
         ) from error
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Of a save or load, what went wrong on the first rank that failed."""
+    """The error of the first rank that failed in a save or load."""
     if isinstance(error, CheckpointException) and error.failures:
         return next(iter(error.failures.values()))[0]
     return error
 
 
-def _replace(tree: Any, found: Tensors, places: Places, path: str = "") -> Any:
-    """Marks -> tensors. Those of other ranks vanish from optimizers and stay empty in models."""
+def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
+    """Replace placeholders by tensors. Other ranks' tensors are left out of optimizers, meta in models."""
     if not isinstance(tree, dict):
         return tree
     result: dict[Any, Any] = {}
     for key, value in tree.items():
         here = _join(path, key)
-        if places.is_of_others(here):
+        if plan.is_other_ranks(here):
             continue
-        if not _is_mark(value):
-            result[key] = _replace(value, found, places, here)
+        if not _is_placeholder(value):
+            result[key] = _replace(value, found, plan, here)
         elif here in found:
             result[key] = found[here]
-        elif (empty := places.like(here)) is not None and empty.is_meta:
+        elif (empty := plan.template(here)) is not None and empty.is_meta:
             result[key] = empty
     return result
 
 
-def _marks(tree: Any) -> list[str]:
+def _placeholders(tree: Any) -> list[str]:
     if not isinstance(tree, dict):
         return []
-    if _is_mark(tree):
-        return [tree[_MARK]]
-    return [key for value in tree.values() for key in _marks(value)]
+    if _is_placeholder(tree):
+        return [tree[_PLACEHOLDER]]
+    return [key for value in tree.values() for key in _placeholders(value)]
 
 
-def _is_mark(value: Any) -> bool:
-    return isinstance(value, dict) and _MARK in value
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, dict) and _PLACEHOLDER in value
 
 
 def _is_sharded(value: Any) -> bool:
     return hasattr(value, "placements")
 
 
-def _slice(whole: torch.Tensor, like: Any) -> torch.Tensor:
+def _slice(whole: torch.Tensor, template: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
 
-    if whole.shape != like.shape:
+    if whole.shape != template.shape:
         return whole
-    there = whole.to(like.device_mesh.device_type)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+    there = whole.to(template.device_mesh.device_type)
+    return distribute_tensor(there, template.device_mesh, template.placements, src_data_rank=None)
 
 
 def _join(path: str, key: Any) -> str:

@@ -1,7 +1,7 @@
-"""Snapshot -> committed checkpoint, at once or in the background, and what became of it.
+"""Snapshot -> committed checkpoint, in this thread or in the background.
 
-Of replicated state rank 0 alone writes; of sharded state each rank writes its shards, then rank 0 commits.
-Groups are arguments: those of a run change whenever a lost rank is replaced.
+Replicated state: rank 0 alone writes. Sharded state: each rank writes its shards, then rank 0 commits.
+Process groups are arguments, because a run gets new ones whenever a lost rank is replaced.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from dtj.checkpoint import layout, save
+from dtj.checkpoint import paths, save
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DtjError
 from dtj.telemetry import report_pipe
@@ -25,45 +25,45 @@ NO_SCORE = -math.inf
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The checkpoint that is kept besides the newest ones."""
+    """The checkpoint with the highest score, kept besides the newest ones."""
 
     step: int
     score: float
 
 
 class Writer:
-    """One checkpoint at a time into the folder of a run.
+    """Writes one checkpoint at a time into the folder of a run.
 
-    saved_step  of the newest checkpoint that this rank knows to be committed; None where there is none
-    best        of those; None where none has a score
-    failure     why the last one could not be written
+    saved_step  step of the newest checkpoint that this rank knows to be committed; None if there is none
+    best        the committed checkpoint with the highest score; None if none has a score
+    failure     why the last checkpoint could not be written; None if it was
     """
 
     def __init__(
-        self, run_dir: Path, *, keep: int, is_first: bool, is_replicated: bool, clock: Callable[[], float]
+        self, run_dir: Path, *, keep: int, is_rank0: bool, is_replicated: bool, clock: Callable[[], float]
     ) -> None:
         self.saved_step: int | None = None
         self.best: Best | None = None
         self.failure: CheckpointError | None = None
         self._run_dir = run_dir
         self._keep = keep
-        self._is_first = is_first
+        self._is_rank0 = is_rank0
         self._is_replicated = is_replicated
         self._clock = clock
-        self._score = NO_SCORE  # of the one under way
+        self._score = NO_SCORE  # of the save in progress
         self._thread: threading.Thread | None = None
-        self._group: Group = None  # of the thread
+        self._group: Group = None  # of the background thread
 
     @property
     def highest(self) -> float:
-        """Score of the best checkpoint, should the one under way succeed."""
+        """Highest score of any checkpoint, including the save in progress."""
         return max(self._score, self.best.score if self.best else NO_SCORE)
 
     def write(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
-        """Every rank of the group calls this. A disk that fails is told as `failure`.
+        """Write and commit. Every rank of the group calls this. A disk error is stored in `failure`.
 
-        score  NO_SCORE where it is one like any other
-        began  when the save did, by the clock; for the report
+        score  of this checkpoint, NO_SCORE if it has none
+        began  clock time at which the save started, for the report
         """
         self._score = score
         best = self.best if score == NO_SCORE else Best(step=snapshot.step, score=score)
@@ -73,15 +73,16 @@ class Writer:
             self.failure = error
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
-            if self._is_first and folder is not None:
+            if self._is_rank0 and folder is not None:
                 report(folder, saveSeconds=round(self._clock() - began, 3), step=snapshot.step)
         finally:
             self._score = NO_SCORE
 
-    def begin(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
-        """`write` in the background, from a copy; `wait` comes before the next one."""
+    def start(self, snapshot: Snapshot, *, score: float, began: float, group: Group) -> None:
+        """`write` a copy of the snapshot in the background. Call `wait` before the next one."""
         if group is not None and not self._is_replicated and self._group is None:
-            # Two threads must not share a group. Ranks with shards are never replaced: one for the whole run.
+            # Two threads must not share a group. One for the whole run is enough: ranks with shards are never
+            # replaced.
             self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         self._score = score  # now, not once the thread runs
         self._thread = threading.Thread(
@@ -94,29 +95,29 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Nothing is under way afterwards."""
+        """Wait until the save in the background is done."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Path | None:
-        """The folder; None on the ranks that had nothing to do. Where ranks have shards all raise alike."""
+        """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
         run_dir, step = self._run_dir, snapshot.step
         if self._is_replicated:
-            if not self._is_first:
+            if not self._is_rank0:
                 return None
             save.prepare(run_dir, step)
             return self._commit(snapshot, best)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        from_first(lambda: save.prepare(run_dir, step), group)
+        on_rank0(lambda: save.prepare(run_dir, step), group)
         try:
             sharded.write(run_dir, step, snapshot.shards, group=group)
         except CheckpointError:
-            if self._is_first:
+            if self._is_rank0:
                 save.abandon(run_dir, step)
             raise
-        return from_first(lambda: self._commit(snapshot, best), group)
+        return on_rank0(lambda: self._commit(snapshot, best), group)
 
     def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
         return save.commit(
@@ -129,21 +130,21 @@ class Writer:
 
 
 def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
-    """A state also says which checkpoint is kept besides the newest."""
+    """The state with an entry for the best checkpoint, so that a resumed run keeps it, too."""
     return tree | {"best": vars(best) if best else None}
 
 
 def report(newest: Path, **more: float) -> None:
-    """To the agent, by rank 0."""
-    report_pipe.send({"checkpoint": {"step": layout.step_of(newest.name), "path": str(newest)}} | more)
+    """Report the newest checkpoint to the agent; called on rank 0."""
+    report_pipe.send({"checkpoint": {"step": paths.step_of(newest.name), "path": str(newest)}} | more)
 
 
-def from_first(act: Callable[[], T], group: Group) -> T:
-    """What rank 0 finds, on every rank; or its error."""
+def on_rank0(function: Callable[[], T], group: Group) -> T:
+    """Call `function` on rank 0 only; every rank returns its result or raises its DtjError."""
     shared: list[Any] = [None, None]
     if group is None or dist.get_rank(group) == 0:
         try:
-            shared[0] = act()
+            shared[0] = function()
         except DtjError as error:
             shared[1] = error
     if group is not None:

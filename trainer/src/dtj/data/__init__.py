@@ -1,1 +1,1 @@
-"""Samples: in which order, and which of them are this rank's."""
+"""Samples: their order, and which of them this rank loads."""

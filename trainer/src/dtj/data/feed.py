@@ -1,7 +1,7 @@
-"""Data set -> global batches -> this rank's micro-batches, on the device.
+"""Dataset -> global batches -> this rank's micro-batches, on the device.
 
-Before it stand `indexed.py` and `stream.py`, which know where samples come from; after it `step/backward.py`.
-The state of a feed is one position, which means the same in a world of another size.
+Comes after `indexed.py` and `stream.py`, which load samples, and before `step/backward.py`.
+The state of a feed is one position, which stays valid when the world size changes.
 """
 
 import time
@@ -11,22 +11,22 @@ from typing import Any, Protocol
 
 import torch
 
-from dtj.data.cut import Cut, Part, Share
 from dtj.data.indexed import Indexed
-from dtj.data.load import Loader, to_device
+from dtj.data.loader import Loader, to_device
+from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.data.stream import Streamed, is_stream
 from dtj.errors import RecipeError
 
 
 class Source(Protocol):
-    """Where the samples of a position come from."""
+    """Loads the samples of a position: `Indexed` or `Streamed`."""
 
     @property
-    def steps_per_epoch(self) -> int | None: ...  # None where nobody knows
+    def steps_per_epoch(self) -> int | None: ...  # None: unknown
     def epoch(self, position: int) -> int: ...
-    def at(self, position: int) -> Share: ...
-    def load(self, share: Share, part: Part) -> Any: ...
-    def after(self, share: Share) -> int: ...
+    def at(self, position: int) -> RankBatch: ...
+    def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any: ...
+    def after(self, rank_batch: RankBatch) -> int: ...
     def close(self) -> None: ...
     def state(self, position: int) -> dict[str, int]: ...
     def position(self, state: dict[str, int]) -> int: ...
@@ -34,29 +34,31 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One global batch as seen from one rank; samples are fetched while it is iterated.
+    """One global batch as seen from one rank. Iterating over it loads this rank's samples.
 
-    samples     in the whole global batch, over all ranks (the last one of an epoch may be smaller)
-    epoch       that these samples belong to, from 0
-    ends_epoch  True for the last batch of an epoch
+    samples        of the whole global batch, over all ranks (the last batch of an epoch may be smaller)
+    epoch          that these samples belong to, from 0
+    ends_epoch     True for the last batch of an epoch
+    micro_batches  of this rank
+    fetch          micro-batch -> its collated samples, on this rank's device
     """
 
     samples: int
     epoch: int
     ends_epoch: bool
-    parts: Sequence[Part]
-    fetch: Callable[[Part], Any]
+    micro_batches: Sequence[MicroBatch]
+    fetch: Callable[[MicroBatch], Any]
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches, on its device."""
-        return (self.fetch(part) for part in self.parts)
+        return (self.fetch(micro_batch) for micro_batch in self.micro_batches)
 
 
 class Feed:
-    """All global batches of a data set, epoch after epoch.
+    """All global batches of a dataset, epoch after epoch.
 
-    position  of the next batch; only the source knows what it counts
-    consumed  samples, over all ranks, since this process began
+    position  of the next batch, in the units of the source
+    consumed  samples, over all ranks, since this process started
     waited_s  seconds that this rank has waited for samples
     """
 
@@ -66,15 +68,15 @@ class Feed:
         self.waited_s = 0.0
         self._source = source
         self._device = device
-        self._share: Share | None = None
+        self._rank_batch: RankBatch | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one epoch, the ragged last one included; RecipeError where nobody knows."""
+        """Batches of one epoch, including a smaller last one; RecipeError if that is unknown."""
         steps = self._source.steps_per_epoch
         if steps is None:
             raise RecipeError(
-                "the data set is a stream without length: nobody knows how many steps an epoch has",
+                "the dataset is a stream without __len__, so the number of steps per epoch is unknown",
                 fix="count in steps (run.steps(1000), Recipe(steps=1000)), or give the stream __len__",
             )
         return steps
@@ -85,24 +87,24 @@ class Feed:
         return self._source.epoch(self.position)
 
     def batch(self) -> Batch:
-        """The batch at the present position; asking twice gives the same one."""
-        share = self._share = self._timed(self._source.at, self.position)
+        """The batch at the current position; calling it again returns the same samples."""
+        rank_batch = self._rank_batch = self._timed(self._source.at, self.position)
         return Batch(
-            samples=share.samples,
-            epoch=share.epoch,
-            ends_epoch=share.ends_epoch,
-            parts=share.parts,
-            fetch=lambda part: to_device(self._timed(self._source.load, share, part), self._device),
+            samples=rank_batch.samples,
+            epoch=rank_batch.epoch,
+            ends_epoch=rank_batch.ends_epoch,
+            micro_batches=rank_batch.micro_batches,
+            fetch=lambda mb: to_device(self._timed(self._source.load, rank_batch, mb), self._device),
         )
 
     def advance(self) -> None:
-        """The step on the present batch is done; its samples do not come again in this epoch."""
-        assert self._share is not None  # `batch` gave it
-        self.position = self._source.after(self._share)
-        self.consumed += self._share.samples
+        """Move on to the next batch: the step on the current one is done."""
+        assert self._rank_batch is not None  # set by `batch`
+        self.position = self._source.after(self._rank_batch)
+        self.consumed += self._rank_batch.samples
 
     def epoch_once(self) -> Iterator[Batch]:
-        """The batches of the present epoch, from the present position on."""
+        """The batches of the current epoch, from the current position on."""
         while True:
             batch = self.batch()
             yield batch
@@ -111,46 +113,47 @@ class Feed:
                 return
 
     def close(self) -> None:
-        """Let the workers go, if there are any."""
+        """Stop the worker processes, if there are any."""
         self._source.close()
 
     def state_dict(self) -> dict[str, int]:
-        """The position, and what it would be meaningless without."""
+        """The position, and what must be the same for it to be valid."""
         return self._source.state(self.position)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Raise RecipeError where the data is not what the position was counted in."""
+        """Raise RecipeError if the state was saved with another dataset or seed."""
         self.position = self._source.position(state)
 
-    def _timed(self, act: Callable[..., Any], *given: Any) -> Any:
-        began = time.perf_counter()
+    def _timed(self, load: Callable[..., Any], *args: Any) -> Any:
+        started = time.perf_counter()
         try:
-            return act(*given)
+            return load(*args)
         finally:
-            self.waited_s += time.perf_counter() - began
+            self.waited_s += time.perf_counter() - started
 
 
 def feed(
     dataset: Any,
     *,
     global_batch: int,
-    cut: Cut,
+    splitter: Splitter,
     loader: Loader,
     seed: int = 0,
     shuffle: bool = False,
     once: bool = False,
 ) -> Feed:
-    """A feed of a map-style data set or a stream; RecipeError where it is neither.
+    """A feed of a map-style dataset or a stream; RecipeError if it is neither.
 
-    shuffle  anew in each epoch; a stream keeps its own order
-    once     nothing is read beyond the end of an epoch
+    global_batch  samples of one step, over all ranks
+    shuffle       in another order in each epoch; a stream keeps its own order
+    once          do not read beyond the end of an epoch
     """
     if global_batch < 1:
         raise RecipeError(
             f"global_batch is {global_batch}, expected at least 1",
-            fix="give the samples of one step, over all ranks",
+            fix="set it to the number of samples of one step, over all ranks",
         )
-    how: dict[str, Any] = {"global_batch": global_batch, "cut": cut, "seed": seed, "once": once}
+    how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
     if is_stream(dataset):
         return Feed(Streamed(dataset, loader=loader, **how), device=loader.device)
     return Feed(Indexed(dataset, shuffle=shuffle, loader=loader, **how), device=loader.device)

@@ -1,9 +1,9 @@
-"""A stream: samples that can only be read one after the other, again from the start in each epoch.
+"""A stream: a dataset that can only be read in order, from the start in each epoch.
 
-Every rank reads all of it and keeps its share: each sample is used exactly once an epoch at any number of
-ranks, which may change, and all see the end at the same batch. This holds as far as the stream brings the
-same samples in the same order on every rank and whenever an epoch is read again. What is costly (decoding)
-belongs into `collate`, which only sees the rank's own samples.
+Every rank reads the whole stream and keeps its own part. So each sample is used exactly once per epoch at any
+world size, even if it changes, and all ranks reach the end at the same batch. This requires that the stream
+yields the same samples in the same order on every rank, and each time that an epoch is read. Put costly work
+(decoding) into `collate`, which only gets the rank's own samples.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,26 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from dtj import random_state
-from dtj.data.cut import Cut, Part, Share
-from dtj.data.load import Collate, Loader, as_batch
+from dtj.data.loader import Collate, Loader, as_batch
+from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
 
-# A position is epoch x this + samples of the epoch that are consumed: one integer, whatever the length.
+# A position is epoch x _EPOCH + samples consumed in that epoch: one integer, even if the length is unknown.
 _EPOCH = 1 << 40
 
 
 class _Loaded(NamedTuple):
-    """This rank's part of a global batch: collated micro-batches."""
+    """This rank's part of a global batch; data: its collated micro-batches."""
 
-    share: Share
+    rank_batch: RankBatch
     data: list[Any]
 
 
 class Streamed:
-    """Batches in the order of the stream; its `set_epoch(n)` and `skip(n)` are used where it has them.
+    """Batches in the order of the stream; calls its `set_epoch(n)` and `skip(n)` if it has them.
 
-    steps_per_epoch  as the stream's length says, None where it has none; what comes is what counts
+    steps_per_epoch  computed from the stream's length, None if it has none; an epoch lasts as long as the
+                     stream yields samples, whatever its length says
     """
 
     def __init__(
@@ -43,15 +44,16 @@ class Streamed:
         dataset: Any,
         *,
         global_batch: int,
-        cut: Cut,
+        splitter: Splitter,
         seed: int,
         once: bool,
         loader: Loader,
     ) -> None:
         if hasattr(dataset, "__next__"):
             raise RecipeError(
-                f"the data set is a {type(dataset).__name__}, which can be read only once",
-                fix="give an object whose __iter__ begins anew, e.g. a torch.utils.data.IterableDataset",
+                f"the dataset is a {type(dataset).__name__}, which can be read only once",
+                fix="pass an object whose __iter__ starts from the beginning each time, "
+                "e.g. a torch.utils.data.IterableDataset",
             )
         length = _length_if_known(dataset)
         self.steps_per_epoch = None if length is None else -(-length // global_batch)
@@ -59,7 +61,7 @@ class Streamed:
             _Reading,
             stream=dataset,
             global_batch=global_batch,
-            cut=cut,
+            splitter=splitter,
             seed=seed,
             once=once,
             collate=loader.collate,
@@ -73,41 +75,43 @@ class Streamed:
         """Epoch of the sample at a position, from 0."""
         return position // _EPOCH
 
-    def at(self, position: int) -> Share:
-        """The batch that begins there; asking twice gives the same one. Waits until it is read.
+    def at(self, position: int) -> RankBatch:
+        """The batch that starts at `position`; calling it again returns the same one. Waits until it is read.
 
-        RecipeError where there is none.
+        RecipeError if the stream has no sample there.
         """
-        if self._present is None or self._present.share.position != position:
+        if self._present is None or self._present.rank_batch.position != position:
             self._present = next(self._items, None) if self._items is not None else None
-        if self._present is None or self._present.share.position != position:
+        if self._present is None or self._present.rank_batch.position != position:
             self._items = self._loader.ahead(self._read(position=position), of=self._dataset)
             self._present = next(self._items)
-        return self._present.share
+        return self._present.rank_batch
 
-    def load(self, share: Share, part: Part) -> Any:
-        """One of the micro-batches of the batch that `at` gave last, in the memory of the host."""
-        assert self._present is not None and self._present.share.position == share.position  # noqa: PT018
-        return self._present.data[part.number]
+    def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
+        """One micro-batch of the batch that `at` returned last, in host memory."""
+        assert self._present is not None and self._present.rank_batch.position == rank_batch.position  # noqa: PT018
+        return self._present.data[micro_batch.number]
 
-    def after(self, share: Share) -> int:
-        """The position behind a batch."""
-        return (share.epoch + 1) * _EPOCH if share.ends_epoch else share.position + share.samples
+    def after(self, rank_batch: RankBatch) -> int:
+        """The position of the next batch."""
+        if rank_batch.ends_epoch:
+            return (rank_batch.epoch + 1) * _EPOCH
+        return rank_batch.position + rank_batch.samples
 
     def close(self) -> None:
-        """Let the workers go."""
+        """Stop the worker processes."""
         self._items = None
 
     def state(self, position: int) -> dict[str, int]:
-        """A position, for people to read too."""
+        """A position in a readable form."""
         epoch, consumed = divmod(position, _EPOCH)
         return {"epoch": epoch, "consumed": consumed}
 
     def position(self, state: dict[str, int]) -> int:
-        """Raise RecipeError where the checkpoint is of a data set with an index."""
+        """Raise RecipeError if the checkpoint was made with a map-style dataset."""
         if set(state) != {"epoch", "consumed"}:
             raise RecipeError(
-                "the checkpoint counts in a data set with an index, now it is a stream",
+                "the checkpoint was made with a map-style dataset; this one is a stream",
                 fix="use the same data, or start a new run without the checkpoint",
             )
         return state["epoch"] * _EPOCH + state["consumed"]
@@ -115,15 +119,15 @@ class Streamed:
 
 @dataclass(kw_only=True, eq=False)
 class _Reading(IterableDataset[_Loaded | RecipeError]):
-    """Reads the stream from a position on; of N workers, each reads all and collates every Nth batch.
+    """Reads the stream from a position on. Each of N workers reads all of it and collates every Nth batch.
 
-    Where nothing is left to read there, it yields what is wrong.
+    If the stream has no sample at that position, it yields a RecipeError.
     """
 
     stream: Any
     position: int
     global_batch: int
-    cut: Cut
+    splitter: Splitter
     seed: int
     once: bool
     collate: Collate
@@ -132,35 +136,35 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         if worker:
-            _pass_for_the_only(worker)
+            _pose_as_only_worker(worker)
         is_empty = True
-        for number, (share, samples) in enumerate(self._batches()):
+        for number, (rank_batch, samples) in enumerate(self._batches()):
             is_empty = False
             if number % workers == mine:
-                yield self._collated(share, samples)
+                yield self._collated(rank_batch, samples)
         if is_empty:
             yield self._nothing_left()
 
-    def _collated(self, share: Share, samples: list[Any]) -> _Loaded:
-        start = share.position % _EPOCH
-        first = int(share.parts[0].indices[0])
-        with random_state.of_samples(self.seed, position=share.position, first=first):
+    def _collated(self, rank_batch: RankBatch, samples: list[Any]) -> _Loaded:
+        start = rank_batch.position % _EPOCH
+        first = int(rank_batch.micro_batches[0].indices[0])
+        with random_state.of_samples(self.seed, position=rank_batch.position, first=first):
             data = [
-                as_batch(self.collate([samples[i - start] for i in part.indices.tolist()]))
-                for part in share.parts
+                as_batch(self.collate([samples[i - start] for i in mb.indices.tolist()]))
+                for mb in rank_batch.micro_batches
             ]
-        return _Loaded(share, data)
+        return _Loaded(rank_batch, data)
 
-    def _batches(self) -> Iterator[tuple[Share, list[Any]]]:
-        """Batch after batch, epoch after epoch; ends at an epoch of which nothing is left."""
+    def _batches(self) -> Iterator[tuple[RankBatch, list[Any]]]:
+        """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left."""
         epoch, start = divmod(self.position, _EPOCH)
         while batch := list(islice(samples := self._epoch(epoch, skip=start), self.global_batch)):
             while batch:
                 following = list(islice(samples, self.global_batch))
-                mine = self.cut.mine(len(batch)) or range(1)  # the stand-in of a rank without a sample
+                mine = self.splitter.rank_range(len(batch)) or range(1)  # a dummy if the rank has no sample
                 indices = start + np.arange(mine.start, mine.stop)
-                parts = self.cut.split(indices, samples=len(batch))
-                yield Share(epoch * _EPOCH + start, len(batch), epoch, not following, parts), batch
+                micro = self.splitter.split(indices, samples=len(batch))
+                yield RankBatch(epoch * _EPOCH + start, len(batch), epoch, not following, micro), batch
                 start += len(batch)
                 batch = following
             if self.once:
@@ -177,21 +181,21 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     def _nothing_left(self) -> RecipeError:
         if consumed := self.position % _EPOCH:
             return RecipeError(
-                f"the stream has fewer samples than the {consumed} of this epoch that are consumed",
+                f"the stream has no samples after the {consumed} that this epoch already consumed",
                 fix="use the same data, or start a new run without the checkpoint",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")
 
 
-def _pass_for_the_only(worker: Any) -> None:
-    """Many a stream divides itself among workers; here each of them reads all, so the rest would be lost."""
+def _pose_as_only_worker(worker: Any) -> None:
+    """Keep the stream from dividing itself among workers, as many do: each worker must read all of it."""
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=0, num_workers=1, seed=worker.seed - worker.id, dataset=worker.dataset
     )
 
 
 def is_stream(dataset: Any) -> bool:
-    """It can be read, but not be asked for the sample of a number."""
+    """True if it can be iterated but not indexed."""
     if isinstance(dataset, IterableDataset):
         return True
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")

@@ -1,4 +1,4 @@
-"""Text as windows of bytes: a map-style data set for language models, without a tokenizer or a download."""
+"""Text as windows of bytes: a map-style dataset for language models, without a tokenizer or a download."""
 
 import importlib.util
 from pathlib import Path
@@ -12,9 +12,10 @@ VOCABULARY = 256
 
 
 class Windows:
-    """Consecutive windows of a long run of bytes; each byte but the first is predicted exactly once.
+    """Consecutive windows of a text; each byte but the first is predicted exactly once.
 
-    A batch is a pair of (k, context) int64: the bytes, and the bytes that follow each of them.
+    A batch is a pair of (k, context) int64 tensors: the bytes, and the byte that follows each of them.
+    Bytes after the last full window are left out.
     """
 
     def __init__(self, text: bytes, *, context: int) -> None:
@@ -22,8 +23,8 @@ class Windows:
         self._context = context
         if len(self) < 1:
             raise RecipeError(
-                f"the text has {len(text)} bytes, fewer than one window of {context} and its successor",
-                fix="give more text, or a smaller context",
+                f"the text has {len(text)} bytes, fewer than one window of {context} and the byte after it",
+                fix="use more text or a smaller context",
             )
 
     def __len__(self) -> int:
@@ -36,13 +37,13 @@ class Windows:
 
 
 def python_sources(package: str, *, limit: int) -> list[bytes]:
-    """The Python files of an installed package, by path, at most `limit` bytes in all.
+    """Contents of the Python files of an installed package, sorted by path, at most `limit` bytes in all.
 
-    The same files in the same order on every machine that has the same version of the package.
+    The same on every machine that has the same version of the package.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise RecipeError(f"there is no installed package {package!r} to read", fix="pip install it")
+        raise RecipeError(f"the package {package!r} is not installed", fix="install it with pip")
     root = Path(spec.submodule_search_locations[0])
     files, size = [], 0
     for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):

@@ -1,4 +1,4 @@
-"""A process that loads samples ahead of its rank: how it ends, and what becomes of samples it cannot send."""
+"""A process that loads samples for its rank: when it ends, and how it reports samples it cannot send."""
 
 from multiprocessing.queues import Queue
 from typing import Any
@@ -9,33 +9,36 @@ from dtj.errors import RecipeError
 from dtj.parent_death import die_with
 
 
-def begin(_worker: int, *, parent: int, kind: str) -> None:
-    """The first thing that a worker does.
+def start(_worker: int, *, parent: int, kind: str) -> None:
+    """Set up a worker; it calls this first.
 
     parent  pid of its rank
-    kind    name of the data set's type
+    kind    name of the dataset's type, for errors
     """
-    die_with(parent)  # one that outlives its rank holds the rank's sockets open: peers would wait for ever
+    die_with(parent)  # otherwise it would keep the sockets of a dead rank open, and peers would wait forever
     _send_errors_of_sending(kind)
 
 
 def cannot_be_sent(what: str, error: BaseException) -> RecipeError:
-    """The error for an object that pickle does not take."""
+    """The error for an object that cannot be pickled."""
     return RecipeError(
-        f"{what} cannot pass between a rank and its worker processes: {error}",
-        fix="make it of tensors, numbers, strings, lists, dicts and named classes, or leave --workers out",
+        f"{what} cannot be sent between a rank and its worker processes: {error}",
+        fix="build it from tensors, numbers, strings, lists, dicts and top-level classes, or omit --workers",
     )
 
 
 def _send_errors_of_sending(kind: str) -> None:
-    """Python only prints what a queue cannot pickle and goes on without it: the rank would wait for ever."""
+    """Send the rank an error for an item that cannot be pickled; it would otherwise wait forever.
+
+    By default Python only prints that error and drops the item.
+    """
 
     def send_error(queue: "Queue[Any]", error: BaseException, item: Any) -> None:
         number, samples = item
-        if isinstance(samples, ExceptionWrapper):  # a class of exception that only exists in a function
+        if isinstance(samples, ExceptionWrapper):  # its exception class is local to a function
             samples.exc_type = RuntimeError
             queue.put((number, samples))
         else:
-            queue.put((number, cannot_be_sent(f"what the data set {kind} gives", error)))
+            queue.put((number, cannot_be_sent(f"what the dataset {kind} returned", error)))
 
     Queue._on_queue_feeder_error = send_error  # type: ignore[attr-defined]

@@ -1,17 +1,17 @@
-"""The mean of many tensors over a group, in few messages."""
+"""The mean of many tensors over a group, in few collectives."""
 
 from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 
-# Large enough that latency does not count, small enough to cost little memory beside the model.
+# Large enough that latency does not matter, small enough to cost little memory beside the model.
 _BUCKET_BYTES = 32 * 2**20
 
 
 @torch.no_grad()
 def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") -> None:
-    """Each tensor becomes its mean over the group. Every rank gives the same shapes in the same order."""
+    """Replace each tensor by its mean over the group. Every rank passes the same shapes in the same order."""
     pending = []
     size = dist.get_world_size(group)
     for bucket in buckets(tensors):
@@ -19,11 +19,11 @@ def average(tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None") 
         pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in pending:
         work.wait()
-        spread(flat, bucket)
+        unflatten(flat, bucket)
 
 
-def spread(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Copy a vector back into the tensors that it was made of."""
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy a flat vector into the tensors whose concatenation it is."""
     start = 0
     for tensor in tensors:
         tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
@@ -31,7 +31,7 @@ def spread(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
 
 
 def buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Neighbours of one dtype, together at most some 32 MiB; a larger one is alone."""
+    """Consecutive tensors of one dtype, at most 32 MiB per bucket; a larger tensor gets its own bucket."""
     found: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, check_trainable, is_laid_out, place
+from dtj.parallel.strategy import Strategy, check_trainable, is_on_several_devices, move_to_device
 
 
 class Hook(Protocol):
-    """What DDP calls for each bucket; paused, it only averages."""
+    """A DDP communication hook, called for each bucket; while `paused`, it only averages."""
 
     paused: bool
 
@@ -21,23 +21,24 @@ class Hook(Protocol):
 
 
 class DataParallel(Strategy):
-    """torch's DistributedDataParallel with weights of unequal shares (step/backward.py).
+    """torch's DistributedDataParallel. Batches of different sizes are weighted in step/backward.py.
 
-    It lays its buckets anew after the first backward, so that sums round differently from then on.
+    DDP rebuilds its buckets after the first backward, and sums round differently from then on.
     """
 
     needs_warm_up = True
     heals = True
 
     def __init__(self, layout: Layout, device: torch.device, *, hook: Hook | None = None) -> None:
-        """hook: how a bucket of gradients is averaged (sync/compress.py); None sends it as it is."""
+        """hook: averages a bucket of gradients (sync/compress.py); None: DDP's own all-reduce."""
         super().__init__(layout, device)
         self._hook = hook
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        """With rank 0's weights and synchronised gradients."""
+        """The model in DDP: with rank 0's weights, and gradients that are averaged over all ranks."""
         check_trainable(model)
-        wrapped = RebuildableDDP(place(model, self.device), device=self.device, init_sync=not is_healing)
+        model = move_to_device(model, self.device)
+        wrapped = RebuildableDDP(model, device=self.device, init_sync=not is_healing)
         if self._hook:
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
@@ -63,7 +64,7 @@ class DataParallel(Strategy):
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """What a hook remembers of gradients is left alone."""
+        """Pause the hook, so that it does not remember these gradients."""
         if self._hook:
             self._hook.paused = True
         try:
@@ -74,7 +75,7 @@ class DataParallel(Strategy):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Like the others, and without DDP's own broadcast of buffers before each forward."""
+        """As in other strategies, but also without DDP's broadcast of buffers before each forward."""
         wrapped = [m for m in self.models if isinstance(m, DistributedDataParallel)]
         with super().evaluating():
             for model in wrapped:
@@ -87,11 +88,11 @@ class DataParallel(Strategy):
 
 
 class RebuildableDDP(DistributedDataParallel):
-    """DDP that can be laid over a new process group, whoever holds a reference to it."""
+    """DDP that can switch to a new process group in place, so that references to it stay valid."""
 
     def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
-        # Gradients as views of the buckets: one copy of all gradients less in memory, and no copy in time.
-        is_whole = device.index is not None and not is_laid_out(module)
+        # Gradients are views of the buckets: this saves the memory of one copy of all gradients, and copying.
+        is_whole = device.index is not None and not is_on_several_devices(module)
         super().__init__(
             module,
             device_ids=[device.index] if is_whole else None,
@@ -101,7 +102,7 @@ class RebuildableDDP(DistributedDataParallel):
         self._own_device = device
 
     def rebuild(self) -> None:
-        """Average over the present default group; nothing is exchanged, weights are left as they are."""
+        """Use the current default group from now on. No communication; weights stay as they are."""
         module, device, is_training = self.module, self._own_device, self.training
         del self.reducer  # takes its hooks off the parameters
         self.__init__(module, device=device, init_sync=False)  # type: ignore[misc]
@@ -109,5 +110,5 @@ class RebuildableDDP(DistributedDataParallel):
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, whose state has no `module.` prefixes."""
+    """The user's own module, whose state has no `module.` prefix."""
     return model.module if isinstance(model, DistributedDataParallel) else model

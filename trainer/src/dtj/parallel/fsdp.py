@@ -1,7 +1,7 @@
-"""Fully sharded data parallel: each rank keeps a slice of every parameter, gradient and optimizer state.
+"""Fully sharded data parallel: each rank keeps a shard of every parameter, gradient and optimizer state.
 
-A block's parameters are gathered just before it runs and dropped right after. FSDP shards over all ranks;
-HSDP shards inside groups of ranks (a node) and keeps a copy a group: the heavy traffic stays in the node.
+A block's parameters are gathered just before it runs and freed right after. FSDP shards over all ranks. HSDP
+shards within groups of ranks (a node), each of which has a whole copy: the heavy traffic stays in the node.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, check_trainable, share_weights
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable
 
 
 class FullyShard(Strategy):
-    """torch's fully_shard (FSDP2) around every block, then around the rest."""
+    """torch's fully_shard (FSDP2) on every block, then on the rest."""
 
     replicated = False
     in_lockstep = True
@@ -26,13 +26,13 @@ class FullyShard(Strategy):
         self._half = half
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        """Sharded in place, block by block, so that no device ever holds the whole model."""
-        # Imported here: they cost the other strategies half a second.
+        """Shard the model in place, block by block, so that no device ever holds the whole model."""
+        # Imported here because it takes half a second, which other strategies need not spend.
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
         check_trainable(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         policy = MixedPrecisionPolicy(
@@ -45,7 +45,7 @@ class FullyShard(Strategy):
 
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
-        """Gradients of these micro-batches stay whole on every rank: memory for messages."""
+        """Gradients of these micro-batches stay unsharded on every rank: more memory, fewer messages."""
         for model in self.models:
             model.set_requires_gradient_sync(False)  # type: ignore[operator]
         try:

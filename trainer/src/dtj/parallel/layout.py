@@ -1,8 +1,9 @@
-"""Strategy and sizes -> how the ranks form a grid, and where in it this rank stands. Pure.
+"""Strategy and sizes -> the grid (device mesh) of ranks, and the place of this rank in it. Pure.
 
     --parallel hsdp --mesh fsdp=4    on 8 ranks    ddp=2 x fsdp=4: two copies, each sharded over four ranks
 
-The last axis joins neighbouring ranks, which share a node and its fast links; so it has the heaviest traffic.
+The last axis joins consecutive ranks, which share a node and its fast links. So it is used for the heaviest
+traffic.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ _DATA_AXES = ("ddp", "fsdp")
 class Layout:
     """A grid of ranks.
 
-    strategy  a key of STRATEGIES; "none" wherever there is a single rank
+    strategy  a key of STRATEGIES; "none" if there is a single rank
     sizes     axis -> ranks along it, outermost first; their product is the world size
     rank      this process
     """
@@ -30,7 +31,7 @@ class Layout:
     rank: int
 
     def at(self, axis: str) -> int:
-        """This rank's place along an axis; 0 where the grid has no such axis."""
+        """This rank's index along an axis; 0 if the grid has no such axis."""
         if axis not in self.sizes:
             return 0
         axes = list(self.sizes)
@@ -38,39 +39,39 @@ class Layout:
         return self.rank // inner % self.sizes[axis]
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis; 1 where the grid has no such axis."""
+        """Number of ranks along an axis; 1 if the grid has no such axis."""
         return self.sizes.get(axis, 1)
 
     @property
     def data_rank(self) -> int:
-        """Which share of the samples is this rank's; ranks that split one model have the same."""
-        place = 0
+        """This rank's index among those with different samples; ranks that split one model have the same."""
+        index = 0
         for axis in _DATA_AXES:
-            place = place * self.size(axis) + self.at(axis)
-        return place
+            index = index * self.size(axis) + self.at(axis)
+        return index
 
     @property
     def stream(self) -> int:
-        """Which random numbers this rank draws: where activations are the same, so must dropout be."""
-        place = 0
+        """Index of this rank's random stream. Ranks of one tp group share it: they need the same dropout."""
+        index = 0
         for axis in self.sizes:
             if axis != "tp":
-                place = place * self.size(axis) + self.at(axis)
-        return place
+                index = index * self.size(axis) + self.at(axis)
+        return index
 
     @property
     def data_size(self) -> int:
-        """Into how many shares a global batch is cut."""
+        """Number of ranks with different samples, among which a global batch is divided."""
         return prod(self.size(axis) for axis in _DATA_AXES)
 
 
 def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:
-    """The grid that the flags ask for.
+    """The grid that the flags describe.
 
-    strategy  None means ddp among several ranks
-    mesh      "tp=2" or "ddp=2,tp=2"; sizes that are left out are derived from the world size, in a strategy
-              of two axes the inner one from the processes of a node
-    Raise RecipeError where the sizes do not divide the world.
+    strategy  None: ddp if there are several ranks
+    mesh      "tp=2" or "ddp=2,tp=2". Omitted sizes are derived from the world size; if both sizes of a
+              strategy with two axes are omitted, the inner one is the number of processes per node
+    Raise RecipeError if the sizes do not fit the world size.
     """
     name = strategy or "ddp"
     axes = STRATEGIES[name]
@@ -79,8 +80,8 @@ def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:
         return Layout(strategy="none", sizes={}, rank=0)
     if name == "none":
         raise RecipeError(
-            f"--parallel none would train {world.size} models that know nothing of each other",
-            fix="start one process, or choose --parallel ddp",
+            f"--parallel none would train {world.size} independent models, one in each process",
+            fix="start one process, or use --parallel ddp",
         )
     open_axes = [a for a in axes if a not in sizes]
     if len(open_axes) == 2:
@@ -90,9 +91,9 @@ def lay_out(strategy: str | None, mesh: str, world: World) -> Layout:
     if world.size % given or (not open_axes and world.size != given):
         wanted = " x ".join(f"{a}={sizes[a]}" for a in axes if a in sizes)
         raise RecipeError(
-            f"{world.size} processes do not form {wanted}: {given} does not divide {world.size}"
+            f"{world.size} processes cannot form {wanted}: {given} does not divide {world.size}"
             if world.size % given
-            else f"{world.size} processes do not form {wanted}, which needs {given}",
+            else f"{world.size} processes cannot form {wanted}, which needs {given}",
             fix=f"start {-(-world.size // given) * given} processes, or change --mesh",
         )
     for axis in open_axes:
@@ -104,8 +105,8 @@ def _node_size(name: str, inner: str, world: World) -> int:
     if 1 < world.local_size < world.size and world.size % world.local_size == 0:
         return world.local_size
     raise RecipeError(
-        f"--parallel {name} has two axes, and nothing says how {world.size} processes are to form them",
-        fix=f"for example --mesh {inner}=2",
+        f"--parallel {name} has two axes, but --mesh gives no size for {world.size} processes",
+        fix=f"give one, for example --mesh {inner}=2",
     )
 
 
@@ -115,7 +116,7 @@ def _parse(text: str, strategy: str) -> dict[str, int]:
     for word in text.split(",") if text else []:
         axis, equals, number = (part.strip() for part in word.partition("="))
         if not equals or not number.isdecimal() or int(number) < 1:
-            raise RecipeError(f"--mesh {text!r} is not understood", fix="write axis=size, e.g. tp=2")
+            raise RecipeError(f"--mesh: invalid value {text!r}", fix="write axis=size, e.g. tp=2")
         if axis not in axes:
             known = ", ".join(axes) or "none"
             raise RecipeError(

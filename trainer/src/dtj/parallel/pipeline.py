@@ -1,11 +1,12 @@
-"""Pipeline parallel: each rank holds some consecutive layers, micro-batches flow through the ranks.
+"""Pipeline parallel: each rank holds some consecutive layers, and micro-batches flow through the ranks.
 
-Narayanan et al., "PipeDream" (2019): in its 1F1B schedule a stage does one forward, one backward in turn, so
-that it keeps the activations of as many micro-batches as there are stages, not of all. Of M micro-batches
-through S stages, (S - 1) / (M + S - 1) of the time is spent waiting. What a stage holds: stages.py.
+Narayanan et al., "PipeDream" (2019): in its 1F1B schedule a stage alternates one forward and one backward, so
+it keeps the activations of at most as many micro-batches as there are stages. With M micro-batches and S
+stages, (S - 1) / (M + S - 1) of the time is spent waiting. Which layers a stage holds: stages.py.
 
-Recipes stay as they are. A loss such as `lambda mb: cross_entropy(model(mb.x), mb.y)` is called on the first
-stage to learn what goes into the model, and on the last stage, where `model(...)` is what came out of it.
+Recipes need no change. A loss such as `lambda mb: cross_entropy(model(mb.x), mb.y)` is called on the first
+stage to capture the input of the model, and on the last stage, where `model(...)` returns the output of the
+pipeline.
 """
 
 import inspect
@@ -19,22 +20,22 @@ from torch import nn
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.stages import cut, keep_own, users_of
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.stages import keep_own, split_into_stages, users_of
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
 
 
 class Pipeline(Strategy):
-    """torch's schedules. The module keeps its names; what other stages hold becomes a meta tensor."""
+    """torch's schedules. The module keeps its names; parameters of other stages become meta tensors."""
 
     replicated = False
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         super().__init__(layout, device)
         self._stages = layout.size("pp")
-        self.pipelined = 4 * self._stages  # then at least four fifths of the time are work
+        self.pipeline_micro_batches = 4 * self._stages  # then stages work at least four fifths of the time
         self._stage = layout.at("pp")
-        self._given: torch.Tensor | None = None
-        self._asking = False
+        self._output: torch.Tensor | None = None  # of the last stage, while the loss runs on it
+        self._is_capturing = False
         self._own: list[nn.Parameter] = []  # of this stage
         self._schedules: dict[Any, Any] = {}
 
@@ -44,9 +45,11 @@ class Pipeline(Strategy):
 
         check_trainable(model)
         if self._own:
-            raise RecipeError("a pipeline holds one model", fix="put the models into one nn.Module")
-        stages = cut(model, self._stages)
-        share_weights(model, self.device)
+            raise RecipeError(
+                "--parallel pp: run.parallel was called for a second model", fix="use one nn.Module for all"
+            )
+        stages = split_into_stages(model, self._stages)
+        broadcast_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self._group = mesh["pp"].get_group()
@@ -60,26 +63,26 @@ class Pipeline(Strategy):
         self._own = [p for p in model.parameters() if not p.is_meta]
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1
-        inputs = torch.cat([self._input_of(share, part) for part in parts]) if is_first else None
+        inputs = torch.cat([self._input_of(weighted_loss, mb) for mb in micro_batches]) if is_first else None
 
         def loss(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-            self._given = output
+            self._output = output
             try:
-                return share(parts[int(number)])
+                return weighted_loss(micro_batches[int(number)])
             finally:
-                self._given = None
+                self._output = None
 
         losses: list[torch.Tensor] = []
-        schedule = self._schedule(len(parts), len(parts[0].indices))
+        schedule = self._schedule(len(micro_batches), len(micro_batches[0].indices))
         schedule._loss_fn = loss
         step = schedule.step
         keywords: dict[str, Any] = {"losses": losses}
         if "return_outputs" in inspect.signature(step).parameters:
             keywords["return_outputs"] = False
         if is_last:
-            keywords["target"] = torch.arange(len(parts))
+            keywords["target"] = torch.arange(len(micro_batches))
         step(*([inputs] if is_first else []), **keywords)
 
         total = (
@@ -92,7 +95,7 @@ class Pipeline(Strategy):
         return total
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """The norm over all stages; a weight that two stages share counts once."""
+        """As in other strategies; the norm is over all stages, and counts a weight of two stages once."""
         mine = [p for p in self.parameters if p.grad is not None]
         counted = [p.grad for p in mine if p.grad is not None and p not in self._counted_elsewhere]
         square = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
@@ -101,28 +104,28 @@ class Pipeline(Strategy):
         nn.utils.clip_grads_with_norm_(mine, max_norm, norm)
         return norm
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Every stage has buffers of its own; of data-parallel copies the first one's count."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """The buffers of the first data-parallel copy, on all copies. Each stage has its own buffers."""
         if self._data_group is not None:
             for buffer in model.buffers():
                 if not buffer.is_meta:
                     dist.broadcast(buffer, group=self._data_group, group_src=0)
 
     def _forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What `model(...)` does, by who asks."""
-        if self._asking:
-            raise _Asked(inputs)
-        if self._given is not None:
-            return self._given
+        """What `model(...)` does: capture its input, return the pipeline's output, or run all stages."""
+        if self._is_capturing:
+            raise _Captured(inputs)
+        if self._output is not None:
+            return self._output
         if torch.is_grad_enabled() and self._model.training:
             raise RecipeError(
-                "a pipelined model was called outside run.backward: its backward needs the schedule",
-                fix="let run.backward call it, or wrap an evaluation in torch.no_grad()",
+                "a pipelined model was called with gradients outside run.backward, which runs the schedule",
+                fix="call it in the loss function of run.backward, or use torch.no_grad() to evaluate",
             )
         return self._run_through(*inputs)
 
     def _run_through(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Forward only, one stage after the other; every rank returns the output of the last."""
+        """Forward only, one stage after the other; every rank returns the output of the last stage."""
         value = inputs[0]
         for stage in range(self._stages):
             source = self._global_rank(stage)
@@ -137,34 +140,34 @@ class Pipeline(Strategy):
             dist.broadcast(value, src=source, group=self._group)
         return value
 
-    def _input_of(self, share: Share, part: Any) -> torch.Tensor:
-        """Call the loss until it calls the model."""
-        self._asking = True
+    def _input_of(self, weighted_loss: WeightedLoss, micro_batch: Any) -> torch.Tensor:
+        """What the loss passes to the model: runs the loss up to its call of the model."""
+        self._is_capturing = True
         try:
-            share(part)
-        except _Asked as asked:
-            if len(asked.inputs) == 1 and isinstance(asked.inputs[0], torch.Tensor):
-                return asked.inputs[0]
+            weighted_loss(micro_batch)
+        except _Captured as captured:
+            if len(captured.inputs) == 1 and isinstance(captured.inputs[0], torch.Tensor):
+                return captured.inputs[0]
             raise RecipeError(
-                "a pipelined model takes one tensor", fix="let the loss call model(x) with x a tensor"
+                "a pipelined model takes one tensor", fix="call model(x) in the loss, with x a tensor"
             ) from None
         finally:
-            self._asking = False
+            self._is_capturing = False
         raise RecipeError(
             "the loss does not call the model that run.parallel returned", fix="call model(mb.x) in it"
         )
 
-    def _schedule(self, parts: int, samples: int) -> Any:
-        """One for each number and size of micro-batches: a stage allocates for one shape."""
+    def _schedule(self, micro_batches: int, samples: int) -> Any:
+        """The schedule for a number and size of micro-batches: a stage allocates buffers for one shape."""
         from torch.distributed import pipelining  # noqa: PLC0415
 
-        key = (parts, samples)
+        key = (micro_batches, samples)
         if key not in self._schedules:
             stage = pipelining.PipelineStage(
                 self._chain, self._stage, self._stages, self.device, group=self._group
             )
-            kind = pipelining.Schedule1F1B if parts >= self._stages else pipelining.ScheduleGPipe
-            self._schedules[key] = kind(stage, parts, loss_fn=_no_loss_yet, scale_grads=False)
+            kind = pipelining.Schedule1F1B if micro_batches >= self._stages else pipelining.ScheduleGPipe
+            self._schedules[key] = kind(stage, micro_batches, loss_fn=_no_loss_yet, scale_grads=False)
         return self._schedules[key]
 
     def _join_gradients(self) -> None:
@@ -175,7 +178,7 @@ class Pipeline(Strategy):
             average((p.grad for p in self._own if p.grad is not None), self._data_group)
 
     def _tie(self, users: dict[nn.Parameter, set[int]]) -> list[tuple[nn.Parameter, Any]]:
-        """Weights that several stages use, with the group of those stages. Every rank makes every group."""
+        """Weights that several stages use, with the group of those stages. Every rank creates every group."""
         found = []
         self._counted_elsewhere: set[nn.Parameter] = set()
         columns = [
@@ -200,13 +203,13 @@ class Pipeline(Strategy):
         return self._rank_at(stage, self.layout.at("ddp"))
 
 
-class _Asked(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
+class _Captured(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss
     def __init__(self, inputs: tuple[Any, ...]) -> None:
         self.inputs = inputs
 
 
 class _Chain(nn.Module):
-    """This stage's pieces, one after the other."""
+    """Runs this stage's pieces, one after the other."""
 
     def __init__(self, calls: list[Callable[[torch.Tensor], torch.Tensor]], strategy: Strategy) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A model -> the stages of a pipeline: which consecutive pieces a rank runs, and which parameters they use.
+"""Split a model into the stages of a pipeline: the consecutive pieces of each rank, and their parameters.
 
-What a model consists of it says itself:
+The model defines its pieces:
 
     def pipeline_plan(self) -> list[Piece]    forward as a chain of pieces, each with the modules that it uses
 """
@@ -15,35 +15,38 @@ from dtj.errors import RecipeError
 Piece = tuple[Callable[[torch.Tensor], torch.Tensor], Sequence[nn.Module]]
 
 
-def cut(model: nn.Module, stages: int) -> list[list[Piece]]:
-    """The model's pieces by stage, such that the stage with most parameters has as few as possible."""
+def split_into_stages(model: nn.Module, stages: int) -> list[list[Piece]]:
+    """The model's pieces for each stage, such that the largest stage has as few parameters as possible."""
     if not hasattr(model, "pipeline_plan"):
         raise RecipeError(
-            f"--parallel pp: {type(model).__name__} does not say of what it consists",
-            fix="give it pipeline_plan(self) -> [(callable, modules), ...], or use fsdp",
+            f"{type(model).__name__} has no pipeline_plan(), so it cannot be split into stages",
+            fix="define pipeline_plan(self) -> [(callable, modules), ...], or use --parallel fsdp",
         )
     pieces: list[Piece] = model.pipeline_plan()  # type: ignore[operator]
     if len(pieces) < stages:
         raise RecipeError(
-            f"pp={stages} is more than the {len(pieces)} pieces of {type(model).__name__}",
+            f"--mesh pp={stages}: {type(model).__name__} has only {len(pieces)} pieces",
             fix=f"use at most --mesh pp={len(pieces)}",
         )
     sizes = [sum(p.numel() for m in modules for p in m.parameters()) for _, modules in pieces]
-    ends = cut_evenly(sizes, stages)
+    ends = split_evenly(sizes, stages)
     return [pieces[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
-    """Ends of `parts` runs of neighbours, none empty, whose largest sum is the smallest possible."""
+def split_evenly(sizes: Sequence[int], stages: int) -> list[int]:
+    """Split `sizes` into consecutive groups, none empty, whose largest sum is as small as possible.
+
+    Returns the end index of each group.
+    """
     count = len(sizes)
-    # best[k][i]: (largest sum, end of the run before) for the first i pieces in k runs
-    best = [[(float("inf"), 0)] * (count + 1) for _ in range(parts + 1)]
+    # best[k][i]: (largest sum, end of the group before) for the first i pieces in k groups
+    best = [[(float("inf"), 0)] * (count + 1) for _ in range(stages + 1)]
     best[0][0] = (0.0, 0)
-    for k in range(1, parts + 1):
+    for k in range(1, stages + 1):
         for i in range(k, count + 1):
             best[k][i] = min((max(best[k - 1][j][0], sum(sizes[j:i])), j) for j in range(k - 1, i))
     ends = [count]
-    for k in range(parts, 1, -1):
+    for k in range(stages, 1, -1):
         ends.append(best[k][ends[-1]][1])
     return ends[::-1]
 
@@ -62,11 +65,15 @@ def users_of(stages: Sequence[Sequence[Piece]]) -> dict[nn.Parameter, set[int]]:
 def keep_own(
     model: nn.Module, users: dict[nn.Parameter, set[int]], *, stage: int, device: torch.device
 ) -> None:
-    """Own weights go to the device in place; others become meta tensors, so that names and numbers stay."""
+    """Move this stage's weights to the device. Others become meta tensors: names and numbers stay the same.
+
+    RecipeError for a parameter that is in no piece.
+    """
     stray = [name for name, p in model.named_parameters() if p not in users]
     if stray:
         raise RecipeError(
-            f"{stray[0]} belongs to no piece of pipeline_plan", fix="name the module that holds it in a piece"
+            f"{stray[0]} is not in any piece of pipeline_plan()",
+            fix="list the module that holds it in a piece",
         )
     emptied: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():

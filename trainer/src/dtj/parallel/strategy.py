@@ -1,4 +1,4 @@
-"""What `run` and `step/backward.py` ask of a way to spread one model; this class itself is a single process.
+"""The interface of all strategies that distribute a model over ranks; the class itself is a single process.
 
 wrap -> for each step: accumulate (forward and backward of all micro-batches), clip, after_step
 """
@@ -14,23 +14,23 @@ from torch import nn
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
 
-# micro-batch -> (), this rank's share of the loss of the global batch, with its graph
-Share = Callable[[Any], torch.Tensor]
+# MicroBatch -> () loss with its graph, weighted such that the mean over ranks is the loss of the global batch
+WeightedLoss = Callable[[Any], torch.Tensor]
 
 
 class Strategy:
     """One process with the whole model.
 
-    replicated   every rank holds the whole state, so a newcomer can take it from any other rank
-    in_lockstep  forward itself talks to ranks with other samples: all of them must run it equally often
+    replicated   every rank holds the whole state, so a newcomer can get it from any other rank
+    in_lockstep  forward communicates with ranks that have other samples: all must run it equally often
     same_optimizer_state  ranks with the same parameters have the same optimizer state, too
-    heals        a lost rank can be replaced while the others go on, over new process groups
-    needs_warm_up  the first backward after a start rounds differently from the later ones
+    heals        a lost rank can be replaced while the others keep their state, over new process groups
+    needs_warm_up  the first backward after a start rounds differently from later ones
     pipelined    micro-batches must have one size; how many of them are good
     slack        steps that a rank may be ahead of the slowest one
-    extra        what a checkpoint must hold of the strategy itself
+    extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 
-    models, parameters, buffers   what is trained, listed once: a walk through modules takes long
+    models, parameters, buffers   of all models, collected once: walking through modules is slow
     """
 
     replicated = True
@@ -38,8 +38,8 @@ class Strategy:
     in_lockstep = False
     heals = False
     needs_warm_up = False
-    pipelined: int | None = None
-    slack = 0
+    pipeline_micro_batches: int | None = None
+    max_steps_ahead = 0
     extra: Any = None
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Strategy:
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def add(self, model: nn.Module, *, is_healing: bool) -> nn.Module:
-        """Wrap a model, which is trained from now on."""
+        """Wrap a model and add it to the trained ones."""
         wrapped = self.wrap(model, is_healing=is_healing)
         self.models.append(wrapped)
         self.parameters += wrapped.parameters()
@@ -63,69 +63,75 @@ class Strategy:
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The model as it is trained, on the device.
 
-        is_healing  the others train already and will hand over their weights: exchange nothing now
+        is_healing  the other ranks already train and will hand over their weights: no communication now
         """
         del is_healing
-        return place(model, self.device)
+        return move_to_device(model, self.device)
 
     def rebuild(self) -> None:
-        """After a change of process groups, before the next forward."""
+        """Called after a change of process groups, before the next forward."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module, whose state has no prefixes."""
+        """The user's own module, whose state has no prefix."""
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        """Forward and backward of this rank's micro-batches; then gradients are means over all ranks.
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        """Forward and backward of this rank's micro-batches; afterwards gradients are means over all ranks.
 
-        Returns () detached, this rank's part of the loss: its mean over the ranks is the global one.
+        Returns () detached: the sum of the weighted losses. Its mean over the ranks is the global loss.
         """
-        *others, last = parts
+        *others, last = micro_batches
         losses = []
         if others:
             with self.without_sync():
-                losses = [_backward(share(part)) for part in others]
-        losses.append(_backward(share(last)))
+                losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
+        losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
 
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
-        """Backward passes in here only add up locally."""
+        """Context in which backward passes only accumulate gradients locally."""
         yield
 
     def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale all gradients such that their norm is at most max_norm; () the norm before, on the device."""
+        """Scale all gradients such that their total norm is at most max_norm.
+
+        Returns () on the device, the norm before.
+        """
         norm: Any = nn.utils.clip_grad_norm_(self.parameters, max_norm)
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
-    def begin(self, step: int, total_steps: int) -> None:
-        """Training goes on after `step`."""
+    def start(self, step: int, total_steps: int) -> None:
+        """Training starts or continues after `step`."""
         self.step, self.total_steps = step, total_steps
 
     def after_step(self, step: int, *, force: bool = False) -> None:
-        """The optimizer has done `step`. Ranks that differ synchronize when it is time, with `force` now."""
+        """The optimizer has done `step`. Ranks that differ synchronize when it is due, with `force` now."""
         del force
         self.step = step
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
-        """Around a backward pass whose gradients are thrown away."""
+        """Context for a backward pass whose gradients are discarded."""
         yield
 
     def keeps(self, parameter: nn.Parameter) -> bool:
-        """This rank keeps the optimizer's state of the parameter."""
+        """True if this rank keeps the optimizer state of the parameter."""
         return not parameter.is_meta
 
     def in_sync(self, step: int) -> bool:
-        """After this step all ranks have the same model, so that it can be saved."""
+        """True if all ranks have the same model after this step, so that it can be saved."""
         return True
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode, with rank 0's buffers (batch norm's statistics) on every rank."""
+        """Context with all models in eval mode and rank 0's buffers (batch norm statistics) on every rank.
+
+        Afterwards each model that was in training mode gets `model.train()`, and with it all its modules.
+        """
         for model in self.models:
-            self.share_buffers(self.unwrap(model))
+            self.broadcast_buffers(self.unwrap(model))
         training = [m for m in self.models if m.training]
         for model in training:
             model.eval()
@@ -135,33 +141,33 @@ class Strategy:
             for model in training:
                 model.train()
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Rank 0's buffers on every rank that holds them."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Copy rank 0's buffers to every rank that holds them."""
         if dist.is_initialized():
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
 
-def place(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model on the device; one that has laid its parts on several devices stays where it is."""
-    return model if is_laid_out(model) else model.to(device)
+def move_to_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on the device; a model that is on several devices already stays where it is."""
+    return model if is_on_several_devices(model) else model.to(device)
 
 
-def is_laid_out(model: nn.Module) -> bool:
-    """Its parameters are on more than one device."""
+def is_on_several_devices(model: nn.Module) -> bool:
+    """True if its parameters are on more than one device."""
     return len({parameter.device for parameter in model.parameters()}) > 1
 
 
 def _backward(loss: torch.Tensor) -> torch.Tensor:
-    """() detached."""
+    """Run backward; returns the loss, () detached."""
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
 class Replicated(Strategy):
-    """Every rank holds the whole model, as rank 0 begins it; what is exchanged when is up to the subclass.
+    """Every rank holds the whole model and starts with rank 0's weights; subclasses synchronize the ranks.
 
-    weights  the trained parameters of all models
+    weights  the trainable parameters of all models
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -170,16 +176,16 @@ class Replicated(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         check_trainable(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         model = super().wrap(model, is_healing=is_healing)
         self.weights += [p for p in model.parameters() if p.requires_grad]
         return model
 
 
-def share_weights(model: nn.Module, device: torch.device) -> None:
-    """Rank 0's parameters and buffers on every rank, one at a time; the model stays where it is.
+def broadcast_weights(model: nn.Module, device: torch.device) -> None:
+    """Copy rank 0's parameters and buffers to every rank, one at a time; the model stays on its device.
 
-    Ranks build their model from the same seed, but nothing forces a recipe to use it for every number.
+    Ranks build their model with the same seed, but a recipe may draw random numbers that do not depend on it.
     """
     for value in (*model.parameters(), *model.buffers()):
         there = value.detach().to(device)
@@ -188,7 +194,10 @@ def share_weights(model: nn.Module, device: torch.device) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a model: the members of its outermost ModuleLists and Sequentials, else none."""
+    """The repeated layers of a model: members of its outermost ModuleLists and Sequentials, if it has any.
+
+    Only members with parameters.
+    """
     found: list[nn.Module] = []
 
     def walk(module: nn.Module) -> None:
@@ -205,7 +214,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Raise RecipeError where no parameter wants a gradient."""
+    """Raise RecipeError if no parameter requires a gradient."""
     if not any(p.requires_grad for p in model.parameters()):
         raise RecipeError(
             f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",

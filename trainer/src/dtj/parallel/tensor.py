@@ -1,11 +1,11 @@
-"""Tensor parallel: each rank holds some columns or rows of large matrices, all ranks see the same samples.
+"""Tensor parallel: each rank holds some columns or rows of large matrices, all ranks get the same samples.
 
-Shoeybi et al., "Megatron-LM" (2019): a matrix cut by columns needs no message, the one after it, cut by rows,
-adds up once. Where they are cut, the model itself says:
+Shoeybi et al., "Megatron-LM" (2019): a matrix sharded by columns needs no communication; the next matrix,
+sharded by rows, needs one all-reduce. The model defines which matrices are sharded:
 
     def tensor_plan(self, ranks: int) -> dict[str, str]    {"mlp.0": "columns", "mlp.2": "rows"}
 
-All else is replicated. With ddp as a second axis, gradients are averaged over it once backward is done.
+All other parameters are replicated. With ddp as a second axis, gradients are averaged over it after backward.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
-from dtj.parallel.strategy import Share, Strategy, check_trainable, share_weights
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
 
 
 class TensorParallel(Strategy):
-    """torch's DTensor plans; replicated parameters are DTensors too, since optimizers mix them badly."""
+    """torch's DTensor plans. Replicated parameters are DTensors too: optimizers handle a mix badly."""
 
     replicated = False
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        """Cut in place as the model's plan says."""
+        """Shard the model in place, by its tensor_plan."""
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415
 
         check_trainable(model)
         plan = self._plan(model)
-        share_weights(model, self.device)
+        broadcast_weights(model, self.device)
         model = model.to(self.device)
         sizes = self.layout.sizes
         self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -39,8 +39,8 @@ class TensorParallel(Strategy):
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
         return model
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         if self.layout.size("ddp") > 1:
             gradients = (p.grad for p in self.parameters if p.grad is not None)
             average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]
@@ -51,28 +51,29 @@ class TensorParallel(Strategy):
 
         if not hasattr(model, "tensor_plan"):
             raise RecipeError(
-                f"--parallel {self.layout.strategy}: {type(model).__name__} does not say how to cut it",
-                fix='give it tensor_plan(self, ranks) -> {"path.of.linear": "columns", ...}, or use fsdp',
+                f"{type(model).__name__} has no tensor_plan(), so its matrices cannot be sharded",
+                fix='define tensor_plan(self, ranks) -> {"path.of.linear": "columns", ...}, '
+                "or use --parallel fsdp",
             )
         ranks = self.layout.size("tp")
         words: dict[str, str] = model.tensor_plan(ranks)  # type: ignore[operator]
         for path, word in words.items():
             if word not in {"columns", "rows"}:
                 raise RecipeError(
-                    f"tensor_plan of {type(model).__name__} says {word!r} of {path}",
-                    fix="write columns or rows",
+                    f"tensor_plan() of {type(model).__name__}: invalid value {word!r} for {path}",
+                    fix='use "columns" or "rows"',
                 )
             try:
                 weight = model.get_submodule(path).get_parameter("weight")
             except AttributeError as error:
                 raise RecipeError(
-                    f"tensor_plan of {type(model).__name__} names {path}: {error}",
+                    f"tensor_plan() of {type(model).__name__}: no weight at {path}: {error}",
                     fix="name modules of the model that have a weight",
                 ) from error
-            cut = weight.shape[0 if word == "columns" else 1]
-            if cut % ranks:
+            size = weight.shape[0 if word == "columns" else 1]
+            if size % ranks:
                 raise RecipeError(
-                    f"{path} has {cut} {word}, which tp={ranks} does not divide",
+                    f"{path} has {size} {word}, which tp={ranks} does not divide",
                     fix="change the model's width or --mesh tp=...",
                 )
         kinds = {"columns": ColwiseParallel, "rows": RowwiseParallel}
@@ -80,7 +81,7 @@ class TensorParallel(Strategy):
 
 
 def _replicate_rest(model: nn.Module, mesh: Any, *, planned: set[str]) -> None:
-    """Other parameters become replicated DTensors; their modules still take and give plain ones."""
+    """Make all other parameters replicated DTensors; their modules still take and return plain tensors."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_module  # noqa: PLC0415
 
     known: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay tied

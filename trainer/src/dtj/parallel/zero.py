@@ -1,7 +1,7 @@
-"""ZeRO stage 1: data parallel, but each rank keeps the optimizer's state of its own share of the parameters.
+"""ZeRO stage 1: data parallel, but each rank only keeps the optimizer state of the parameters that it owns.
 
 Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020). Gradients
-are averaged as in DDP; then every rank updates its own parameters only and sends them to the others.
+are averaged as in DDP; then every rank updates its own parameters and sends them to the other ranks.
 """
 
 from typing import Any
@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dtj.errors import RecipeError
-from dtj.parallel.average import buckets, spread
+from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import Layout
 
 
 class ZeroOne(DataParallel):
-    """Whole parameters are dealt out, the largest first, to the rank that has least so far.
+    """Each parameter is owned by one rank: the largest first, each to the rank that owns least so far.
 
-    Optimizers that do not treat each parameter by itself are refused. The state of the others keeps its
-    numbers; that of other ranks' parameters is missing.
+    Optimizers that do not update each parameter independently are refused. In the state of an optimizer,
+    parameters keep their numbers; the state of other ranks' parameters is absent.
     """
 
     replicated = False
@@ -31,7 +31,7 @@ class ZeroOne(DataParallel):
     heals = False
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        """Every optimizer of the parameters, whoever makes it, is sharded by hooks on its step."""
+        """Register global hooks on optimizer steps: they shard every optimizer of these parameters."""
         super().__init__(layout, device)
         self._owner: dict[Any, int] = {}
         self._seen: WeakSet[Optimizer] = WeakSet()
@@ -39,8 +39,8 @@ class ZeroOne(DataParallel):
         register_optimizer_step_post_hook(self._exchange)
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
-        """As DDP; each parameter gets its owner."""
-        self._owner |= deal(list(model.parameters()), self.layout.data_size)
+        """As DDP; also assigns an owner to each parameter."""
+        self._owner |= assign_owners(list(model.parameters()), self.layout.data_size)
         return super().wrap(model, is_healing=is_healing)
 
     def keeps(self, parameter: torch.Tensor) -> bool:
@@ -48,25 +48,24 @@ class ZeroOne(DataParallel):
 
     def _hide(self, optimizer: Optimizer, *_: Any) -> None:
         others = [parameter for parameter in _parameters(optimizer) if not self.keeps(parameter)]
-        if optimizer not in self._seen:  # Adagrad makes its state, one parameter's at a time, before any step
+        if optimizer not in self._seen:  # Adagrad creates the state of every parameter before its first step
             self._seen.add(optimizer)
             for parameter in others:
                 optimizer.state.pop(parameter, None)
         self._check(optimizer)
         for parameter in others:
-            parameter.grad = None  # an optimizer passes over what has no gradient
+            parameter.grad = None  # optimizers skip parameters without a gradient
 
     def _check(self, optimizer: Optimizer) -> None:
-        """RecipeError where it joins parameters (LBFGS), or keeps what is not of one that is this rank's."""
+        """RecipeError if it treats parameters jointly (LBFGS) or has state beyond that of this rank's own."""
         is_own = all(isinstance(key, torch.Tensor) and self.keeps(key) for key in optimizer.state)
         if is_own and not isinstance(optimizer, torch.optim.LBFGS):
             return
         if any(parameter in self._owner for parameter in _parameters(optimizer)):
             raise RecipeError(
-                f"--parallel zero1 cannot shard {type(optimizer).__name__}, which keeps more than each "
-                "parameter's own state",
-                fix="use an optimizer that treats each parameter by itself, as Adam and SGD do, or "
-                "--parallel ddp",
+                f"--parallel zero1 cannot shard {type(optimizer).__name__}, which does not update each "
+                "parameter independently",
+                fix="use an optimizer that does, such as Adam or SGD, or --parallel ddp",
             )
 
     def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
@@ -79,11 +78,11 @@ class ZeroOne(DataParallel):
                 pending.append((bucket, flat, work))
         for bucket, flat, work in pending:
             work.wait()
-            spread(flat, bucket)
+            unflatten(flat, bucket)
 
 
-def deal(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
-    """Owner of each parameter, the same on every rank; loads differ by the largest parameter at most."""
+def assign_owners(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:
+    """The owner of each parameter, the same on every rank; loads differ by at most the largest parameter."""
     loads = [0] * ranks
     owners = {}
     for parameter in sorted(parameters, key=lambda p: -p.numel()):

@@ -1,1 +1,1 @@
-"""What happens between a batch and the optimizer."""
+"""What happens in a step before the optimizer: backward, precision, checks; and evaluation."""

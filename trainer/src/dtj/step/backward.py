@@ -1,8 +1,9 @@
 """Forward and backward over this rank's micro-batches; gradients become the mean over the global batch.
 
-Why not simply average what the ranks have: with uneven shares (a ragged last batch, a micro-batch size that
-does not divide) the mean of means is not the mean. Each loss is weighted by its share of the true batch, so W
-ranks, one rank, and any micro-batch size give the same gradients to rounding.
+Why not simply average over ranks and micro-batches: if they differ in size (a smaller last batch, a size of
+micro-batches that does not divide the batch), the mean of means is not the mean. Each loss is weighted by the
+samples of its micro-batch, so any number of ranks and any micro-batch size give the same gradients, up to
+rounding. This holds for losses that are a mean over samples, not for a mean over tokens of padded samples.
 """
 
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dtj.data.cut import Part
 from dtj.data.feed import Batch
+from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 from dtj.step.precision import Precision, true_on_all_ranks
@@ -23,22 +24,23 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     """Add the gradients of the mean loss over the global batch to every parameter's `.grad`.
 
     loss_of  micro-batch -> () tensor, the *mean* loss of its samples
-    Strategies divide the sum over ranks with different samples by their number, which is undone here.
+    Strategies average gradients over the ranks with different samples. Here they must be summed, since the
+    weights of all micro-batches add up to 1; so each loss is multiplied by the number of those ranks.
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
     """
     scale = precision.scale
-    undo = strategy.layout.data_size * scale
+    gradient_scale = strategy.layout.data_size * scale
 
-    def share(part: Part) -> torch.Tensor:
+    def weighted_loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():
-            loss = _checked(loss_of(batch.fetch(part)))
+            loss = _checked(loss_of(batch.fetch(micro_batch)))
         loss = loss.to(strategy.device, torch.promote_types(loss.dtype, torch.float32))
-        factor = part.weight * undo
-        return loss * factor if factor != 1.0 else loss  # even shares: nothing to weigh
+        factor = micro_batch.weight * gradient_scale
+        return loss * factor if factor != 1.0 else loss  # equal parts need no weight
 
     if precision.scales:
         precision.rescale(strategy.parameters)
-    total = strategy.accumulate(share, batch.parts)
+    total = strategy.accumulate(weighted_loss, batch.micro_batches)
     if not precision.scales:
         return total
     precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
@@ -46,20 +48,20 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
 
 
 def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy) -> None:
-    """One backward pass whose result is thrown away: for the first step with new process groups.
+    """Run one backward pass and discard its result, before the first step with new process groups.
 
-    DDP lays its buckets anew after its first backward. A resumed or healed run would spend one step in the
-    first layout where the unbroken one was in the second, and with three ranks or more their sums round
-    differently.
+    DDP rebuilds its buckets after its first backward. Without this, a resumed or healed run would do one step
+    with the first buckets where an uninterrupted run used the second ones, and with three or more ranks their
+    sums round differently.
     """
     before = Rollback(strategy)
     with strategy.warming_up():
-        strategy.accumulate(lambda part: _checked(loss_of(batch.fetch(part))), batch.parts[:1])
+        strategy.accumulate(lambda mb: _checked(loss_of(batch.fetch(mb))), batch.micro_batches[:1])
     before.restore()
 
 
 class Rollback:
-    """What a backward pass changes beside the result: buffers, and gradients of earlier passes."""
+    """Copies of what a backward pass changes: buffers, and gradients of earlier passes."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._buffers = [(b, b.clone()) for b in strategy.buffers]
@@ -67,7 +69,7 @@ class Rollback:
         self._gradients = [(p, None if g is None else g.clone()) for p, g in gradients]
 
     def restore(self) -> None:
-        """Undo a pass, whole or broken off."""
+        """Undo a backward pass, complete or interrupted."""
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)

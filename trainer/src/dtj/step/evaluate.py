@@ -21,26 +21,28 @@ def evaluate(
     precision: Precision,
     group: "dist.ProcessGroup | None",
 ) -> float:
-    """One epoch of the feed, whose batches are one micro-batch on every rank; the same number on all.
+    """Mean score over one epoch of the feed; the same number on every rank.
 
-    A rank without a sample in the last batch scores a stand-in, which is not counted: forward may need all.
+    score  micro-batch of k samples -> k values; each batch of the feed is one micro-batch on every rank
+    A rank without a sample in the last batch scores a dummy, which is not counted: forward may be collective.
+    RecipeError if the score does not have one value per sample.
     """
     total = torch.zeros((), dtype=torch.float64, device=strategy.device)
     count = 0
     with strategy.evaluating(), torch.no_grad(), precision.autocast():
         for batch in feed.epoch_once():
             heartbeat.mine.sign()
-            for part in batch.parts:
-                found = score(batch.fetch(part))
-                if found.numel() != len(part.indices):
+            for micro_batch in batch.micro_batches:
+                found = score(batch.fetch(micro_batch))
+                if found.numel() != len(micro_batch.indices):
                     raise RecipeError(
-                        f"the score of {len(part.indices)} samples has shape {tuple(found.shape)}",
-                        fix="return one value a sample, e.g. model(mb.x).argmax(1) == mb.y",
+                        f"the score of {len(micro_batch.indices)} samples has shape {tuple(found.shape)}",
+                        fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y",
                     )
-                if part.weight:
+                if micro_batch.weight:
                     total += found.sum()
-                    count += len(part.indices)
+                    count += len(micro_batch.indices)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
-    if group is not None:  # ranks that split one model count the same samples: no harm
+    if group is not None:  # ranks that split one model count the same samples, which does not change the mean
         dist.all_reduce(sums, group=group)
     return float(sums[0] / sums[1])

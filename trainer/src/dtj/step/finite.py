@@ -1,9 +1,11 @@
-"""The first step whose loss was not finite, found on the device without waiting for it.
+"""Find the first step whose loss was not finite, on the device, without waiting for it.
 
-A loss that is NaN on one rank is NaN in the averaged gradients of all, one step later: only the earliest step
-names the rank that began it. What the device found is copied to the host when ranks exchange a message
-(agreement.py) and looked at with the next, so the stop comes some tenths of a second late; before a
-checkpoint is written it is looked at at once.
+A loss that is NaN on one rank makes the averaged gradients NaN on all ranks, and one step later all losses:
+only the earliest step names the rank where it started. The device's result is copied to the host when ranks
+exchange a message (agreement.py) and read with the next one, so the stop comes some tenths of a second late.
+Before a checkpoint is written it is read immediately.
+
+Only losses are checked. Weights that become NaN in a step whose loss is finite are noticed one step later.
 """
 
 import math
@@ -17,7 +19,7 @@ _NEVER = 2**62
 
 
 class FiniteCheck:
-    """This rank's first bad step; `check` asks all ranks."""
+    """Remembers this rank's first step with a loss that is not finite; `check` compares all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), _NEVER, dtype=torch.int64, device=device)
@@ -25,8 +27,8 @@ class FiniteCheck:
         self._seen = torch.full((), _NEVER, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def note(self, loss: torch.Tensor, step: int) -> None:
-        """Loss () of a step; on an accelerator three kernels, no wait."""
-        if loss.device.type == "cpu":  # looking at it is cheaper than any kernel
+        """Note the loss, (), of a step. On an accelerator: three kernels, no synchronization."""
+        if loss.device.type == "cpu":  # reading the value is cheaper than any kernel
             if not math.isfinite(loss.item()):
                 self._first.clamp_(max=step)
             return
@@ -34,14 +36,15 @@ class FiniteCheck:
         self._first = torch.minimum(self._first, bad)
 
     def has_seen_one(self) -> bool:
-        """Something was bad when this was last asked."""
+        """A loss was not finite when this was last called; also starts the next copy to the host."""
         seen = int(self._seen) != _NEVER
         self._seen.copy_(self._first, non_blocking=True)
         return seen
 
     def check(self, group: "dist.ProcessGroup | None", *, saved: int | None) -> None:
-        """Raise DtjError on every rank if any has a bad step; waits for the device. All ranks call it.
+        """Raise DtjError on every rank if a loss of any rank was not finite.
 
+        All ranks call this. It waits for the device.
         saved  step of the newest checkpoint, for the message
         """
         mine = torch.tensor([int(self._first)])
@@ -59,6 +62,6 @@ class FiniteCheck:
         rest = f"the newest checkpoint is of step {saved}" if saved is not None else "nothing was saved"
         raise DtjError(
             f"the loss of step {step} is not finite on {where}; {rest}",
-            fix="lower the learning rate, clip the gradients, look at the samples of that step, or use bf16 "
-            "where fp16 overflows",
+            fix="lower the learning rate, clip the gradients, check the samples of that step, or use bf16 "
+            "if fp16 overflows",
         )

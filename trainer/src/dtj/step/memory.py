@@ -1,4 +1,4 @@
-"""Memory and speed of a model, changed in place: names, parameters and checkpoints stay what they are."""
+"""Save memory or time, by changing a model in place: names, parameters and checkpoints stay the same."""
 
 import os
 import resource
@@ -15,29 +15,32 @@ from dtj.errors import RecipeError
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:
-    """Keep only what goes into each block; backward runs the block once more for the rest.
+    """Activation checkpointing: keep only the input of each block, and run its forward again in backward.
 
-    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a third more work, activations of one
-    block at a time. Random numbers (dropout) repeat themselves in the second run.
+    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a third more computation, activations
+    of one block at a time. The second forward draws the same random numbers (dropout).
     """
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def compile_in_place(blocks: Iterable[nn.Module], device: torch.device) -> None:
-    """torch.compile each block: equal ones are compiled once, messages between them stay visible."""
+    """torch.compile each block. Equal blocks are compiled only once; collectives between blocks stay eager.
+
+    RecipeError on a CPU if there is no C++ compiler.
+    """
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and not shutil.which(compiler):
         raise RecipeError(
-            f"--compile on a CPU needs a C++ compiler, and there is no {compiler!r} in the path",
-            fix="install g++ (or set CXX), or leave --compile out",
+            f"--compile on a CPU needs a C++ compiler, but {compiler!r} is not in the PATH",
+            fix="install g++ (or set CXX), or omit --compile",
         )
     for block in blocks:
         block.compile()
 
 
 def most_bytes(device: torch.device) -> int:
-    """The most that this process has held: tensors on an accelerator, resident memory on the CPU."""
+    """Peak memory of this process in bytes: tensors on a CUDA device, else resident memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,8 @@
-"""Which numbers the forward pass computes in. Parameters, their gradients and the optimizer stay float32.
+"""The floating-point type of the forward pass. Parameters, gradients and the optimizer keep the model's type.
 
-fp32    the default; --tf32 lets matrix products of CUDA round their inputs to 10 bits of mantissa
-bf16    range of float32, 8 bits of mantissa: needs no scaling
-fp16    11 bits of mantissa, but small gradients vanish below 6e-8: the loss is scaled up, gradients down
+fp32    the default; --tf32 lets CUDA round the inputs of matrix products to 10 bits of mantissa
+bf16    range of float32, 8 bits of mantissa: needs no loss scaling
+fp16    11 bits of mantissa, but gradients below 6e-8 become zero: the loss is scaled up, gradients down
 """
 
 import contextlib
@@ -19,7 +19,12 @@ _FIRST_SCALE, _GROWTH, _BACKOFF, _GROW_EVERY = 2.0**16, 2.0, 0.5, 2000
 
 
 class Precision:
-    """One run's choice; with fp16 also the state of the loss scale, which a checkpoint holds."""
+    """The precision of a run; with fp16 also the state of the loss scale, which is saved in checkpoints.
+
+    half    type of autocast; None for fp32
+    scale   factor of the loss; 1 unless fp16
+    scales  True for fp16
+    """
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.half = _TYPES[name]
@@ -29,29 +34,30 @@ class Precision:
         self._good_steps = 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and loss."""
+        """Context for forward and loss."""
         if self.half is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.half)
 
     def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gradients of an earlier pass get the scale of the one that is to be added to them."""
+        """Scale gradients of an earlier backward pass like those that the next one adds to them."""
         for parameter in parameters:
             if parameter.grad is not None:
                 _local(parameter.grad).mul_(self.scale)
 
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
-        """Bring gradients back to their size; where any rank's overflowed, drop all of them.
+        """Divide gradients by the scale; if they overflowed on any rank, drop all of them.
 
         all_finite  () bool tensor of this rank -> bool, the same on every rank. The only wait for the device.
-        Optimizers pass over parameters without a gradient, so the step is left out and the scale halved.
+        After an overflow the scale is halved. Optimizers skip parameters without a gradient, so the step is
+        skipped.
         """
         mine = [p for p in parameters if p.grad is not None]
         gradients = [_local(p.grad) for p in mine if p.grad is not None]
         for gradient in gradients:
             gradient.div_(self.scale)
-        parts = [g.isfinite().all().to(self._device) for g in gradients]
-        finite = torch.stack(parts).all() if parts else torch.tensor(True, device=self._device)
+        checks = [g.isfinite().all().to(self._device) for g in gradients]
+        finite = torch.stack(checks).all() if checks else torch.tensor(True, device=self._device)
         if all_finite(finite):
             self._good_steps += 1
             if self._good_steps % _GROW_EVERY == 0:
@@ -63,7 +69,7 @@ class Precision:
             self._good_steps = 0
 
     def state_dict(self) -> dict[str, float]:
-        """The scale and how long it has held."""
+        """The scale, and how many steps without overflow it has had."""
         return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -71,7 +77,7 @@ class Precision:
 
 
 def true_on_all_ranks(mine: torch.Tensor) -> bool:
-    """mine: () bool of this rank; the same answer on every rank, for which the device is waited for."""
+    """True if `mine`, () bool, is true on every rank. Waits for the device."""
     worst = mine.to(torch.uint8)
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(worst, op=dist.ReduceOp.MIN)
@@ -79,6 +85,6 @@ def true_on_all_ranks(mine: torch.Tensor) -> bool:
 
 
 def _local(gradient: Any) -> torch.Tensor:
-    """A sharded gradient's part on this rank."""
+    """This rank's shard of a gradient; the gradient itself if it is not sharded."""
     local: torch.Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return local

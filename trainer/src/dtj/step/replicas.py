@@ -1,7 +1,7 @@
-"""Do all ranks hold the same parameters and the same optimizer state? Told by their bits, not by a tolerance.
+"""Check that all ranks hold the same parameters and optimizer state: bit for bit, without a tolerance.
 
-Equal weights at the start and equal gradients in every step keep replicas equal for ever. Where they are not,
-something is wrong that averaging would only hide: weights changed on one rank alone, or bad memory.
+With equal weights at the start and equal gradients in every step, ranks stay equal. If they differ, something
+is wrong that averaging would only hide: one rank changed its weights alone, or has faulty memory.
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ from torch import nn
 
 from dtj.errors import DtjError
 
-# Elements at once: a large tensor needs no second of its size, and a CPU's cache holds them.
+# Elements per chunk: no copy of a large tensor is needed, and a chunk fits in the CPU's cache.
 _CHUNK = 2**15
 _CHUNK_ON_ACCELERATOR = 2**22
-# Of SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
+# Constants of SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014).
 _GOLDEN, _MIX_1, _MIX_2 = (
     number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -26,10 +26,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Compares what the ranks hold every so many steps.
+    """Compares the state of all ranks every N steps.
 
-    every       steps; None never compares
-    optimizers  the state of optimizers is to be the same, too
+    every       steps between checks; None: never check
+    optimizers  compare the state of optimizers, too
     """
 
     def __init__(self, every: int | None, *, optimizers: bool) -> None:
@@ -40,10 +40,10 @@ class ReplicaCheck:
     def after_step(
         self, step: int, parts: Mapping[str, Any], *, in_sync: bool, group: "dist.ProcessGroup | None"
     ) -> None:
-        """Raise DtjError on every rank where one differs. Every rank calls it after every step.
+        """Raise DtjError on every rank if any of them differs. Every rank calls this after every step.
 
-        parts    what run.state named
-        in_sync  the ranks are to be equal after this step; a check that is due waits for such a step
+        parts    registered by run.state
+        in_sync  ranks should be equal after this step; a check that is due waits for such a step
         """
         self._is_due = self._is_due or (self._every is not None and step % self._every == 0)
         if not self._is_due or not in_sync or group is None:
@@ -54,21 +54,24 @@ class ReplicaCheck:
         digest = int.from_bytes(blake2b(repr(mine).encode(), digest_size=7).digest(), "big")
         extremes = torch.tensor([digest, -digest])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-        if int(extremes.sum()):  # largest less smallest
-            everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-            dist.all_gather_object(everyone, mine, group=group)
+        if int(extremes.sum()):  # largest minus smallest
+            fingerprints: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
+            dist.all_gather_object(fingerprints, mine, group=group)
             raise DtjError(
-                f"after step {step} the ranks hold different states: {explain(everyone)}",
-                fix="look for what that rank alone does, as weights set outside the optimizer, or bad memory",
+                f"the ranks have different state after step {step}: {explain(fingerprints)}",
+                fix="look for code that changes weights on that rank only, or for faulty memory",
             )
 
 
-def explain(everyone: list[dict[str, int]]) -> str:
-    """Which ranks differ from most others (of two: from rank 0), and in what; fingerprints by rank."""
+def explain(fingerprints: list[dict[str, int]]) -> str:
+    """Which ranks differ from most others (of two ranks: from rank 0), and in which tensors.
+
+    fingerprints  by name of the tensor, for each rank
+    """
     different = {}
-    for name in {name: None for each in everyone for name in each}:
-        values = [each.get(name) for each in everyone]
-        usual = Counter(values).most_common(1)[0][0]  # the first of several
+    for name in {name: None for each in fingerprints for name in each}:
+        values = [each.get(name) for each in fingerprints]
+        usual = Counter(values).most_common(1)[0][0]  # among equally common values, that of the lowest rank
         if ranks := [rank for rank, value in enumerate(values) if value != usual]:
             different[name] = ranks
     ranks = sorted({rank for found in different.values() for rank in found})
@@ -79,9 +82,10 @@ def explain(everyone: list[dict[str, int]]) -> str:
 
 
 def fingerprint(value: torch.Tensor) -> torch.Tensor:
-    """() int64: bits times an odd number for each place, added modulo 2^64.
+    """() int64: the bits of each element times an odd number for its place, added modulo 2^64.
 
-    One changed element always changes it. The numbers have no pattern that several could follow.
+    Any single changed element changes it. The odd numbers follow no pattern, so changes of several elements
+    (two that were swapped) do not cancel out.
     """
     plain = value.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
@@ -96,7 +100,7 @@ def fingerprint(value: torch.Tensor) -> torch.Tensor:
 
 
 def _odd_numbers(count: int, device: torch.device) -> torch.Tensor:
-    """(count,) int64, as good as random, the same on every device."""
+    """(count,) int64, pseudorandom, the same on every device."""
     mixed = torch.arange(1, count + 1, device=device) * _GOLDEN
     mixed = (mixed ^ _shifted(mixed, 30)) * _MIX_1
     mixed = (mixed ^ _shifted(mixed, 27)) * _MIX_2
@@ -104,12 +108,12 @@ def _odd_numbers(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _shifted(numbers: torch.Tensor, places: int) -> torch.Tensor:
-    """To the right, as if they had no sign."""
+    """Logical shift to the right (torch's own shift keeps the sign)."""
     return (numbers >> places) & ((1 << (64 - places)) - 1)
 
 
 def _tensors(parts: Mapping[str, Any], *, optimizers: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and what optimizers keep of them, by name; buffers may differ (batch norm's statistics)."""
+    """Parameters and optimizer state, by name. Not buffers, which may differ (batch norm's statistics)."""
     names: dict[Any, str] = {}
     for part, model in parts.items():
         if isinstance(model, nn.Module):

@@ -1,1 +1,1 @@
-"""How often and how exactly ranks exchange what they learned."""
+"""Alternatives to averaging exact gradients in every step: less often, compressed, or later."""

@@ -1,13 +1,13 @@
-"""Smaller gradients on the wire, as hooks of DDP's buckets.
+"""Compress gradients for the network, as DDP communication hooks.
 
     bf16, fp16     half the bytes; torch's own hooks
-    powersgd[:R]   each matrix as the product of two thin ones of rank R (default 4). Vogels et al.,
-                   "PowerSGD" (2019). torch's own hook waits for ever on gloo; this one runs on any backend
-    topk[:P]       only the P per cent (default 1) of largest size, with their places. Aji and Heafield,
-                   "Sparse Communication for Distributed Gradient Descent" (2017)
+    powersgd[:R]   each matrix as the product of two thin matrices of rank R (default 4). Vogels et al.,
+                   "PowerSGD" (2019). torch's own hook hangs on gloo; this one runs on any backend
+    topk[:P]       only the P percent (default 1) with the largest magnitude, and their indices. Aji and
+                   Heafield, "Sparse Communication for Distributed Gradient Descent" (2017)
 
-What the last two leave out is kept on each rank and added to the next gradient (error feedback): nothing is
-lost, it comes later. That memory is one more copy of the gradients; a restart begins with an empty one.
+What the last two leave out is kept on each rank and added to the next gradient (error feedback): it is sent
+later, not lost. This memory takes as much as the gradients. It is empty after a restart.
 """
 
 from collections.abc import Callable
@@ -18,21 +18,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from dtj.parallel.average import spread
+from dtj.parallel.average import unflatten
 
 Future = torch.futures.Future[torch.Tensor]
 _as_they_are: Callable[[Any, Any], Future] = default_hooks.allreduce_hook
 
 
 class Plain:
-    """torch's hooks, and what the others share: `paused` sends gradients as they are."""
+    """One of torch's hooks, and the base of the others. While `paused`, gradients are not compressed."""
 
     def __init__(self, hook: Callable[[Any, Any], Future] = _as_they_are) -> None:
         self.paused = False
         self._hook = hook
 
     def average(self, _: Any, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined] # torch wants this very name
-        """What DDP calls for each bucket."""
+        """The hook itself: DDP calls it for each bucket."""
         return self._send(bucket) if not self.paused else _as_they_are(None, bucket)
 
     def _send(self, bucket: Any) -> Future:
@@ -40,7 +40,7 @@ class Plain:
 
 
 class WithFeedback(Plain):
-    """Hooks that leave something out. Kept by parameter: DDP lays its buckets anew after the first step."""
+    """Hooks with error feedback. It is stored by parameter, since DDP rebuilds its buckets after step one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,16 +60,16 @@ class WithFeedback(Plain):
     def exchange(
         self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
     ) -> None:
-        """Put the mean of what was sent into `gradients`; take what was sent away from `left`."""
+        """Set `gradients` to the mean of what all ranks sent; subtract what this rank sent from `left`."""
         raise NotImplementedError
 
 
 class TopK(WithFeedback):
-    """The largest elements of a bucket, each with its place: 8 bytes instead of 4, but of few."""
+    """Sends the largest elements of a bucket and their indices: 8 bytes instead of 4, but of few elements."""
 
     def __init__(self, percent: float) -> None:
         super().__init__()
-        self._share = percent / 100
+        self._fraction = percent / 100
 
     def exchange(
         self, parameters: list[nn.Parameter], gradients: list[torch.Tensor], left: list[torch.Tensor]
@@ -77,23 +77,23 @@ class TopK(WithFeedback):
         del parameters
         size = dist.get_world_size()
         flat = torch.cat([g.reshape(-1) for g in gradients])
-        count = max(1, int(self._share * flat.numel()))
-        places = flat.abs().topk(count, sorted=False).indices
-        values = flat[places]
+        count = max(1, int(self._fraction * flat.numel()))
+        indices = flat.abs().topk(count, sorted=False).indices
+        values = flat[indices]
         all_values = [torch.empty_like(values) for _ in range(size)]
-        all_places = [torch.empty_like(places, dtype=torch.int32) for _ in range(size)]
+        all_indices = [torch.empty_like(indices, dtype=torch.int32) for _ in range(size)]
         dist.all_gather(all_values, values)
-        dist.all_gather(all_places, places.int())
+        dist.all_gather(all_indices, indices.int())
         mean = torch.zeros_like(flat)
-        for their_places, their_values in zip(all_places, all_values, strict=True):
-            mean.index_add_(0, their_places.long(), their_values, alpha=1 / size)
-        flat[places] = 0
-        spread(mean, gradients)
-        spread(flat, left)
+        for their_indices, their_values in zip(all_indices, all_values, strict=True):
+            mean.index_add_(0, their_indices.long(), their_values, alpha=1 / size)
+        flat[indices] = 0
+        unflatten(mean, gradients)
+        unflatten(flat, left)
 
 
 class PowerSGD(WithFeedback):
-    """One power iteration a step, from the factors of the step before."""
+    """One power iteration per step, starting from the factors of the step before."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -128,10 +128,10 @@ class PowerSGD(WithFeedback):
         return min(rows, columns) > self._rank and (rows + columns) * self._rank < gradient.numel()
 
     def _right_of(self, parameter: nn.Parameter, matrix: torch.Tensor) -> torch.Tensor:
-        """(columns, rank): of the last step, at first random and the same on every rank."""
+        """(columns, rank), of the step before; at first random, and the same on every rank."""
         if parameter not in self._right:
-            chance = torch.Generator().manual_seed(matrix.numel())
-            first = torch.randn(matrix.shape[1], self._rank, generator=chance)
+            generator = torch.Generator().manual_seed(matrix.numel())
+            first = torch.randn(matrix.shape[1], self._rank, generator=generator)
             self._right[parameter] = first.to(matrix)
         return self._right[parameter]
 
@@ -151,8 +151,8 @@ def hook(name: str, amount: float | None) -> Plain:
 
 
 def _mean(tensors: list[torch.Tensor]) -> None:
-    """Means over all ranks, in one message."""
+    """Replace each tensor by its mean over all ranks, in one all-reduce."""
     if tensors:
         flat = torch.cat([t.reshape(-1) for t in tensors]).div_(dist.get_world_size())
         dist.all_reduce(flat)
-        spread(flat, tensors)
+        unflatten(flat, tensors)

@@ -1,14 +1,14 @@
-"""Ranks train alone for some steps, then bring their models together: one message every K steps.
+"""Each rank trains alone for K steps, then all synchronize their models: communication only every K steps.
 
     local:K      average the weights. Stich, "Local SGD Converges Fast and Communicates Little" (2019)
     postlocal:K  the first half of the steps synchronously, then local:K. Lin et al., "Don't Use Large
                  Mini-Batches, Use Local SGD" (2020)
-    diloco:K     what the ranks changed on average is the gradient of an outer optimizer with
-                 Nesterov momentum. Douillard et al., "DiLoCo" (2023); its rate and momentum
+    diloco:K     the mean change of the weights is the gradient of an outer optimizer with Nesterov
+                 momentum. Douillard et al., "DiLoCo" (2023), with its learning rate and momentum
 
-Between two sync points ranks differ: checkpoints wait for the next one, a stop brings it forward, and
-`run.evaluate` scores each rank's own model on its share. Momentum stays with each rank; after a restart all
-of them begin with rank 0's.
+Between two sync points ranks differ: a checkpoint waits for the next one, a stop synchronizes early, and
+`run.evaluate` scores each rank's own model on that rank's samples. Each rank has its own momentum; after a
+restart all start with rank 0's.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,16 @@ from torch import nn
 
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, Share
+from dtj.parallel.strategy import Replicated, WeightedLoss
 
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
 
 class LocalSGD(Replicated):
-    """Averages weights every `every` steps; before the part `alone_from` of all steps, gradients at each."""
+    """Averages weights every `every` steps.
+
+    alone_from  fraction of all steps before which gradients are averaged in each step instead
+    """
 
     same_optimizer_state = False
 
@@ -35,12 +38,12 @@ class LocalSGD(Replicated):
         self._alone_from = alone_from
         self._synced = -1  # last step after which all ranks had the same weights
 
-    def begin(self, step: int, total_steps: int) -> None:
-        super().begin(step, total_steps)
+    def start(self, step: int, total_steps: int) -> None:
+        super().start(step, total_steps)
         self._synced = step
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         if self._is_synchronous():
             average((p.grad for p in self.weights if p.grad is not None), None)
         return total
@@ -57,7 +60,7 @@ class LocalSGD(Replicated):
         return self._synced == step
 
     def synchronize(self) -> None:
-        """All ranks have the same weights afterwards."""
+        """Make the weights of all ranks equal."""
         average((p.detach() for p in self.weights), None)
 
     def _is_synchronous(self) -> bool:
@@ -65,7 +68,7 @@ class LocalSGD(Replicated):
 
 
 class DiLoCo(LocalSGD):
-    """A sync point is a step of an outer optimizer from the weights of the last one."""
+    """At a sync point, an outer optimizer does a step from the weights of the previous sync point."""
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         model = super().wrap(model, is_healing=is_healing)
@@ -77,12 +80,12 @@ class DiLoCo(LocalSGD):
         return model
 
     @torch.no_grad()
-    def begin(self, step: int, total_steps: int) -> None:
-        """The first time it is from the present weights, also where a run without DiLoCo has left them."""
+    def start(self, step: int, total_steps: int) -> None:
+        """The first outer step starts from the current weights, also those of a checkpoint without DiLoCo."""
         if self._synced < 0:
             for was, now in zip(self._synced_at, self.weights, strict=True):
                 was.copy_(now)
-        super().begin(step, total_steps)
+        super().start(step, total_steps)
 
     @torch.no_grad()
     def synchronize(self) -> None:
@@ -96,7 +99,7 @@ class DiLoCo(LocalSGD):
             now.copy_(was)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the outer optimizer; the weights themselves are the model's, since this is a sync point."""
+        """State of the outer optimizer. Its weights are the model's, since checkpoints are at sync points."""
         return self._outer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

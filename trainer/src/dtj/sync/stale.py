@@ -1,11 +1,11 @@
-"""Bounded staleness: a step applies the mean gradient of K steps ago; a slow rank need not hold the others.
+"""Bounded staleness: a step applies the mean gradient of K steps ago, so a slow rank delays the others less.
 
     step t   compute own gradients, start to average them, apply the average that was started at step t - K
 
-All ranks apply the same averages in the same order and stay equal bit by bit; none gets more than K steps
-ahead of the slowest. Messages have K steps of time to arrive. The first K steps of a run change nothing, and
-training wants a smaller rate than without delay: Ho et al., "More Effective Distributed ML via a Stale
-Synchronous Parallel Parameter Server" (2013).
+All ranks apply the same averages in the same order and stay equal bit for bit. No rank gets more than K steps
+ahead of the slowest, and a message has K steps of time to arrive. The first K steps of a run change nothing,
+and training needs a smaller learning rate than without delay: Ho et al., "More Effective Distributed ML via a
+Stale Synchronous Parallel Parameter Server" (2013).
 """
 
 from collections import deque
@@ -16,47 +16,50 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtj.parallel.average import spread
+from dtj.parallel.average import unflatten
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, Share
+from dtj.parallel.strategy import Replicated, WeightedLoss
 
 
 class Stale(Replicated):
-    """Averages under way, oldest first: (vector of all gradients, its message; None once it has arrived)."""
+    """Applies averages of gradients `delay` steps late.
+
+    _pending  oldest first: (vector of all gradients, handle of its all-reduce; None after a restore)
+    """
 
     def __init__(self, layout: Layout, device: torch.device, *, delay: int) -> None:
         super().__init__(layout, device)
-        self.slack = delay
+        self.max_steps_ahead = delay
         self.extra = self
-        self._under_way: deque[tuple[torch.Tensor, Any]] = deque()
+        self._pending: deque[tuple[torch.Tensor, Any]] = deque()
 
     @torch.no_grad()
     def _exchange(self) -> None:
         own = torch.cat([_gradient(p).reshape(-1) for p in self.weights]).div_(self.layout.data_size)
-        self._under_way.append((own, dist.all_reduce(own, async_op=True)))
-        if len(self._under_way) <= self.slack:
-            for weight in self.weights:  # optimizers pass over what has no gradient
+        self._pending.append((own, dist.all_reduce(own, async_op=True)))
+        if len(self._pending) <= self.max_steps_ahead:
+            for weight in self.weights:  # optimizers skip parameters without a gradient
                 weight.grad = None
             return
-        mean, work = self._under_way.popleft()
+        mean, work = self._pending.popleft()
         if work is not None:
             work.wait()
-        spread(mean, [_gradient(p) for p in self.weights])
+        unflatten(mean, [_gradient(p) for p in self.weights])
 
-    def accumulate(self, share: Share, parts: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(share, parts)
+    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        total = super().accumulate(weighted_loss, micro_batches)
         self._exchange()
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages that are yet to be applied; waits for them."""
-        for _, work in self._under_way:
+        """The averages that are not applied yet; waits for them."""
+        for _, work in self._pending:
             if work is not None:
                 work.wait()
-        return {"under_way": [mean for mean, _ in self._under_way]}
+        return {"under_way": [mean for mean, _ in self._pending]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._under_way = deque((mean.to(self.device), None) for mean in state["under_way"])
+        self._pending = deque((mean.to(self.device), None) for mean in state["under_way"])
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The newest checkpoint that can be read, among this run's own and those of the run to resume from.
+"""Find and read the newest readable checkpoint, of this run or else of the run to resume from.
 
-Only one process of the job reads; it hands the bytes to the others (checkpointer.py), so that all ranks
-start from the same step even where some see another disk.
+Only rank 0 does this. It sends the bytes to the other ranks (checkpointer.py), so that all ranks start from
+the same step, even if some of them see another disk.
 """
 
 import errno
@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import layout
+from dtj.checkpoint import paths
 from dtj.errors import CheckpointError, RecipeError
 
-# Of a file that is damaged, or was never there; whatever else a disk says may pass.
+# Errors that mean a file is damaged or missing. All others may be temporary.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint that was read and checked; shards: the folder of its shards, None where it has none."""
+    """A checkpoint whose state file was read and checked; shards: their folder, None if it has none."""
 
     folder: Path
     data: bytes
@@ -34,8 +34,9 @@ class Found:
 def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
     """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
 
-    Damaged ones are skipped with a warning. Raise RecipeError where `resume_dir` was given and has none:
-    training from scratch is not what was asked for. Raise CheckpointError where the volume refuses it.
+    Damaged checkpoints are skipped with a warning. Raise RecipeError if `resume_dir` is set but has no
+    readable checkpoint: the user did not ask to train from scratch. Raise CheckpointError if the volume
+    cannot be read.
     """
     own = _newest_readable(run_dir, warn) if run_dir else None
     if own or not resume_dir:
@@ -44,16 +45,16 @@ def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str],
     if not found:
         raise RecipeError(
             f"there is no readable checkpoint to resume from in {resume_dir}",
-            fix="name a run that has committed one, on the same volume, or resume from nothing",
+            fix="name a run on this volume that has committed a checkpoint, or omit --resume",
         )
     return found
 
 
 def newest_run(folder: Path) -> Path:
-    """`folder` itself where it holds checkpoints, else its sub-folder with the newest committed one.
+    """`folder` itself if it holds checkpoints, else its subfolder with the newest committed one.
 
-    A job made again under the same name has a new folder beside the old one; time decides between them, since
-    the steps of different runs do not compare.
+    A job that is recreated under the same name gets a new subfolder beside the old one. The newest by time is
+    used, since steps of different runs cannot be compared.
     """
     if committed(folder):
         return folder
@@ -62,46 +63,50 @@ def newest_run(folder: Path) -> Path:
 
 
 def committed(run_dir: Path) -> list[Path]:
-    """A run's checkpoints, the newest first; none where there is no such folder."""
-    return [run_dir / name for name in layout.newest_first(child.name for child in _children(run_dir))]
+    """A run's committed checkpoints, the newest first; empty if there is no such folder."""
+    return [run_dir / name for name in paths.newest_first(child.name for child in _children(run_dir))]
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Bytes of a state file -> state, on the CPU. Executes nothing that is in the file."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # torch.load itself does not compare checksums
+    """Bytes of a state file -> state, on the CPU. Executes no code from the file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # torch.load itself does not check checksums
         damaged = archive.testzip()
     if damaged:
         raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
     state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or "step" not in state:
-        raise ValueError("it is not a checkpoint of dtj")
+        raise ValueError("it is not a dtj checkpoint")
     return state
 
 
 def whole(folder: Path) -> dict[str, Any]:
-    """All of a committed checkpoint, on the CPU of one process, however many ranks wrote it."""
+    """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
+
+    Reads all shards, those of the optimizer too. RecipeError if `folder` is not a readable checkpoint,
+    CheckpointError if its shards cannot be read.
+    """
     try:
-        state = parse((folder / layout.STATE_FILE).read_bytes())
+        state = parse((folder / paths.STATE_FILE).read_bytes())
     except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
-            f"{folder} is not a checkpoint: {error}", fix="name a folder step-N of a run"
+            f"{folder} is not a checkpoint: {error}", fix="name a step-N folder of a run"
         ) from error
     if (shards := _shards(folder)) is None:
         return state
     from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
 
-    parts = sharded.fill(state["parts"], shards, sharded.Places({}, keeps=lambda _: True))
+    parts = sharded.load_tensors(state["parts"], shards, sharded.LoadPlan({}, keeps=lambda _: True))
     return state | {"parts": parts}
 
 
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
     for folder in committed(run_dir):
         try:
-            data = _read(folder / layout.STATE_FILE)
+            data = _read(folder / paths.STATE_FILE)
             parse(data)
-        except (CheckpointError, MemoryError):  # it may be good, and a later save deletes damaged ones
+        except (CheckpointError, MemoryError):  # it may be intact: if skipped, a later save would delete it
             raise
-        except Exception as error:  # noqa: BLE001 - a damaged file raises whatever its bytes happen to mean
+        except Exception as error:  # noqa: BLE001 - a damaged file can raise any exception
             cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
             warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
             continue
@@ -119,7 +124,7 @@ def _read(file: Path) -> bytes:
 
 
 def _shards(folder: Path) -> Path | None:
-    shards = folder / layout.SHARDS
+    shards = folder / paths.SHARDS
     return shards if shards.exists() else None
 
 
@@ -135,5 +140,5 @@ def _children(folder: Path) -> list[Path]:
 def _refused(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {error.strerror}",
-        fix="check that the volume is mounted, and readable for this user",
+        fix="check that the volume is mounted and that this user may read it",
     )

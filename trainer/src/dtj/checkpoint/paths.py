@@ -1,7 +1,7 @@
-"""Names of checkpoints, what counts as committed, which may go. Pure: names in, names out.
+"""Names of checkpoint folders: which are committed, and which may be deleted. Pure: names in, names out.
 
-<run>/step-120/state.pt       committed: the folder got this name only after its content was on the disk
-<run>/step-140.tmp/state.pt   being written, or left by a crash: never read, removed by the next save
+<run>/step-120/state.pt       committed: the folder gets this name only once its content is on disk
+<run>/step-140.tmp/state.pt   being written, or left over from a crash: never read, removed by the next save
 """
 
 import re
@@ -9,18 +9,19 @@ from collections.abc import Iterable
 
 STATE_FILE = "state.pt"
 SHARDS = "shards"
-# The newest may turn out unreadable (a dying disk); then there is one before it.
+# If the newest turns out unreadable (a failing disk), the one before it is used. That covers state.pt only: a
+# damaged shard is noticed when ranks load it, and is an error.
 KEEP = 2
 _COMMITTED = re.compile(r"step-(0|[1-9]\d*)")
 
 
 def name_of(step: int) -> str:
-    """Folder of a committed checkpoint."""
+    """Folder name of a committed checkpoint."""
     return f"step-{step}"
 
 
 def pending_name_of(step: int) -> str:
-    """Folder of one that is not committed yet."""
+    """Folder name of a checkpoint that is not committed yet."""
     return f"step-{step}.tmp"
 
 
@@ -31,17 +32,17 @@ def step_of(name: str) -> int | None:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Committed checkpoints among the names of a folder."""
+    """The names of committed checkpoints among `names`."""
     return sorted((n for n in names if step_of(n) is not None), key=lambda n: step_of(n) or 0, reverse=True)
 
 
 def to_remove(
     names: Iterable[str], *, committed: int, keep: int = KEEP, best: int | None = None
 ) -> list[str]:
-    """What a save may delete once the checkpoint of step `committed` is there.
+    """Names to delete after the checkpoint of step `committed` was committed.
 
-    Older ones beyond `keep`, but not the `best`; and leftovers. Ones of a later step too: this run began
-    before them, so they were found unreadable, and must not take the place of good ones.
+    All but the newest `keep` and the one of step `best`; leftovers; and checkpoints of later steps: this run
+    resumed before them, which means they were unreadable, and they must not count as one of the `keep`.
     """
     names = list(names)
     leftovers = [n for n in names if n.startswith("step-") and n.endswith(".tmp")]

@@ -1,4 +1,4 @@
-"""Samples -> one structure of tensors, in this process or in workers that run ahead of it."""
+"""Load samples and collate them, in this process or in worker processes that load ahead."""
 
 import os
 import pickle
@@ -13,27 +13,28 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from dtj import random_state
 from dtj.data import worker
-from dtj.data.cut import Indices
+from dtj.data.splitter import Indices
 from dtj.errors import RecipeError
 
 Collate = Callable[[list[Any]], Any]
-# Workers are children of this process, whatever Python's default is: they are to end with it.
+# Forked workers are direct children of this process, so that they can end with it; Python 3.14 no longer
+# forks by default.
 _START = "fork" if sys.platform == "linux" else None
 
 
 class Pair(NamedTuple):
-    """What a data set of (input, target) pairs arrives as: `mb.x, mb.y`, or unpacked."""
+    """A micro-batch of a dataset of (input, target) pairs: `mb.x, mb.y`, or unpacked."""
 
     x: Any
     y: Any
 
 
 def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, position: int) -> Any:
-    """The samples at `indices` of a map-style data set, in the memory of the host.
+    """The collated samples at `indices` of a map-style dataset, in host memory.
 
-    seed, position  of the run and of the batch: what is drawn here depends on them and on the samples
+    seed, position  of the run and of the batch; with the samples they determine the random numbers drawn here
     """
-    # One indexing, not one per sample; a subclass may index otherwise.
+    # Index each tensor once, not once per sample. Not for subclasses, which may override __getitem__.
     if type(dataset) is TensorDataset and collate is default_collate:
         rows = torch.from_numpy(indices)
         return as_batch([column[rows] for column in dataset.tensors])
@@ -45,14 +46,14 @@ def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, posi
 
 
 def as_batch(found: Any) -> Any:
-    """What a loss gets: pairs as `Pair`, other plain sequences as tuples."""
+    """What the loss function receives: two items as a `Pair`, other plain sequences as tuples."""
     if type(found) in {list, tuple}:
         return Pair(*found) if len(found) == 2 else tuple(found)
     return found
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The same structure on the device; from pinned memory without waiting for the copy."""
+    """The same structure on the device. The copy from pinned memory is asynchronous."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
@@ -68,9 +69,9 @@ def to_device(value: Any, device: torch.device) -> Any:
 class Loader:
     """How samples are loaded.
 
-    collate  list of samples -> one structure
-    device   where they go
-    workers  processes that load ahead; 0 loads when it is asked for
+    collate  list of samples -> one structure of tensors
+    device   that the samples are moved to
+    workers  processes that load ahead; 0: this process loads each micro-batch when it is needed
     """
 
     collate: Collate = default_collate
@@ -78,10 +79,11 @@ class Loader:
     workers: int = 0
 
     def ahead(self, dataset: Any, *, of: Any, sampler: Any = None) -> Iterator[Any]:
-        """What torch's DataLoader yields for items that are batches already; raises a RecipeError among them.
+        """Iterate over a dataset whose items are whole batches; an item that is a RecipeError is raised.
 
-        of  the user's data set, which errors name
-        Its workers end when the iterator is forgotten, and when this process dies in whatever way.
+        of       the user's dataset, named in errors
+        sampler  as for torch's DataLoader
+        The workers end when the iterator is garbage-collected or when this process dies, however it dies.
         """
         loading = DataLoader(
             dataset,
@@ -91,15 +93,15 @@ class Loader:
             num_workers=self.workers,
             pin_memory=self.workers > 0 and self.device.type == "cuda",
             multiprocessing_context=_START if self.workers else None,
-            worker_init_fn=partial(worker.begin, parent=os.getpid(), kind=type(of).__name__),
-            generator=torch.Generator(),  # its own: the default one belongs to dropout and augmentation
+            worker_init_fn=partial(worker.start, parent=os.getpid(), kind=type(of).__name__),
+            generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
         )
         try:
             return map(_raised, iter(loading))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            if _START == "fork":  # nothing was pickled
+            if _START == "fork":  # nothing was pickled, so it is an error of the dataset
                 raise
-            raise worker.cannot_be_sent(f"the data set {type(of).__name__}", error) from error
+            raise worker.cannot_be_sent(f"the dataset {type(of).__name__}", error) from error
 
 
 def _as_it_is(item: Any) -> Any:
