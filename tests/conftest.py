@@ -2,6 +2,11 @@
 
 import asyncio
 
+import hypothesis
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
+hypothesis.settings.load_profile("untimed")
+
 
 def pytest_configure() -> None:
     """Say that the main thread has no event loop.

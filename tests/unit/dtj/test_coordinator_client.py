@@ -9,7 +9,7 @@ import pytest
 from dtj.agent import coordinator_client
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.link import Message, encode
-from tests.unit.dtj.conftest import wait_for
+from tests.support.commands import wait_for
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 import os
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
 from dtj.agent import store
 from dtj.agent.store import Store
 from dtj.errors import MachineError
-from tests.unit.dtj.conftest import Finished
 
 
 def test_store_listens_until_it_is_stopped() -> None:
@@ -44,13 +42,3 @@ def test_store_that_does_not_start_is_killed_and_reported(
     with pytest.raises(ChildProcessError):
         os.waitpid(seen[0], os.WNOHANG)
     assert ("no port is free" in capfd.readouterr().err) == ends
-
-
-def test_taken_port_is_named(finish: Callable[..., Finished]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        env = {"NNODES": 2, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        ended = finish("run", "-m", "this", **env)
-    assert ended.code == 76
-    assert f"cannot listen on port {port} for the other agents of this job" in ended.err
-    assert "Traceback" not in ended.err

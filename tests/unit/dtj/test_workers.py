@@ -1,12 +1,8 @@
 """Worker processes that load samples: same samples, same order, and no process outlives its rank."""
 
-import multiprocessing
 import random
-import re
-import signal
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,14 +13,7 @@ from torch.utils.data import IterableDataset
 from dtj import random_state
 from dtj.data import loader
 from dtj.errors import RecipeError
-from tests.unit.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
 from tests.unit.dtj.feeds import feed, real
-from tests.unit.dtj.test_hang import RESTARTS
-from tests.unit.dtj.test_resume import assert_identical, weights
-from tests.unit.dtj.test_same_result import seen
-
-Finish = Callable[..., Finished]
-
 
 # Raised if a test has more workers than this machine has processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -92,42 +81,6 @@ def test_noise_depends_only_on_the_samples_so_a_resumed_run_repeats_it(
     )
 
 
-class Counting:
-    """A collate that counts its calls over all processes."""
-
-    def __init__(self) -> None:
-        self._calls = multiprocessing.Value("i", 0)
-
-    @property
-    def calls(self) -> int:
-        return int(self._calls.value)
-
-    def __call__(self, samples: list[int]) -> torch.Tensor:
-        with self._calls.get_lock():
-            self._calls.value += 1
-        return torch.tensor(samples)
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("data", [range(40), InOrder()], ids=["map-style", "stream"])
-def test_evaluation_loads_each_batch_once_and_none_beyond_the_epoch(data: Any, workers: int) -> None:
-    f = feed(data=data, batch=8, once=True, workers=workers, collate=(collate := Counting()))
-    assert sorted(i for batch in f.epoch_once() for mb in batch for i in mb.tolist()) == list(range(40))
-    f.close()
-    assert collate.calls == 5
-
-
-def test_micro_batch_that_is_fetched_twice_is_loaded_once() -> None:
-    """A backward pass is repeated if the loss of a rank interrupted it."""
-    f = feed(40, batch=40, micro=20, once=True, workers=2, collate=(collate := Counting()))
-    batch = f.batch()
-    first, second, again = (batch.fetch(batch.micro_batches[n]) for n in (0, 1, 0))
-    f.close()
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-    assert collate.calls == 2
-
-
 def test_finished_batch_is_freed() -> None:
     f = feed(40, batch=8, workers=1)
     done = weakref.ref(next(iter(f.batch())))
@@ -155,151 +108,6 @@ def test_workers_restart_when_the_position_jumps() -> None:
         f.load_state_dict({"position": position, "length": 40, "seed": 0})
         assert next(iter(f.batch())).tolist() == real(f)
     f.close()
-
-
-@pytest.mark.parametrize("kind", [{}, {"STREAM": 1}], ids=["map-style", "stream"])
-def test_each_sample_is_used_once_when_the_world_size_changes(
-    finish: Finish, tmp_path: Path, kind: dict[str, int]
-) -> None:
-    """2 -> 3 -> 1 -> 4 ranks within one epoch of nine steps."""
-    epoch: list[int] = []
-    done = 0
-    for nproc, until in ((2, 2), (3, 4), (1, 6), (4, 9)):
-        out = tmp_path / f"out-{nproc}"
-        out.mkdir()
-        flags = ("--nproc", nproc, "--workers", 2, "--checkpoint", tmp_path / "saved")
-        ended = finish("run", *flags, SMALL, OUT=out, STEPS=until, PLAIN=1, **kind)
-        assert ended.code == 0, ended.err
-        assert len(list(out.glob("worker-*"))) == 2 * nproc
-        epoch += [i for step in range(done, until) for i in seen(out, step)]
-        done = until
-    assert sorted(epoch) == list(range(98))
-
-
-def test_workers_of_a_killed_rank_end_and_the_rank_is_healed(
-    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
-) -> None:
-    flags = ("run", "--nproc", 2, "--workers", 2, "--max-restarts", 1, SMALL)
-    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:forward:SIGKILL", PLAIN=1, **SIZES)
-    assert ended.code == 0, ended.err
-    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
-    workers = [int(file.name.split("-")[1]) for file in tmp_path.glob("worker-*")]
-    assert len(workers) == 6
-    wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
-
-
-def test_stuck_worker_does_not_outlive_a_killed_launcher(
-    start: Callable[..., Command], tmp_path: Path
-) -> None:
-    command = start("run", "--nproc", 2, "--workers", 1, SMALL, OUT=tmp_path, STUCK_AT=5)
-    wait_for(lambda: list(tmp_path.glob("stuck-*")), "a stuck worker")
-    command.signal(signal.SIGKILL)
-    workers = [int(file.name.split("-")[1]) for file in tmp_path.glob("worker-*")]
-    wait_for(lambda: all(map(is_dead, workers)), "all workers to end")
-
-
-def test_stuck_worker_is_found_and_its_rank_replaced(
-    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path]
-) -> None:
-    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
-    ended = finish(*flags, OUT=tmp_path, STUCK_AT=40, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
-    assert ended.code == 0, ended.err
-    assert re.search(r"failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in", ended.err)
-    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
-    (stuck,) = tmp_path.glob("stuck-*")
-    assert is_dead(int(stuck.name.split("-")[1]))
-
-
-def test_worker_that_dies_fails_its_rank_with_the_reason(finish: Finish, tmp_path: Path) -> None:
-    """As when the kernel kills it because there is no memory left."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
-import os
-import signal
-import weakref
-import torch
-import dtj
-
-class Data:
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-run = dtj.init()
-model = run.parallel(torch.nn.Linear(1, 1))
-run.data(Data(), global_batch=4)
-for batch in run.steps(2):
-    run.backward(lambda mb: model(mb).mean(), batch)
-"""
-    )
-    ended = finish("run", "--nproc", 2, "--workers", 1, script)
-    assert ended.code == 1
-    assert re.search(r"DataLoader worker \(pid.*(killed by signal: Killed|exited unexpectedly)", ended.err)
-
-
-@pytest.mark.parametrize(
-    ("given", "code", "message"),
-    [
-        pytest.param(
-            "a function",
-            78,
-            "the dataset Numbers returned cannot be sent .*lambda.*\n  fix: build it from",
-            id="a function",
-        ),
-        pytest.param(
-            "a stream of functions",
-            78,
-            "the dataset Endless returned cannot be sent .*lambda",
-            id="a function of a stream",
-        ),
-        pytest.param(
-            "a gradient",
-            78,
-            "the dataset Numbers returned cannot be sent .*requires_grad",
-            id="a tensor with a gradient",
-        ),
-        pytest.param("a local error", 1, "failed: .*Broken: row 7 is broken", id="an error of a local class"),
-    ],
-)
-def test_sample_that_cannot_be_pickled_fails_its_rank_instead_of_hanging_it(
-    finish: Finish, tmp_path: Path, given: str, code: int, message: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
-import torch
-import dtj
-
-class Numbers:
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        class Broken(Exception):
-            pass
-        if {given!r} == "a local error":
-            raise Broken("row 7 is broken")
-        return index
-
-class Endless(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(8))
-
-def collate(samples):
-    x = torch.tensor(samples, dtype=torch.float32)
-    return (x, x * torch.ones(1, requires_grad=True) if {given!r} == "a gradient" else lambda: x)
-
-run = dtj.init()
-model = run.parallel(torch.nn.Linear(4, 1))
-run.data(Endless() if "stream" in {given!r} else Numbers(), global_batch=4, collate=collate)
-for batch in run.steps(2):
-    run.backward(lambda mb: model(mb[0]).mean(), batch)
-"""
-    )
-    ended = finish("run", "--workers", 1, script)
-    assert ended.code == code, ended.err
-    assert re.search(message, ended.err)
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # newer versions of torch also warn

@@ -1,0 +1,237 @@
+"""Activity of ranks without a step, as real processes: active ranks are reported, waiting ones are not."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtj.agent import activity
+from dtj.agent.activity import Activity, ActivityReader, did_something
+from dtj.agent.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
+from dtj.agent.rank_process import RankProcess
+from dtj.telemetry.heartbeat import SharedHeartbeat
+from tests.process.dtj.conftest import wait_for
+
+# Acts once for each SIGUSR1, which needs neither input nor output.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+
+def compute():
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+
+acts = {
+    "compute": compute,
+    "read": lambda: os.read(os.open("/dev/zero", os.O_RDONLY), 8),
+    "start": lambda: subprocess.Popen(["sleep", "600"], start_new_session=True),
+    "rename": lambda: open("/proc/self/comm", "wb").write(bytes([255]) + b") S 1"),
+    "nothing": lambda: None,
+}
+signal.signal(signal.SIGUSR1, lambda *_: acts[sys.argv[1]]())
+print(flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> ActivityReader:
+    """Polls on every tick."""
+    monkeypatch.setattr(activity, "_POLL_S", 0.0)
+    return ActivityReader()
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[[str], RankProcess]]:
+    """begin("read") starts a rank that reads whenever it gets SIGUSR1."""
+    with contextlib.ExitStack() as stack:
+
+        def start(act: str) -> RankProcess:
+            argv = [sys.executable, "-S", "-c", PROGRAM, act]
+            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0)
+            stack.enter_context(popen)
+            stack.callback(popen.kill)
+            stack.callback(end, popen.pid)
+            assert popen.stdout
+            popen.stdout.readline()
+            wait_for(lambda: state(popen.pid) == "S", "the rank to wait")
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            for fd in (read, write):
+                stack.callback(os.close, fd)
+            return RankProcess(
+                rank=3, pid=popen.pid, streams={}, reports=-1, orders=write, stacks=read,
+                heartbeat=SharedHeartbeat(), generation=2, as_json=False,
+            )  # fmt: skip
+
+        yield start
+
+
+def state(pid: int) -> str:
+    process = process_of(pid)
+    return process.state if process else ""
+
+
+def is_asleep(rank: RankProcess) -> bool:
+    return all(state(pid) == "S" for pid in tree(rank.pid))
+
+
+def tree(pid: int) -> list[int]:
+    usage = usage_of(pid, processes())
+    return sorted(usage.pids) if usage else []
+
+
+def end(root: int) -> None:
+    for pid in tree(root):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_rank_is_reported_once_and_then_whenever_it_was_active(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    for act in ("compute", "read", "start"):
+        rank = begin(act)
+        assert reader.tick([rank]) == {3: Activity(2, False)}
+        for _ in range(2):
+            assert [reader.tick([rank]) for _ in range(3)] == [{}] * 3, act
+            os.kill(rank.pid, signal.SIGUSR1)
+            wait_for(lambda: reader.tick([rank]) == {3: Activity(2, False)}, f"the rank to {act}")  # noqa: B023
+            # Its child process too, which first reads its libraries.
+            wait_for(lambda: is_asleep(rank) and not reader.tick([rank]), "the rank to rest")  # noqa: B023
+
+
+def test_rank_that_only_woke_up_is_not_active_but_not_asleep_either(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    assert reader.asleep_s(rank) == 0.0, "unknown"
+    reader.tick([rank])
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "the rank to sleep")
+    woken_at = time.monotonic()
+    os.kill(rank.pid, signal.SIGUSR1)
+
+    def was_seen_awake() -> bool:
+        assert reader.tick([rank]) == {}
+        return time.monotonic() - reader.asleep_s(rank) > woken_at
+
+    wait_for(was_seen_awake, "the rank to be seen awake")
+
+
+def test_rank_that_is_stopped_and_continued_is_reported_both_times(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    reader.tick([rank])
+    for number, is_stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        os.kill(rank.pid, number)
+        wait_for(lambda: reader.tick([rank]) == {3: Activity(2, is_stopped)}, "the change")  # noqa: B023
+        assert reader.tick([rank]) == {}
+
+
+def test_writing_its_stacks_is_not_activity_of_a_rank(
+    reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This program reads instead of writing, and wakes up for it."""
+    monkeypatch.setattr("dtj.agent.rank_main.STACKS_SIGNAL", signal.SIGUSR1)
+    rank = begin("read")
+    reader.tick([rank])
+    wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "the rank to sleep")
+    before = usage_of(rank.pid, processes())
+    assert before
+    monkeypatch.setattr(activity, "_STACKS_S", 1e6)
+    rank.request_stacks()
+    wait_for(
+        lambda: (now := usage_of(rank.pid, processes())) and now.io_bytes > before.io_bytes, "it to read"
+    )
+    assert reader.tick([rank]) == {}, "it may still be writing"
+    monkeypatch.setattr(activity, "_STACKS_S", 0.0)
+    wait_for(lambda: state(rank.pid) == "S", "the rank to rest")
+    assert reader.tick([rank]) == {}
+    assert reader.asleep_s(rank) > 0.2
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: reader.tick([rank]), "its own activity")
+
+
+def test_ranks_with_steps_or_with_unknown_usage_are_left_out(
+    reader: ActivityReader, begin: Callable[[str], RankProcess]
+) -> None:
+    rank = begin("nothing")
+    reader.tick([rank])
+    reader.forget(rank)
+    assert reader.tick([rank]) == {3: Activity(2, False)}, "a new generation has not heard of it yet"
+    rank.heartbeat.stepped(1)
+    assert reader.tick([rank]) == {}
+    other = begin("nothing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dtj.agent.process_usage._PROC", Path("/nonexistent"))
+        assert (reader.tick([other]), reader.asleep_s(other)) == ({}, 0.0)
+
+
+def test_process_may_have_any_name(begin: Callable[[str], RankProcess]) -> None:
+    """The name is in the same line as the numbers, and may contain any bytes."""
+    rank = begin("rename")
+    os.kill(rank.pid, signal.SIGUSR1)
+    comm = Path(f"/proc/{rank.pid}/comm")
+    wait_for(lambda: comm.read_bytes() == b"\xff) S 1\n", "its new name")
+    wait_for(lambda: state(rank.pid) == "S", "the rank to rest")
+    assert tree(rank.pid) == [rank.pid]
+    assert processes().known[rank.pid].parent == os.getpid()
+
+
+def test_processes_started_by_a_rank_belong_to_it(begin: Callable[[str], RankProcess]) -> None:
+    rank = begin("start")
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: len(tree(rank.pid)) == 2, "the child in a session of its own")
+    (child,) = set(tree(rank.pid)) - {rank.pid}
+    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: tree(rank.pid) == [rank.pid], "its exit, although it is not reaped")
+
+
+def test_rank_whose_processes_exit_while_they_are_read_is_active(
+    begin: Callable[[str], RankProcess],
+) -> None:
+    """A build may start processes faster than they can be read; its rank is active all the same."""
+    rank = begin("nothing")
+    table = processes()
+    before = usage_of(rank.pid, table)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    child = Process(parent=rank.pid, group=rank.pid, state="R", cpu_s=0.0)
+    table = ProcessTable({**table.known, ended.pid: child})
+    now = usage_of(rank.pid, table)
+
+    assert before
+    assert now
+    assert did_something(before, now, elapsed_s=600)
+    assert now.wakeups >= before.wakeups
+    assert usage_of(ended.pid, table) is None, "a rank that has exited has no usage"
+
+
+IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, other_wakeups=10)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param(IDLE, False, id="nothing"),
+        pytest.param(IDLE._replace(wakeups=2000), False, id="woken"),
+        pytest.param(IDLE._replace(cpu_s=5.5), False, id="polling twice a second"),
+        pytest.param(IDLE._replace(cpu_s=5.7), True, id="work"),
+        pytest.param(IDLE._replace(io_bytes=8), True, id="a byte"),
+        pytest.param(IDLE._replace(pids=frozenset({1, 3})), True, id="another process"),
+        pytest.param(IDLE._replace(is_busy=True), True, id="a slow disk, or a debugger"),
+        pytest.param(
+            IDLE._replace(other_wakeups=10 + 240), False, id="two workers that poll every five seconds"
+        ),
+        pytest.param(IDLE._replace(other_wakeups=10 + 700), True, id="one busy worker"),
+    ],
+)
+def test_did_something_in_ten_minutes(now: Usage, expected: bool) -> None:
+    assert did_something(IDLE, now, elapsed_s=600) is expected

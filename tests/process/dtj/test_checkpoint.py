@@ -1,0 +1,82 @@
+"""A checkpoint is complete or absent, whenever the writer dies."""
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtj.checkpoint import paths, reader, save
+from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
+from tests.unit.dtj.test_checkpoint import commit, found
+
+GPT = PROGRAMS / "gpt.py"
+STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
+
+
+@pytest.fixture
+def quick_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, if available: a killed process leaves the same files, and fsync costs nothing."""
+    parent = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=parent if os.access(parent, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.timeout(1800)  # starts a process for each kill: a minute on an idle machine
+def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_disk: Path) -> None:
+    """A process that saves as fast as it can is killed after a random time; its state is small or large."""
+    run, chance = quick_disk / "run", random.Random(4)
+    claimed: Any = warm.RawValue("q", 0)  # the newest step whose commit has returned
+    commit(run, 0)
+    for number in range(200):
+        floats = (1_000, 30_000, 1_000_000)[number % 3]
+        before = claimed.value
+        writer = warm.Process(target=_save_for_ever, args=(run, before + 1, floats, claimed))
+        writer.start()
+        wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - called immediately
+        time.sleep(chance.uniform(0, 0.01))  # the random moment of the kill, not a wait for something
+        writer.kill()
+        writer.join()
+        name, warnings = found(run)
+        assert (name, warnings) in [(paths.name_of(claimed.value + n), []) for n in (0, 1)]
+        state = reader.whole(run / str(name))
+        assert torch.equal(state["parts"]["w"], torch.full((floats,), float(state["step"])))
+        claimed.value = state["step"]  # the kill may have come between the rename and the claim
+
+
+def _save_for_ever(run: Path, step: int, floats: int, claimed: Any) -> None:
+    while True:
+        save.prepare(run, step)
+        save.commit(run, step, {"step": step, "parts": {"w": torch.full((floats,), float(step))}})
+        claimed.value = step
+        step += 1
+
+
+def test_sharded_run_that_is_killed_while_it_saves_loses_at_most_one_step(
+    start: Start, quick_disk: Path, tmp_path: Path
+) -> None:
+    """All processes are killed together, as in a power failure; each run resumes from what is on disk."""
+    run, chance, last = quick_disk / "run", random.Random(5), 0
+    flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", run, "--save-every", 1)
+    for _ in range(5):
+        job = start("run", *flags, GPT, OUT=tmp_path, STEPS=10**6)
+        wait_for(lambda: newest(run) > last + 2, "some saves")  # noqa: B023 - called immediately
+        time.sleep(chance.uniform(0, 0.1))
+        done = int((tmp_path / "step").read_text())
+        job.kill()
+        last = newest(run)
+        assert last >= done - 1
+        assert reader.whole(run / paths.name_of(last))["step"] == last
+        assert last == 0 or job.err.count("unreadable") == 0
+
+
+def newest(run: Path) -> int:
+    """Step of the newest committed checkpoint, 0 if there is none."""
+    names = paths.newest_first(child.name for child in run.iterdir()) if run.exists() else []
+    return paths.step_of(names[0]) or 0 if names else 0

@@ -1,0 +1,91 @@
+"""The command line of every example trains on this machine, with one rank per pod."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj import cli, settings
+from tests.process.dtj.conftest import Finished
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+NOT_ON_CPUS = {"gpt2"}
+SHORT = {
+    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=64", "context=32"],
+    "dtj.recipes.digits:recipe": ["epochs=1"],
+}
+Train = Callable[..., Finished]
+
+
+def jobs(file: str = "*") -> dict[str, dict[str, Any]]:
+    """Specs of the jobs in examples/ by the job's name."""
+    texts = [path.read_text() for path in sorted(EXAMPLES.glob(f"{file}.yaml"))]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    return {e["metadata"]["name"]: e["spec"] for e in found if e["kind"] == "DistributedTrainingJob"}
+
+
+def arguments(spec: dict[str, Any]) -> list[str]:
+    """Arguments of `dtj` in a job's pods; empty if they run another command."""
+    (container,) = spec["template"]["spec"]["containers"]
+    return [str(word) for word in container.get("args", [])]
+
+
+TRAINING = {name: spec for name, spec in jobs().items() if arguments(spec)[:1] == ["train"]}
+
+
+def train(finish: Train, name: str, *flags: object) -> Finished:
+    """Train an example on this machine for fewer steps, with one rank per pod."""
+    spec = TRAINING[name]
+    _, *words = arguments(spec)
+    short = next(changes for recipe, changes in SHORT.items() if recipe in words)
+    ended = finish("train", "--nproc", spec.get("replicas", 1), *flags, *words, *short)
+    assert ended.code == 0, ended.err
+    assert "dtj: done: " in ended.err
+    return ended
+
+
+def losses(ended: Finished) -> list[float]:
+    """Losses of all logged steps as printed, to four decimal places."""
+    return [float(number) for number in re.findall(r"  loss (\S+)", ended.out)]
+
+
+@pytest.fixture(scope="session")
+def alone(finish_once: Train) -> list[float]:
+    """Losses of the model of examples/strategies in one process."""
+    found = losses(train(finish_once, "text-none", "--log-every", 1))
+    assert len(found) > 30
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(jobs("strategies").keys() - {"text-none"}))
+def test_strategy_has_the_losses_of_one_process(finish: Train, alone: list[float], name: str) -> None:
+    found = losses(train(finish, name, "--log-every", 1))
+    assert found == pytest.approx(alone, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING.keys() - jobs("strategies").keys() - NOT_ON_CPUS))
+def test_example_trains(finish: Train, tmp_path: Path, name: str) -> None:
+    saves = "checkpoint" in TRAINING[name]
+    train(finish, name, *(["--checkpoint", tmp_path / "run"] if saves else []))
+    assert saves == any(tmp_path.glob("run/step-*"))
+
+
+def test_every_strategy_sync_policy_and_compression_has_an_example() -> None:
+    words = [word.split(":")[0] for spec in TRAINING.values() for word in arguments(spec)]
+    missing = {*settings.STRATEGIES, *settings.SYNCS.known, *settings.COMPRESSIONS.known} - {
+        *words,
+        "none",
+        "every",
+        "fp16",
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ON_CPUS))
+def test_flags_of_an_example_for_gpus_are_valid(name: str) -> None:
+    command = cli._dtj.commands["train"]
+    given = command.make_context("dtj train", arguments(TRAINING[name])[1:]).params
+    assert (given["target"], given["precision"], given["compile"]) == ("dtj.recipes.text:gpt2", "bf16", True)

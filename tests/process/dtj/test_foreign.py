@@ -1,0 +1,97 @@
+"""Scripts that do not use dtj give the same result as under torchrun: in one pod, in two, after a crash."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port
+
+FOREIGN = PROGRAMS / "foreign"
+FROM_OUTSIDE = re.compile("DTJ_|PET_|PYTEST")
+SCRIPTS = [
+    pytest.param(("env_ddp.py",), id="plain env://"),
+    pytest.param(("torchrun_tutorial.py", "--total-epochs", "4"), id="a torchrun tutorial"),
+    pytest.param(("with_lightning.py",), id="Lightning"),
+    pytest.param(("with_accelerate.py",), id="Accelerate"),
+]
+
+
+def torchrun(*argv: object) -> str:
+    """The output of two ranks."""
+    env = {n: v for n, v in os.environ.items() if not FROM_OUTSIDE.match(n)} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, *map(str, argv)], env=env, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def two_pods(start: Start, *argv: object, **env: object) -> list[Finished]:
+    """The same in two pods with a rank each, with the operator's variables."""
+    place = {"NNODES": 2, "NPROC_PER_NODE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
+    job = {"DTJ_JOB": "foreign", "DTJ_JOB_UID": "0b5c", "DTJ_MAX_RESTARTS": 1}
+    pods = [
+        start("run", "--termination-log", os.devnull, *argv, NODE_RANK=n, **place, **job, **env)
+        for n in range(2)
+    ]
+    return [pod.wait() for pod in pods]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """One folder for each way to run the script."""
+    found = [tmp_path / name for name in ("torchrun", "one-pod", "two-pods")]
+    for folder in found:
+        folder.mkdir()
+    return found
+
+
+def weights(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """The final parameters of each of the two ranks."""
+    return [torch.load(folder / f"weights-{rank}.pt") for rank in range(2)]
+
+
+def notes(folder: Path) -> list[list[str]]:
+    return [(folder / f"notes-{rank}.txt").read_text().splitlines() for rank in range(2)]
+
+
+@pytest.mark.timeout(1200)  # torchrun imports torch three times
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint(
+    start: Start, folders: list[Path], script: tuple[str, ...]
+) -> None:
+    name, *words = script
+    reference, one, two = folders
+    torchrun(FOREIGN / name, reference, *words)
+
+    ended = start("run", "--nproc", 2, FOREIGN / name, one, *words).wait()
+    assert ended.code == 0, ended.err
+    pods = two_pods(start, FOREIGN / name, two, *words, CRASH="1@2")
+    assert [pod.code for pod in pods] == [0, 0], [pod.err for pod in pods]
+
+    assert notes(reference) == notes(one) == [["world 2 begins at 0"]] * 2
+    assert notes(two) == [["world 2 begins at 0", "world 2 begins at 2"]] * 2
+    expected, *others = [found for folder in folders for found in weights(folder)]
+    for other in others:
+        torch.testing.assert_close(other, expected, rtol=0, atol=0)
+
+
+def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
+    script = FOREIGN / "variables.py"
+    under_torchrun = set(torchrun(script).split())
+    ended = start("run", "--nproc", 2, script).wait()
+    ours = set(ended.out.removeprefix("[rank 0] ").split())
+    left_out = {
+        "ROLE_NAME",  # there are no roles here
+        "TORCHELASTIC_ERROR_FILE",  # the traceback goes through the agent's pipe
+        "TORCHELASTIC_MAX_RESTARTS",  # the budget belongs to the job, not to a rank
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",  # only used by torchrun itself
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # left at torch's own default
+    }
+    assert under_torchrun - ours == left_out

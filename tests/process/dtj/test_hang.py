@@ -1,0 +1,240 @@
+"""Ranks that hang: found by default, the right rank named, and no false alarms."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtj.data import order
+from tests.process.dtj.conftest import PROGRAMS, SIZES, SMALL, Command, Finished, free_port, wait_for
+from tests.process.dtj.test_resume import assert_identical, weights
+from tests.process.dtj.test_status_server import status
+
+# Rank 1 polls for a file, gets a byte now and then, or waits for a script; then the ranks meet.
+WAITS_FOR_THE_WORLD = """
+import os, pathlib, socket, subprocess, threading, time
+import torch.distributed as dist
+
+def look():
+    for _ in range(15):
+        pathlib.Path("there-is-none").exists()
+        time.sleep(1.0)
+
+def trickle():
+    ours, theirs = socket.socketpair()
+    def send():
+        for _ in range(15):
+            time.sleep(1.0)
+            theirs.sendall(b".")
+        theirs.close()
+    threading.Thread(target=send).start()
+    while ours.recv(1):
+        pass
+
+def run_child():
+    subprocess.run(["sh", "-c", "for i in $(seq 15); do sleep 1; done"], check=True)
+
+way = os.environ["WAY"]
+if os.environ["RANK"] == "1":
+    {"looks": look, "trickles": trickle, "child": run_child}[way]()
+dist.init_process_group("gloo")
+dist.barrier()
+print("done", way, flush=True)
+dist.destroy_process_group()
+"""
+# The limits here are so short that a busy machine may exceed them; the job heals from that, too.
+RESTARTS = 5
+Finish = Callable[..., Finished]
+Start = Callable[..., Command]
+FIRST_SAMPLE = int(order.shuffled(np.zeros(1, np.int64), n=SIZES["SAMPLES"], seed=3, epoch=0)[0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        pytest.param("1@7:forward:SIGSTOP", r"is stopped \(by SIGSTOP or a debugger\)", id="stopped"),
+        pytest.param("1@7:end:sleep", r"is in .*small\.py:\d+ in fail", id="asleep before a collective"),
+        pytest.param("1@7:forward:loop", r"is in .*small\.py:\d+ in fail", id="in an endless loop"),
+        pytest.param("0@7:end:sleep", r"is in .*small\.py:\d+ in fail", id="rank 0"),
+    ],
+)
+def test_hung_rank_is_named_killed_and_restarted(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
+) -> None:
+    flags = ("run", "--nproc", 3, "--max-restarts", RESTARTS, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 0, ended.err
+    rank = fault[0]
+    assert re.search(rf"dtj: rank {rank} failed: no step for \d+ s: rank {rank} {where}", ended.err)
+    for other in {"0", "1", "2"} - {rank}:  # the stacks of all ranks are in the log
+        assert re.search(rf"\[rank {other}\]   File .* in ", ended.err)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [
+        pytest.param(
+            {"FAULTS": "1@0:start:SIGSTOP", "DTJ_HANG_SECONDS": 2},
+            r"rank 1 is stopped \(by SIGSTOP or a debugger\)",
+            id="stopped",
+        ),
+        pytest.param(
+            {"FAULTS": "1@0:start:sleep", "DTJ_HANG_SECONDS": 0.5},
+            r"rank 1 is in .*small\.py:\d+ in fail",
+            id="asleep before the ranks meet",
+        ),
+        pytest.param(
+            {"STUCK_AT": FIRST_SAMPLE, "DTJ_HANG_SECONDS": 0.5},
+            r"rank \d is in .*dataloader\.py:\d+ in",
+            id="the first samples do not arrive",
+        ),
+    ],
+)
+def test_rank_without_activity_before_the_first_step_is_named_killed_and_restarted(
+    finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], env: dict[str, object], where: str
+) -> None:
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, **env, **SIZES)
+    assert ended.code == 0, ended.err
+    assert re.search(rf"failed: no step yet and no activity for \d+ s: {where}", ended.err)
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+
+
+def test_rank_that_waits_for_something_outside_before_its_first_step_is_not_hung(
+    start: Start, tmp_path: Path
+) -> None:
+    """For longer than a start without activity may take, while the other rank waits for it."""
+    script = tmp_path / "script.py"
+    script.write_text(WAITS_FOR_THE_WORLD)
+    found = {
+        way: start("run", "--nproc", 2, script, DTJ_HANG_SECONDS=1, WAY=way, OUT=tmp_path)
+        for way in ("looks", "trickles", "child")
+    }
+    for way, command in found.items():
+        ended = command.wait()
+        assert (ended.code, ended.out.count(f"done {way}")) == (0, 2), ended.err
+        assert "follow" not in ended.err
+
+
+def test_hang_that_is_only_reported_restarts_no_rank(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    env = {"OUT": tmp_path, "PLAIN": 1, "STEPS": 100_000, "READY_AT": 20, "DTJ_HANG_SECONDS": 5}
+    command = start("run", "--nproc", 2, "--port", port, SMALL, DTJ_HANG_ACTION="Report", **env)
+    wait_for((tmp_path / "ready").exists, "step 20")
+    wait_for(lambda: len(status(port).get("ranks", ())) == 2, "both ranks in the status")
+    pid = status(port)["ranks"][1]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: status(port).get("hang"), "the hang to be named")
+    assert status(port)["hang"]["ranks"] == [1]
+    assert "rank 1 is stopped (by SIGSTOP or a debugger)" in status(port)["hang"]["message"]
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: (found := status(port)) and found["hang"] is None, "the end of the hang")
+    assert (status(port)["generation"], status(port)["failure"]) == (1, None)
+    command.signal(signal.SIGTERM)
+    err = command.wait().err
+    assert re.search(r"\[rank 0\]   File .* in ", err)
+    assert err.count("not restarting any rank") == 1
+
+
+def test_hang_without_a_restart_left_is_the_reason_in_the_termination_message(
+    finish: Finish, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    flags = ("run", "--nproc", 2, "--termination-log", log, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS="1@7:end:sleep", PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 128 + signal.SIGKILL
+    fields = json.loads(log.read_text())
+    assert (fields["reason"], fields["rank"]) == ("Hang", 1)
+    assert re.search(r"rank 1 is in .*small\.py:\d+ in fail", fields["message"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("DTJ_HANG_ACTION", "restart", "expected Restart or Report"),
+        ("DTJ_HANG_SECONDS", "5m", "expected a number of seconds"),
+        ("DTJ_MAX_RESTARTS", "many", "expected a whole number of at least 0"),
+    ],
+)
+def test_invalid_variable_is_refused(finish: Finish, name: str, value: str, message: str) -> None:
+    ended = finish("run", SMALL, **{name: value})
+    assert ended.code == 78
+    assert f"{name} is '{value}', {message}" in ended.err
+
+
+def test_hung_plain_script_is_restarted(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--nproc", 2, "--max-restarts", 1)
+    ended = finish(*flags, PROGRAMS / "optimizes.py", OUT=tmp_path, DTJ_HANG_SECONDS=2)
+    assert ended.code == 0, ended.err
+    assert re.search(r"rank 1 failed: no step for \d+ s: rank 1 is in .*optimizes\.py:\d+ in ", ended.err)
+    assert ended.out.count("done in life 1") == 2
+
+
+def test_long_evaluation_and_declared_pause_are_not_hangs(finish: Finish, tmp_path: Path) -> None:
+    """Each lasts longer than a step may take."""
+    flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
+    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
+    assert ended.code == 0, ended.err
+    assert "the stacks of all ranks follow" not in ended.err
+
+
+def test_work_after_the_last_step_is_not_a_hang(finish: Finish, tmp_path: Path) -> None:
+    """Writing a sample or exporting the model takes longer than a step may take."""
+    flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
+    assert ended.code == 0, ended.err
+    assert "the stacks of all ranks follow" not in ended.err
+
+
+def test_rank_that_alone_leaves_the_loop_is_the_culprit(finish: Finish, tmp_path: Path) -> None:
+    """The others wait for it: leaving by a `break` does not excuse it."""
+    flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
+    sizes = SIZES | {"STEPS": 100_000}
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, BREAK_AT=9, AFTERWARDS_S=1000, **sizes)
+    assert ended.code != 0
+    assert f"rank 0 is in {SMALL}:" in ended.err, ended.err
+
+
+CHATTY = """
+import os, pathlib, sys, torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(400):
+    model(torch.ones(1)).backward()
+    optimizer.step()
+    pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(step))
+    print("x" * 2000, flush=True)
+"""
+
+
+def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
+    """The ranks wait in print, and the agent with them; all continue once the output is read again."""
+    script, steps = tmp_path / "chatty.py", tmp_path / "steps"
+    script.write_text(CHATTY)
+    steps.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "dtj", "run", "--nproc", "2", script, steps],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DTJ_HANG_SECONDS": "1"},
+    ) as command:  # fmt: skip
+
+        def is_stuck_for_long() -> bool:
+            times = [file.stat().st_mtime for file in steps.iterdir()]
+            return len(times) == 2 and time.time() - max(times) > 4.0
+
+        wait_for(is_stuck_for_long, "both ranks to wait for the reader")
+        assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())
+        out, err = command.communicate()
+    assert command.returncode == 0, err
+    assert out.count("x" * 2000) == 2 * 400
+    assert "the stacks of all ranks follow" not in err

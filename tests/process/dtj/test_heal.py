@@ -1,0 +1,237 @@
+"""Ranks that die in every way and at every point: the job heals in place, and the result is the same."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtj.checkpoint import reader
+from tests.process.dtj.conftest import PROGRAMS, SIZES, SMALL, STEPS, Finished
+from tests.process.dtj.test_resume import assert_identical, weights
+from tests.process.dtj.test_same_result import seen
+
+Finish = Callable[..., Finished]
+PLAIN = PROGRAMS / "plain.py"
+
+
+def healed(finish: Finish, out: Path, faults: str, *flags: object, nproc: int = 3, **env: object) -> Finished:
+    """Run a job in which all these faults happen, and which completes nevertheless."""
+    budget = ("--max-restarts", 10)
+    ended = finish("run", "--nproc", nproc, *budget, *flags, SMALL, OUT=out, FAULTS=faults, **SIZES, **env)
+    assert ended.code == 0, ended.err
+    assert sorted(p.name for p in out.glob("fault-*")) == sorted(
+        f"fault-{n}" for n in range(len(faults.split()))
+    )
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        pytest.param("raise", "rank 1 failed: ValueError: label 11 is out of range", id="an exception"),
+        pytest.param("exit", "rank 1 exited with code 3", id="an exit code"),
+        pytest.param("vanish", "rank 1 exited with code 5", id="an unreported exit"),
+        pytest.param("SIGKILL", "rank 1 was killed by SIGKILL", id="killed by the kernel"),
+        pytest.param("SIGSEGV", "rank 1 was killed by SIGSEGV", id="a crash in native code"),
+    ],
+)
+def test_rank_that_dies_is_replaced_and_the_others_keep_their_state(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, how: str, sentence: str
+) -> None:
+    """With dropout and batch statistics, so random generators and buffers matter too."""
+    ended = healed(finish, tmp_path, f"1@7:forward:{how}")
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+    assert sentence in ended.err
+    assert (
+        "generation 2: restarted rank 1; other ranks kept their state (1 of 10 in-place restarts used)"
+        in ended.err
+    )
+    # As sets: a step that only the dead rank had completed is repeated.
+    assert all(set(seen(unbroken(3), step)) == set(seen(tmp_path, step)) for step in range(STEPS))
+
+
+def test_five_crashes_leave_no_trace_in_the_result(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    faults = "1@2:end:SIGKILL 2@4:forward:raise 1@5:end:vanish 0@8:forward:SIGKILL 2@12:end:SIGSEGV"
+    ended = healed(finish, tmp_path, faults, PLAIN=1)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+    assert "5 of 10 in-place restarts used" in ended.err
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param("1@6:end:SIGKILL 2@6:end:SIGKILL", id="two of three at once"),
+        pytest.param("1@6:forward:SIGKILL 1@1:start:raise", id="the newcomer before it has joined"),
+        pytest.param("1@6:forward:SIGKILL 2@6:forward:SIGKILL", id="two in one step, one after the other"),
+        pytest.param("1@0:forward:raise", id="in the first step"),
+        pytest.param(f"2@{STEPS - 1}:end:raise", id="in the last step"),
+    ],
+)
+def test_faults_at_the_same_time(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, faults: str
+) -> None:
+    healed(finish, tmp_path, faults, PLAIN=1)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_crash_before_the_first_step_restarts_all_ranks(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    ended = healed(finish, tmp_path, "1@0:start:raise", PLAIN=1)
+    assert "generation 2: restarted all ranks" in ended.err
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_crash_in_an_evaluation_repeats_it_and_loses_no_step(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors are in the middle of a step: the newcomer must get to that very point."""
+    ended = healed(finish, tmp_path, "1@7:evaluate:SIGKILL", PLAIN=1, EVALUATE_EVERY=4)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+    for step in (3, 7, 11, 15):
+        found = re.findall(rf"evaluated (\S+) at {step}\n", ended.out)
+        assert len(found) == 3
+        assert len(set(found)) == 1
+
+
+def test_newcomer_skips_what_the_program_does_before_training(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors evaluated before their first step; they will not do it again."""
+    healed(finish, tmp_path, "1@0:forward:SIGKILL 2@7:forward:SIGKILL", EVALUATE_FIRST=1)
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["1:0", "2:2", "1:after"])
+def test_newcomer_finds_the_loop_in_which_the_others_are(finish: Finish, tmp_path: Path, fault: str) -> None:
+    """A program with one loop per epoch: in the first step of a loop, within a loop, and between two."""
+    healed, unbroken = tmp_path / "healed", tmp_path / "unbroken"
+    for out, env in ((unbroken, {}), (healed, {"FAULT": fault})):
+        out.mkdir()
+        ended = finish(*("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "phases.py"), OUT=out, **env)
+        assert ended.code == 0, ended.err
+    assert "generation 2: restarted rank 1; other ranks kept their state" in ended.err
+    for rank in range(2):
+        found, expected = (torch.load(out / f"weights-{rank}.pt") for out in (healed, unbroken))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_loss_of_every_rank_resumes_from_the_checkpoint(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    faults = "0@7:forward:SIGKILL 1@7:forward:SIGKILL"
+    flags = ("--checkpoint", tmp_path / "saved", "--save-every", 5)
+    ended = healed(finish, tmp_path, faults, *flags, nproc=2)
+    assert f"resuming from {tmp_path / 'saved' / 'step-5'}" in ended.err
+    assert_identical(weights(unbroken(2)), weights(tmp_path))
+
+
+def test_saving_in_the_background_continues_with_the_newcomer(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The survivors have saved before, the newcomer has not: no rank may wait for another in a save."""
+    saved = tmp_path / "saved"
+    flags = ("--checkpoint", saved, "--save-every", 3, "--async-save", "--keep", 9)
+    healed(finish, tmp_path, "1@7:forward:SIGKILL", *flags)
+    assert sorted(p.name for p in saved.iterdir()) == sorted(f"step-{n}" for n in (3, 6, 9, 12, 15, 16))
+    assert_identical(weights(unbroken(3)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "place", ["8:forward", "8:end", "1:end"], ids=["later", "in keep_best", "at the best"]
+)
+def test_newcomer_knows_the_best_score(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, rank: int, place: str
+) -> None:
+    """The best was step 2: a newcomer that assumed step 9 would save alone, or delete step 2."""
+    saved = tmp_path / "saved"
+    scores = ",".join("0.9" if step == 2 else "0.5" for step in range(1, STEPS + 1))
+    flags = ("--checkpoint", saved, "--save-every", 7)
+    healed(finish, tmp_path, f"{rank}@{place}:SIGKILL", *flags, SCORES=scores, PLAIN=1)
+    assert sorted(p.name for p in saved.iterdir()) == ["step-14", "step-16", "step-2"]
+    assert reader.whole(saved / "step-16")["best"] == {"step": 2, "score": 0.9}
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))
+
+
+def test_job_of_one_rank_is_restarted_from_its_checkpoint(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    flags = ("--checkpoint", tmp_path / "saved", "--save-every", 5)
+    healed(finish, tmp_path, "0@7:end:SIGKILL", *flags, nproc=1)
+    assert_identical(weights(unbroken(1)), weights(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+def test_plain_script_is_restarted_in_place(finish: Finish, tmp_path: Path, how: str) -> None:
+    flags = ("run", "--nproc", 3, "--max-restarts", 1)
+    ended = finish(*flags, PLAIN, OUT=tmp_path, FAIL=f"1@8:{how}")
+    assert ended.code == 0, ended.err
+    for rank in range(3):
+        assert re.search(rf"\[rank {rank}\] rank {rank} begins at [36] in life 1\n", ended.out)
+        assert f"rank {rank} ends with {6.0 * sum(range(12))}\n" in ended.out
+
+
+def test_script_that_resumes_from_its_own_checkpoint_makes_progress_after_every_restart(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """It gets furthest before its first crash, and then restarts more often than allowed without progress."""
+    log = tmp_path / "log"
+    flags = ("run", "--max-restarts", 10, "--termination-log", log)
+    ended = finish(*flags, PROGRAMS / "resumes.py", OUT=tmp_path, LIVES="6,2,2,2,2,2")
+    assert ended.code == 0, ended.err
+    fields = json.loads(log.read_text())
+    assert (fields["step"], fields["inPlace"]) == (20, 6)
+
+
+def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flags = ("run", "--nproc", 3, "--max-restarts", 2, "--termination-log", log, SMALL)
+    faults = "1@3:end:raise 2@5:end:raise 1@9:end:exit"
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=STEPS, FAULTS=faults)
+    assert ended.code == 3
+    fields = json.loads(log.read_text())
+    assert (fields["rank"], fields["reason"], fields["generation"]) == (1, "ExitCode", 3)
+    assert fields["inPlace"] == 2
+
+
+def test_restarts_without_a_new_step_end_the_job(finish: Finish, tmp_path: Path) -> None:
+    """A sample that kills the rank that reads it: three restarts without a new step, then the job fails.
+
+    It is rank 0, whose steps are the job's: when another one dies, rank 0 may not be through with its own.
+    """
+    faults = " ".join(["0@5:forward:raise"] * 9)
+    flags = ("run", "--nproc", 2, "--max-restarts", 100, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STEPS=STEPS, FAULTS=faults)
+    assert ended.code == 1
+    assert len(list(tmp_path.glob("fault-*"))) == 4
+
+
+def test_bad_recipe_is_not_retried(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--nproc", 2, "--max-restarts", 10, SMALL)
+    ended = finish(*flags, OUT=tmp_path, FAULTS="0@3:end:bad-recipe")
+    assert ended.code == 78
+    assert ended.err.count("width is 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "scores"),
+    [
+        pytest.param(0, "", id="rank 0"),
+        pytest.param(2, "", id="the last newcomer"),
+        pytest.param(1, ",".join(["0.9"] * STEPS), id="keep_best"),
+    ],
+)
+def test_third_death_while_the_others_wait_for_it_to_save(
+    finish: Finish, unbroken: Callable[..., Path], tmp_path: Path, last: int, scores: str
+) -> None:
+    """They check together whether the loss is finite, in the process groups of the second heal."""
+    saved = tmp_path / "saved"
+    faults = f"1@5:forward:SIGKILL 2@6:forward:SIGKILL {last}@6:end:SIGKILL {(last + 1) % 3}@13:end:SIGKILL"
+    healed(finish, tmp_path, faults, "--checkpoint", saved, "--save-every", 7, PLAIN=1, SCORES=scores)
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path))

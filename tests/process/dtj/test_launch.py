@@ -1,0 +1,261 @@
+"""The launcher: any script, complete logs, the right culprit, no processes left behind."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import contract
+from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
+
+Finish = Callable[..., Finished]
+Start = Callable[..., Command]
+SMALL = PROGRAMS / "small.py"
+DIGITS = "dtj.recipes.digits:recipe"
+
+
+def test_rank_that_closed_its_output_does_not_affect_another_ranks_output(
+    finish: Finish, tmp_path: Path
+) -> None:
+    """Its pipes' fd numbers are free while it still runs, and are reused for the next forked rank."""
+    ended = finish("run", "--nproc", 2, "--max-restarts", 1, PROGRAMS / "closes_output.py", OUT=tmp_path)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"[rank {r}] rank {r} is heard" for r in range(2)]
+
+
+def test_script_that_closes_its_stdout_exits_as_under_python(finish: Finish) -> None:
+    ended = finish("run", PROGRAMS / "own_output.py")
+    assert (ended.code, ended.err) == (0, "[rank 0] done\n")
+
+
+def test_plain_script_finds_its_peers(finish: Finish) -> None:
+    ended = finish("run", "--nproc", 3, PROGRAMS / "env.py", "--its-own", "flag")
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [
+        f"[rank {r}] sum 6 LOCAL_RANK={r} LOCAL_WORLD_SIZE=3 GROUP_RANK=0 WORLD_SIZE=3 --its-own flag"
+        for r in range(3)
+    ]
+
+
+def test_two_pods_form_one_world(start: Start) -> None:
+    """With the variables that the operator sets, and two processes per pod."""
+    place = {"NNODES": 2, "NPROC_PER_NODE": 2, "WORLD_SIZE": 4, "MASTER_PORT": free_port()}
+    nodes = [
+        start("run", PROGRAMS / "env.py", NODE_RANK=n, MASTER_ADDR="127.0.0.1", **place) for n in range(2)
+    ]
+    out = "".join(node.wait().out for node in nodes)
+    assert sorted(
+        re.findall(r"\[rank (\d)\] sum 10 LOCAL_RANK=(\d) LOCAL_WORLD_SIZE=2 GROUP_RANK=(\d)", out)
+    ) == [
+        ("0", "0", "0"),
+        ("1", "1", "0"),
+        ("2", "0", "1"),
+        ("3", "1", "1"),
+    ]
+
+
+def test_module_is_run_like_python_m(finish: Finish) -> None:
+    ended = finish("run", "-m", "json.tool", "--help")
+    assert ended.code == 0
+    assert "usage:" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason", "message"),
+    [
+        pytest.param("raise", 1, "Exception", "ValueError: label 11 is out of range", id="an exception"),
+        pytest.param("exit", 3, "ExitCode", "rank 2 exited with code 3 after step 7", id="an exit code"),
+        pytest.param(
+            "SIGKILL", 137, "Signal", "rank 2 was killed by SIGKILL after step", id="killed by the kernel"
+        ),
+        pytest.param(
+            "SIGSEGV", 139, "Signal", "rank 2 was killed by SIGSEGV after step", id="a crash in native code"
+        ),
+        pytest.param("bad recipe", 78, "BadRecipe", "width is 7, expected an even number", id="a bad recipe"),
+    ],
+)
+def test_first_failed_rank_is_named_rather_than_those_that_lost_it(
+    finish: Finish, tmp_path: Path, how: str, code: int, reason: str, message: str
+) -> None:
+    log = tmp_path / "termination-log"
+    ended = finish(
+        *("run", "--nproc", 3, "--termination-log", log, SMALL),
+        OUT=tmp_path,
+        PLAIN=1,
+        FAIL_AT=7,
+        FAIL_RANK=2,
+        FAIL_HOW=how,
+    )
+    assert ended.code == code
+    fields: dict[str, Any] = json.loads(log.read_text())
+    assert tuple(fields) == contract.TERMINATION_FIELDS
+    assert fields["rank"] == 2
+    assert fields["exitCode"] == code
+    assert fields["reason"] == reason
+    assert message in fields["message"]
+    assert 1 <= fields["step"] <= 7
+    assert message.split(" after", maxsplit=1)[0] in ended.err.splitlines()[-1 if how != "bad recipe" else -2]
+
+
+def test_exit_message_of_a_script_is_in_the_termination_message(finish: Finish, tmp_path: Path) -> None:
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text("import sys; sys.exit('there is nothing in /data')")
+    assert finish("run", "--termination-log", log, script).code == 1
+    fields = json.loads(log.read_text())
+    assert (fields["reason"], fields["message"]) == ("ExitCode", "there is nothing in /data")
+
+
+def test_traceback_starts_in_the_user_s_file(finish: Finish, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    finish("run", "--termination-log", log, SMALL, OUT=tmp_path, PLAIN=1, FAIL_AT=1)
+    lines = json.loads(log.read_text())["message"].splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{SMALL}"')
+
+
+def test_pod_that_only_lost_a_peer_exits_76(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    nodes = [
+        start(
+            *("run", "--termination-log", tmp_path / f"log-{n}", SMALL),
+            **{"OUT": tmp_path, "PLAIN": 1, "FAIL_AT": 5, "FAIL_RANK": 1, "FAIL_HOW": "SIGKILL"},
+            **{"NNODES": 2, "NODE_RANK": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
+        for n in range(2)
+    ]
+    assert [node.wait().code for node in nodes] == [contract.EXIT_PEER_LOST, 137]
+    assert json.loads((tmp_path / "log-0").read_text())["reason"] == "PeerLost"
+
+
+def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: Path) -> None:
+    log, saved = tmp_path / "log", tmp_path / "saved"
+    ended = finish(
+        "run", "--nproc", 2, "--checkpoint", saved, "--termination-log", log, SMALL, OUT=tmp_path, PLAIN=1
+    )
+    assert ended.code == 0
+    fields = json.loads(log.read_text())
+    assert fields | {"at": ""} == {
+        "step": 20,
+        "reason": "Done",
+        "rank": None,
+        "exitCode": 0,
+        "message": "2 ranks done at step 20",
+        "checkpoint": str(saved / "step-20"),
+        "generation": 1,
+        "inPlace": 0,
+        "at": "",
+    }
+
+
+def test_every_line_of_a_dying_rank_is_in_the_log_and_its_children_are_gone(
+    finish: Finish, tmp_path: Path
+) -> None:
+    ended = finish("run", "--nproc", 2, PROGRAMS / "chatty.py", OUT=tmp_path)
+    assert ended.code == 9
+    for rank in range(2):
+        mine = [line for line in ended.out.splitlines() if line.startswith(f"[rank {rank}] ")]
+        assert mine == [f"[rank {rank}] line {n} of {rank} {'x' * 50}" for n in range(2000)] + [
+            f"[rank {rank}] the last wor"
+        ]
+        child = int((tmp_path / f"child-{rank}").read_text())
+        wait_for(partial(is_dead, child), "the rank's child to exit")
+
+
+def test_only_the_selected_ranks_are_shown(finish: Finish) -> None:
+    ended = finish("run", "--nproc", 3, "--ranks", "0,2", PROGRAMS / "env.py")
+    assert sorted(line[:8] for line in ended.out.splitlines()) == ["[rank 0]", "[rank 2]"]
+
+
+def test_json_log_has_one_object_per_line_with_its_rank(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, "--log", "json", SMALL, OUT=tmp_path, PLAIN=1, STEPS=3)
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert {line["rank"] for line in lines} == {0}
+    steps = [line["step"] for line in lines]
+    assert steps in ([1, 3], [1, 2, 3]), "the first and the last, and one more if a second has passed"
+    assert {json.loads(line)["message"][:4] for line in ended.err.splitlines()} == {"dtj:"}
+
+
+def test_ranks_die_with_a_killed_agent(start: Start, tmp_path: Path) -> None:
+    command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, PLAIN=1, STEPS=100_000, READY_AT=2)
+    wait_for((tmp_path / "ready").exists, "step 2")
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    assert len(children) == 3  # two ranks and the store
+    os.kill(command.pid, signal.SIGKILL)
+    wait_for(lambda: all(is_dead(int(c)) for c in children), "the ranks to exit")
+
+
+def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "sleeper.py"
+    script.write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    command = start("run", script)
+    wait_for(lambda: "up" in command.out, "the script to start")
+    command.signal(signal.SIGTERM)
+    assert command.wait().code == 128 + signal.SIGTERM
+
+
+def test_second_ctrl_c_kills_at_once_and_is_not_a_success(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: os.write(1, b'asked\\n'))\n"
+        "print('up', flush=True)\n"
+        "while True: time.sleep(1)\n"
+    )
+    command = start("run", script)
+    wait_for(lambda: "up" in command.out, "the script to start")
+    command.signal(signal.SIGINT)
+    wait_for(lambda: "asked" in command.out, "the first signal")
+    command.signal(signal.SIGINT)
+    assert command.wait().code == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "message"),
+    [
+        pytest.param(["run", "nowhere.py"], {}, "script not found: nowhere.py", id="no such script"),
+        pytest.param(["run", "-m", "nosuch"], {}, "there is no module 'nosuch'", id="no such module"),
+        pytest.param(["run", "-m", "json.nosuch"], {}, "no module 'json.nosuch'", id="no such submodule"),
+        pytest.param(["run", "-m", "nosuch.deep"], {}, "there is no module 'nosuch'", id="no such package"),
+        pytest.param(
+            ["run", "-m", "json"], {}, "no module 'json.__main__'", id="a package without a program"
+        ),
+        pytest.param(["run", "--nprocs", "2", SMALL], {}, "'--nproc'", id="a mistyped flag"),
+        pytest.param(["trian", DIGITS], {}, "Did you mean 'train'?", id="a mistyped command"),
+        pytest.param(
+            ["run", "--metrics", "tensorbord:runs", SMALL],
+            {},
+            "unknown kind 'tensorbord'",
+            id="a mistyped kind",
+        ),
+        pytest.param(["run"], {}, "Missing argument 'SCRIPT'", id="no script at all"),
+        pytest.param(["plot", "/nowhere.jsonl"], {}, "'/nowhere.jsonl' does not exist", id="nothing to plot"),
+        pytest.param(["run", "--nproc", "0", SMALL], {}, "0 is not in the range", id="zero processes"),
+        pytest.param(
+            ["run", "--ranks", "a", SMALL], {}, "--ranks is 'a', expected comma-separated", id="invalid rank"
+        ),
+        pytest.param(
+            ["run", "--nproc", "2", SMALL], {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4", id="flag against pod"
+        ),
+        pytest.param(["run", SMALL], {"NNODES": "2"}, "MASTER_ADDR is not set", id="half an environment"),
+        pytest.param(["train"], {}, "no recipe given", id="no recipe"),
+        pytest.param(["train", DIGITS, "epoch=3"], {}, "did you mean 'epochs'", id="a mistyped argument"),
+        pytest.param(
+            ["train", DIGITS, "epochs=0"], {}, "epochs is 0, expected a whole number", id="no epochs"
+        ),
+    ],
+)
+def test_bad_input_exits_78_with_a_message_and_no_traceback(
+    finish: Finish, argv: list[object], env: dict[str, str], message: str
+) -> None:
+    ended = finish(*argv, **env)
+    assert ended.code == 78
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.err.startswith("dtj: ")
+    assert "\n  fix: " in ended.err

@@ -1,0 +1,144 @@
+"""Packets between pods are dropped: detected with default settings, and recovered when they flow again.
+
+Uses real network namespaces, and takes as long as the default timeouts, about 20 and 30 seconds.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.dtj.conftest import SMALL
+from tests.support.netns import Networks, lacking, networks
+
+CUT_AT = 8  # the network is cut after this step, however slow the test is
+_DEADLINE_S = 240.0
+_WHY_NOT = lacking()
+pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600)]
+
+
+class Job:
+    """`pods` agents, each in its own network namespace, whose ranks train slowly.
+
+    Rank 0 waits after step CUT_AT until `go_on` is called, and after the last step until `finish` is.
+    """
+
+    def __init__(self, nets: Networks, out: Path, *, pods: int, **env: object) -> None:
+        self._out = out
+        self.agents = [self._start(nets, pod, pods, env) for pod in range(pods)]
+
+    def _start(
+        self, nets: Networks, pod: int, pods: int, more: Mapping[str, object]
+    ) -> "subprocess.Popen[bytes]":
+        env = {
+            **{"NNODES": pods, "NODE_RANK": pod, "MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
+            **{"DTJ_MAX_RESTARTS": 5, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0", "OUT": self._out},
+            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": f"{CUT_AT} 39", **more},
+        }
+        words = [*nets.inside(pod), sys.executable, "-m", "dtj", "run"]
+        words += ["--termination-log", str(self._out / f"words-{pod}")]
+        with (self._out / f"err-{pod}").open("wb") as err:
+            return subprocess.Popen(
+                [*words, "--checkpoint", str(self._out / "saved"), "--save-every", "4", str(SMALL)],
+                env=os.environ | {name: str(value) for name, value in env.items()},
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+            )
+
+    def err(self, pod: int) -> str:
+        """The standard error of a pod."""
+        return (self._out / f"err-{pod}").read_text()
+
+    def go_on(self) -> None:
+        """Let it continue, however many times it reaches that step."""
+        (self._out / f"go-{CUT_AT}").touch()
+
+    def steps(self) -> int:
+        """Number of steps that rank 0 has done; repeated steps count again."""
+        seen = self._out / "seen-0.txt"
+        return len(seen.read_text().splitlines()) if seen.exists() else 0
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Poll; fail after a deadline far longer than the timeouts of the agent."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited too long for {what}: {self.err(0)}"
+            time.sleep(0.05)
+
+    def finish(self) -> list[int]:
+        """Let it finish; return the exit codes."""
+        (self._out / "go-39").touch()
+        return self.codes()
+
+    def codes(self) -> list[int]:
+        """Wait until all agents have exited; return their exit codes."""
+        return [agent.wait(_DEADLINE_S) for agent in self.agents]
+
+    def last_words(self, pod: int) -> dict[str, Any]:
+        """The termination message of a pod."""
+        found: dict[str, Any] = json.loads((self._out / f"words-{pod}").read_text())
+        return found
+
+
+Start = Callable[..., tuple[Job, Networks]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Start]:
+    """started(pods, VARIABLE=...): a job with this number of pods that has done some steps."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(pods: int, **env: object) -> tuple[Job, Networks]:
+            nets = stack.enter_context(networks(pods))
+            job = Job(nets, tmp_path, pods=pods, **env)
+            for agent in job.agents:
+                stack.callback(agent.wait)
+                stack.callback(agent.kill)
+            job.until(lambda: job.steps() > CUT_AT, "the first steps")
+            return job, nets
+
+        yield begin
+
+
+def test_isolated_pod_is_lost_and_rejoins_with_its_state(started: Start) -> None:
+    job, nets = started(2)
+    with nets.cut(0, 1):
+        job.go_on()
+        job.until(lambda: "no message from replica 1 for 20 s: treating it as lost" in job.err(0), "the loss")
+        job.until(lambda: "no message from replica 0" in job.err(1), "the other side's word")
+        done = job.steps()
+    job.until(lambda: job.steps() > done, "a step after it")
+    assert job.finish() == [0, 0]
+    assert "dtj: generation 2: all ranks kept their state (0 of 5 in-place restarts used)" in job.err(0)
+
+
+def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> None:
+    """No replica is lost, but no step completes: a hang, so the ranks restart from the checkpoint."""
+    job, nets = started(3)
+    with nets.cut(1, 2):
+        job.go_on()
+        job.until(lambda: "the stacks of all ranks follow" in job.err(0), "the hang to be noticed")
+        job.until(lambda: "dtj: generation 2: " in job.err(0), "the restart")
+        done = job.steps()
+    job.until(lambda: job.steps() > done, "a step after it")
+    assert job.finish() == [0, 0, 0]
+    assert "waits for its peers, as do all other ranks" in "".join(job.err(pod) for pod in range(3))
+
+
+def test_permanent_cut_uses_up_the_restart_budget(started: Start) -> None:
+    """The hang is one restart. The first time that ranks cannot reach each other is free, the next counts."""
+    job, nets = started(3, DTJ_MAX_RESTARTS=1, DTJ_HANG_SECONDS=20)
+    with nets.cut(1, 2):
+        job.go_on()
+        assert job.codes() == [76, 76, 76]
+    assert "generation 2: restarted all ranks (1 of 1 in-place restarts used)" in job.err(0)
+    words = [job.last_words(pod) for pod in range(3)]
+    assert {each["reason"] for each in words} == {"PeerLost"}
+    assert all("cannot reach its peers" in each["message"] for each in words)

@@ -1,0 +1,232 @@
+"""Several agents as several pods: a lost pod comes back, and the job continues from the others' state."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj import contract
+from dtj.agent.protocol import PROTOCOL
+from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
+from tests.process.dtj.test_resume import assert_identical, weights
+from tests.process.dtj.test_status_server import status
+
+REPLICAS = 4  # maximum of the jobs here
+
+
+class Pods:
+    """A job of `replicas` pods with one rank each, on one machine."""
+
+    def __init__(self, start: Start, out: Path, *, replicas: int, **env: object) -> None:
+        self.ports = [free_port() for _ in range(REPLICAS)]  # of /status, by index
+        self._start = start
+        self._out = out
+        out.mkdir(exist_ok=True)
+        self.env = {
+            "NNODES": replicas,
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": free_port(),
+            "DTJ_JOB": "digits",
+            "DTJ_JOB_UID": "0b5c",
+            "DTJ_MAX_RESTARTS": 5,
+            "OUT": out,
+            "PLAIN": 1,
+            **SIZES,
+            **env,
+        }
+
+    def run(self, index: int, *flags: object, program: Path = SMALL, **env: object) -> Command:
+        """Start the pod of an index, or its replacement."""
+        where = {"NODE_RANK": index, "DTJ_REPLICA_INDEX": index, "DTJ_AGENT_PORT": self.ports[index]}
+        log = ("--termination-log", self._out / f"log-{index}")
+        return self._start("run", *log, *flags, program, **self.env | where | env)
+
+    def status(self, index: int = 0) -> dict[str, Any]:
+        return status(self.ports[index])
+
+    def evict(self, pod: Command, index: int) -> None:
+        """Ask the pod to terminate; when this returns, its ranks have been asked too."""
+        pod.signal(signal.SIGTERM)
+        wait_for(lambda: self.status(index).get("state") == "Stopping", "the pod to signal its ranks")
+
+
+def lose(pod: Command) -> None:
+    """Kill the pod with all its processes at once, as if its node lost power."""
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+    pod.signal(signal.SIGKILL)
+    wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to exit")
+
+
+@pytest.mark.parametrize(
+    "lost", [pytest.param(1, id="replica 1"), pytest.param(0, id="replica 0, the coordinator")]
+)
+def test_replacement_of_a_lost_pod_joins_the_step_of_the_others(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path, lost: int
+) -> None:
+    job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
+    pods = [job.run(index) for index in range(3)]
+    wait_for((tmp_path / "out" / "at-7").exists, "step 7")
+    lose(pods[lost])
+    pods[lost] = job.run(lost)
+    (tmp_path / "out" / "go-7").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+    steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))  # a survivor repeats no step
+
+
+def test_lost_pod_is_reported_until_its_replacement_has_joined(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    assert job.status()["missing"] == []
+    lose(pods[1])
+    wait_for(
+        lambda: [each["replica"] for each in job.status().get("missing", ())] == [1],
+        "the loss to be reported",
+    )
+    first = job.status()["missing"][0]["seconds"]
+    wait_for(lambda: job.status()["missing"][0]["seconds"] > first, "time to pass")
+    pods[1] = job.run(1)
+    wait_for(lambda: job.status().get("missing") == [], "its replacement to join")
+    (tmp_path / "go-5").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0]
+
+
+def test_all_pods_lost_one_after_the_other(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The state moves from pod to pod; none of the first processes sees the end."""
+    out = tmp_path / "out"
+    job = Pods(start, out, replicas=3, HOLD_AT="5 8 11")
+    pods = [job.run(index) for index in range(3)]
+    for index, step in ((2, 5), (0, 8), (1, 11)):
+        wait_for((out / f"at-{step}").exists, f"step {step}")
+        lose(pods[index])
+        pods[index] = job.run(index)
+        (out / f"go-{step}").touch()
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+
+
+def test_rank_of_another_pod_that_dies_is_replaced_and_named(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=3, HOLD_AT=9, FAULTS="2@5:end:SIGSEGV", DTJ_RESTARTS_IN_PLACE=3)
+    pods = [job.run(index) for index in range(3)]
+    wait_for(lambda: job.status().get("step") == 9, "step 9")
+    found = job.status()
+    assert tuple(found) == contract.STATUS_FIELDS
+    assert found["restarts"] == {"inPlace": 4}, "three happened before these pods"
+    assert found["rejoin"] is True
+    assert (found["generation"], found["state"]) == (2, "Running")
+    failure = found["failure"]
+    assert (failure["rank"], failure["replica"], failure["reason"]) == (2, 2, "Signal")
+    assert (failure["signal"], failure["exitCode"], failure["generation"]) == ("SIGSEGV", 139, 1)
+    assert found["ledger"].keys() == {"productive", "startup", "lost", "recovering"}
+    assert all(seconds > 0 for seconds in found["ledger"].values())
+    (tmp_path / "go-9").touch()
+    assert [pod.wait().code for pod in pods] == [0, 0, 0]
+
+
+def test_spent_budget_ends_all_pods_and_names_the_right_culprit(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=3, DTJ_MAX_RESTARTS=1, FAULTS="2@3:end:raise 1@6:end:exit")
+    pods = [job.run(index) for index in range(3)]
+    assert [pod.wait().code for pod in pods] == [76, 3, 76]
+    logs = [json.loads((tmp_path / f"log-{index}").read_text()) for index in range(3)]
+    assert [log["reason"] for log in logs] == ["PeerLost", "ExitCode", "PeerLost"]
+    assert "rank 1 exited with code 3" in logs[2]["message"]
+    assert [log["inPlace"] for log in logs] == [1, 1, 1], "every pod reports the in-place restart"
+
+
+def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, DTJ_ATTEMPT=4)
+    first = job.run(0)
+    stale = job.run(1, DTJ_ATTEMPT=3).wait()
+    assert stale.code == contract.EXIT_PEER_LOST
+    assert "attempt 4 has started" in stale.err
+    second = job.run(1)
+    assert [first.wait().code, second.wait().code] == [0, 0]
+
+
+OF_ANOTHER_VERSION = """
+import sys
+from dtj import cli
+from dtj.agent import orders
+orders.PROTOCOL += 1
+cli.main(sys.argv[1:])
+"""
+
+
+def test_pod_with_another_version_of_dtj_exits_with_the_fix_and_a_right_one_joins(
+    start: Start, tmp_path: Path
+) -> None:
+    job = Pods(start, tmp_path, replicas=2)
+    first = job.run(0)
+    env = job.env | {"NODE_RANK": 1, "PYTHONPATH": ":".join(sys.path)}
+    other = subprocess.run(
+        [sys.executable, "-c", OF_ANOTHER_VERSION, "run", SMALL],
+        check=False, capture_output=True, text=True,
+        env=os.environ | {name: str(value) for name, value in env.items()},
+    )  # fmt: skip
+    assert other.returncode == contract.EXIT_PEER_LOST
+    assert f"has protocol version {PROTOCOL + 1}, replica 0 has {PROTOCOL}" in other.stderr
+    assert "Pin the image by digest" in other.stderr
+    second = job.run(1)
+    assert [first.wait().code, second.wait().code] == [0, 0]
+    assert "refused replica 1: this agent has protocol version" in first.err
+
+
+def test_newer_pod_of_a_replica_replaces_the_older_one(start: Start, tmp_path: Path) -> None:
+    """The older pod may still run on an unreachable node: it must not rejoin the job."""
+    job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
+    pods = [job.run(index) for index in range(2)]
+    wait_for((tmp_path / "at-5").exists, "step 5")
+    newer = job.run(1)
+    older = pods[1].wait()
+    assert older.code == contract.EXIT_PEER_LOST
+    assert "a newer pod has replaced it" in older.err
+    (tmp_path / "go-5").touch()
+    assert [pods[0].wait().code, newer.wait().code] == [0, 0]
+
+
+def test_evicted_pod_stops_the_job_with_a_checkpoint(start: Start, tmp_path: Path) -> None:
+    job = Pods(start, tmp_path, replicas=2, READY_AT=5, STEPS=100_000)
+    flags = ("--checkpoint", tmp_path / "saved")
+    pods = [job.run(index, *flags) for index in range(2)]
+    wait_for((tmp_path / "ready").exists, "step 5")
+    pods[1].signal(signal.SIGTERM)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [75, 75], [e.err for e in ended]
+    assert len(list((tmp_path / "saved").glob("step-*/state.pt"))) == 1
+
+
+def test_others_keep_their_memory_if_a_pod_is_evicted_without_a_checkpoint_folder(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = Pods(start, tmp_path / "out", replicas=3, HOLD_AT=7)
+    pods = [job.run(index) for index in range(3)]
+    wait_for((tmp_path / "out" / "at-7").exists, "step 7")
+    job.evict(pods[1], 1)
+    (tmp_path / "out" / "go-7").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    pods[1] = job.run(1)
+    ended = [pod.wait() for pod in pods]
+    assert [e.code for e in ended] == [0, 0, 0], [e.err for e in ended]
+    assert_identical(weights(unbroken(3, PLAIN=1)), weights(tmp_path / "out"))
+    steps = [int(line.split()[0]) for line in (tmp_path / "out" / "seen-2.txt").read_text().splitlines()]
+    assert steps == list(range(16))
+
+
+def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:
+    waiting = Pods(start, tmp_path, replicas=2).run(1)
+    wait_for(partial(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text), "the pod to wait")
+    waiting.signal(signal.SIGTERM)
+    assert waiting.wait().code == 128 + signal.SIGTERM

@@ -1,0 +1,212 @@
+"""A run that was interrupted and resumed ends with the same state as an uninterrupted one, bit for bit."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, wait_for
+from tests.process.dtj.test_same_result import seen
+
+Finish = Callable[..., Finished]
+SMALL = PROGRAMS / "small.py"
+
+
+def weights(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(out / "weights.pt")
+    return found
+
+
+def assert_identical(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Weights, batch statistics and momenta, bit for bit."""
+    for name, value in a["model"].items():
+        assert torch.equal(value, b["model"][name]), name
+    for number, state in a["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][number]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_resumed_run_is_bit_identical(finish: Finish, tmp_path: Path, nproc: int) -> None:
+    """With dropout and batch norm, so random generators and buffers are tested too."""
+    whole, broken, saved = tmp_path / "whole", tmp_path / "broken", tmp_path / "saved"
+    whole.mkdir()
+    broken.mkdir()
+    assert finish("run", "--nproc", nproc, SMALL, OUT=whole, SAMPLES=96).code == 0
+    flags = ("run", "--nproc", nproc, "--checkpoint", saved, "--save-every", 5, SMALL)
+    first = finish(*flags, OUT=broken, SAMPLES=96, FAIL_AT=12)
+    assert first.code == 1
+    second = finish(*flags, OUT=broken, SAMPLES=96)
+    assert second.code == 0
+    assert "resuming from" in second.err
+    assert_identical(weights(whole), weights(broken))
+
+
+def test_another_world_size_continues_at_the_same_sample(finish: Finish, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    saved = tmp_path / "saved"
+    stopped = finish("run", "--nproc", 2, "--checkpoint", saved, SMALL, OUT=first, STEPS=5, PLAIN=1)
+    assert stopped.code == 0
+    resumed = finish("run", "--nproc", 3, "--checkpoint", saved, SMALL, OUT=second, STEPS=9, PLAIN=1)
+    assert resumed.code == 0
+    epoch = [i for s in range(5) for i in seen(first, s)] + [i for s in range(5, 9) for i in seen(second, s)]
+    assert sorted(epoch) == list(range(98))
+
+
+def test_sigterm_to_one_node_stops_all_at_one_step_with_a_checkpoint(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    """Two agents with one rank each, like two pods, of which only one is evicted."""
+    port = free_port()
+    nodes = [
+        start(
+            *(
+                "run",
+                "--checkpoint",
+                tmp_path / "saved",
+                "--termination-log",
+                tmp_path / f"log-{node}",
+                SMALL,
+            ),
+            OUT=tmp_path,
+            STEPS=100_000,
+            PLAIN=1,
+            READY_AT=10,
+            NNODES=2,
+            NODE_RANK=node,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for node in range(2)
+    ]
+    wait_for((tmp_path / "ready").exists, "step 10")
+    nodes[1].signal(signal.SIGTERM)
+    ended = [node.wait() for node in nodes]
+    assert [e.code for e in ended] == [75, 75], [e.err for e in ended]
+    logs = [json.loads((tmp_path / f"log-{node}").read_text()) for node in range(2)]
+    assert [log["reason"] for log in logs] == ["Stopped", "Stopped"]
+    assert logs[0]["step"] == logs[1]["step"] >= 10
+    assert logs[0]["checkpoint"] == str(tmp_path / "saved" / f"step-{logs[0]['step']}")
+    assert Path(logs[0]["checkpoint"], "state.pt").exists()
+
+
+def test_sigterm_without_a_checkpoint_folder_does_not_claim_one(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=100_000, PLAIN=1, READY_AT=3)
+    wait_for((tmp_path / "ready").exists, "step 3")
+    command.signal(signal.SIGTERM)
+    ended = command.wait()
+    assert ended.code == 128 + signal.SIGTERM
+    assert "nothing was saved" in ended.err
+
+
+def test_warning_that_nothing_is_saved_is_printed_once(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, SMALL, OUT=tmp_path, STEPS=2)
+    assert ended.err.count("in memory only") == 1
+
+
+def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -> None:
+    monday, tuesday = tmp_path / "runs" / "0123abcd", tmp_path / "tuesday"
+    assert finish("run", "--checkpoint", monday, SMALL, OUT=tmp_path, STEPS=4).code == 0
+    before = sorted(tmp_path.glob("runs/**/*"))
+    ended = finish(
+        "run", "--checkpoint", tuesday, "--resume", tmp_path / "runs", SMALL, OUT=tmp_path, STEPS=6
+    )
+    assert ended.code == 0
+    assert f"resuming from {monday / 'step-4'}" in ended.err
+    assert sorted(tmp_path.glob("runs/**/*")) == before
+    assert [p.name for p in tuesday.iterdir()] == ["step-6"]
+
+
+def test_finished_run_that_is_started_again_says_how_to_train_further(finish: Finish, tmp_path: Path) -> None:
+    saved, later = tmp_path / "saved", tmp_path / "later"
+    flags = ("run", "--nproc", 2, "--checkpoint", saved, SMALL)
+    first = finish(*flags, OUT=tmp_path, STEPS=4)
+    assert (first.code, "nothing left to train" in first.err) == (0, False)
+    again = finish(*flags, OUT=tmp_path, STEPS=4)
+    assert again.code == 0
+    left = f"nothing left to train in this loop: {saved / 'step-4'} is at step 4, run.steps ends at 4"
+    assert again.err.count(left) == 1
+    assert "  to train further: ask for more steps" in again.err
+    assert "  to start from step 0: use another --checkpoint folder" in again.err
+    of_earlier = finish("run", "--checkpoint", later, "--resume", saved, SMALL, OUT=tmp_path, STEPS=3)
+    assert of_earlier.code == 0
+    assert f"{saved / 'step-4'} is at step 4, run.steps ends at 3" in of_earlier.err
+    assert "  to start from step 0: omit --resume" in of_earlier.err
+    assert "nothing left to train" not in finish(*flags, OUT=tmp_path, STEPS=6).err
+
+
+TWO_LOOPS = """
+import os
+import torch
+import dtj
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(2, 1))
+data = run.data(torch.utils.data.TensorDataset(torch.ones(4, 2)), global_batch=4)
+run.state(model=model, data=data)
+for _ in range(2):
+    for batch in run.steps(int(os.environ["STEPS"])):
+        run.backward(lambda mb: model(mb[0]).mean(), batch)
+"""
+
+
+def test_run_that_was_resumed_and_trained_is_not_treated_as_finished(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_LOOPS)
+    flags = ("run", "--checkpoint", tmp_path / "saved", script)
+    for steps in (2, 4):
+        ended = finish(*flags, STEPS=steps)
+        assert ended.code == 0, ended.err
+        assert "nothing left to train" not in ended.err
+    assert finish(*flags, STEPS=4).err.count("nothing left to train") == 2
+
+
+def test_resuming_from_a_missing_run_exits_78(finish: Finish, tmp_path: Path) -> None:
+    ended = finish("run", "--nproc", 2, "--resume", tmp_path / "tpyo", SMALL, OUT=tmp_path)
+    assert ended.code == 78
+    assert ended.err.count("there is no readable checkpoint to resume from") == 1
+    assert "Traceback" not in ended.err
+
+
+def test_checkpoint_of_another_model_exits_78(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
+    ended = finish(*flags, OUT=tmp_path, STEPS=4, PLAIN=1)
+    assert ended.code == 78
+    assert "model does not fit the checkpoint of step 2" in ended.err
+
+
+def test_dataset_of_another_length_exits_78(finish: Finish, tmp_path: Path) -> None:
+    flags = ("run", "--checkpoint", tmp_path / "saved", SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=2).code == 0
+    ended = finish(*flags, OUT=tmp_path, STEPS=4, SAMPLES=90)
+    assert ended.code == 78
+    assert "the checkpoint was made with a dataset of 98 samples; this one has 90" in ended.err
+
+
+def test_truncated_checkpoint_is_skipped_and_the_previous_one_is_used(finish: Finish, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    flags = ("run", "--nproc", 2, "--checkpoint", saved, "--save-every", 2, SMALL)
+    assert finish(*flags, OUT=tmp_path, STEPS=4).code == 0
+    torn = saved / "step-4" / "state.pt"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    ended = finish(*flags, OUT=tmp_path, STEPS=6)
+    assert ended.code == 0, ended.err
+    assert f"checkpoint {saved / 'step-4'} is unreadable and was skipped" in ended.err
+    assert f"resuming from {saved / 'step-2'}" in ended.err
+    assert sorted(p.name for p in saved.iterdir()) == ["step-4", "step-6"]
+
+
+def test_disk_error_in_the_last_save_is_reported(finish: Finish, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = finish("run", "--checkpoint", tmp_path / "file" / "run", SMALL, OUT=tmp_path, STEPS=2)
+    assert ended.code == 1
+    assert "could not be written: Not a directory" in ended.err
+    assert "Traceback" not in ended.err

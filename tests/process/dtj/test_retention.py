@@ -1,0 +1,216 @@
+"""Which checkpoints are kept, saves to a failing disk, and export and import of weights."""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dtj.checkpoint import paths, reader, weights
+from dtj.errors import RecipeError
+from dtj.models.gpt import GPT
+from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.process.dtj.test_strategies import STEPS, by_hand, train
+from tests.process.dtj.test_strategies import weights as weights_of
+from tests.unit.dtj.test_strategies import SHAPE
+
+Finish = Callable[..., Finished]
+
+
+def names(run: Path) -> list[str]:
+    return sorted(child.name for child in run.iterdir())
+
+
+@pytest.mark.parametrize("flags", [(), ("--nproc", 2, "--parallel", "fsdp")], ids=["whole", "sharded"])
+def test_save_in_the_background_is_the_same_checkpoint(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    """Training continues meanwhile: a checkpoint that was not copied first would hold later weights."""
+    _, expected = by_hand(3)
+    train(finish, tmp_path / "out", *flags, "--async-save", "--save-every", 3, "--keep", 5)
+    assert names(tmp_path / "out" / "run") == ["step-3", "step-6"]
+    found = weights_of(tmp_path / "out", 3)
+    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
+
+
+def test_flag_keep_sets_how_many_checkpoints_stay(finish: Finish, tmp_path: Path) -> None:
+    train(finish, tmp_path / "out", "--save-every", 1, "--keep", 3)
+    assert names(tmp_path / "out" / "run") == ["step-4", "step-5", "step-6"]
+
+
+def test_best_checkpoint_is_kept_also_after_a_resume(finish: Finish, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ("run", "--checkpoint", out / "run", "--save-every", 100, PROGRAMS / "gpt.py")
+    out.mkdir()
+    for steps in (6, 9):  # no score of the last three is higher than that of step 3
+        scores = "0.1,0.5,0.9,0.2,0.3,0.4,0.1,0.8,0.9"
+        ended = finish(*flags, OUT=out, STEPS=steps, SCORES=scores)
+        assert ended.code == 0, ended.err
+    assert names(out / "run") == ["step-3", "step-6", "step-9"]
+
+
+@pytest.mark.parametrize(
+    ("fourth", "best"),
+    [
+        pytest.param(0.1, {"step": 1, "score": 0.5}, id="the previous best stays"),
+        pytest.param(
+            0.7, {"step": 4, "score": 0.7}, id="the next checkpoint with a higher score becomes best"
+        ),
+    ],
+)
+def test_best_checkpoint_could_not_be_written(
+    finish: Finish, tmp_path: Path, fourth: float, best: dict[str, float]
+) -> None:
+    """Only rank 0 knows of the error."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "step-3.tmp").touch()  # so that the folder of this name cannot be created
+    flags = ("run", "--nproc", 2, "--checkpoint", run, "--save-every", 100, PROGRAMS / "gpt.py")
+    ended = finish(*flags, OUT=tmp_path, STEPS=7, SCORES=f"0.5,0.1,0.9,{fourth},0.1,0.1,0.1")
+    assert ended.code == 0, ended.err
+    assert "step-3 could not be written: " in ended.err
+    assert set(names(run)) - {"step-3.tmp"} == {f"step-{best['step']}", "step-7"}
+    assert reader.whole(run / "step-7")["best"] == best
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "best", "gone"),
+    [
+        pytest.param([1, 2, 3, 4], 2, None, ["step-2", "step-1"], id="the newest stay"),
+        pytest.param([1, 2, 3, 4], 3, 1, [], id="the best stays"),
+        pytest.param([1, 2, 3, 4], 2, 4, ["step-2", "step-1"], id="the best is among the newest"),
+    ],
+)
+def test_old_checkpoints_are_removed_but_not_the_best(
+    found: list[int], keep: int, best: int | None, gone: list[str]
+) -> None:
+    doomed = paths.to_remove([f"step-{n}" for n in found], committed=4, keep=keep, best=best)
+    assert doomed == gone
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder on a file system of the given size in kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, 0, f"size={request.param}k")
+    yield folder
+    ctypes.CDLL(None).umount2(str(folder).encode(), 2)
+
+
+def mount(folder: Path, flags: int, options: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", str(folder).encode(), b"tmpfs", flags, options.encode()):
+        pytest.skip(f"no right to mount a small file system: {os.strerror(ctypes.get_errno())}")
+
+
+def become_read_only(disk: Path) -> None:
+    """Remount read-only, as an administrator does, or the kernel after an error."""
+    ms_rdonly, ms_remount = 1, 32
+    mount(disk, ms_rdonly | ms_remount, "")
+
+
+KINDS = [
+    pytest.param((), id="whole"),
+    pytest.param(("--async-save",), id="in the background"),
+    pytest.param(("--nproc", 2, "--parallel", "fsdp"), id="sharded"),
+]
+
+
+@pytest.mark.parametrize(
+    ("small_disk", "flags"),  # more than one checkpoint takes, less than two
+    [pytest.param(kb, *kind.values, id=kind.id) for kb, kind in zip((300, 300, 1100), KINDS, strict=True)],
+    indirect=["small_disk"],
+)
+def test_training_continues_with_a_full_disk_and_the_last_checkpoint_stays(
+    finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
+) -> None:
+    run = small_disk / "run"
+    ended = finish(
+        *("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py"), OUT=tmp_path, STEPS=5
+    )
+    assert "step-4 could not be written: " in ended.err
+    assert_older_checkpoint_is_intact(ended, run)
+
+
+@pytest.mark.parametrize("small_disk", [20_000], indirect=True)
+@pytest.mark.parametrize("flags", KINDS)
+def test_training_continues_on_a_read_only_volume_and_the_last_checkpoint_stays(
+    finish: Finish, tmp_path: Path, small_disk: Path, flags: tuple[object, ...]
+) -> None:
+    run = small_disk / "run"
+    command = ("run", "--checkpoint", run, "--save-every", 2, *flags, PROGRAMS / "gpt.py")
+    assert finish(*command, OUT=tmp_path, STEPS=2).code == 0
+    become_read_only(small_disk)
+    ended = finish(*command, OUT=tmp_path, STEPS=5)
+    assert f"resuming from {run / 'step-2'}" in ended.err
+    assert "step-4 could not be written: Read-only file system" in ended.err
+    assert_older_checkpoint_is_intact(ended, run)
+
+
+def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
+    """The checkpoint of step 2 of 5. Training continued to the end, but its last state is not on disk."""
+    assert "training continues (newest checkpoint: of step 2)" in ended.err
+    assert ended.code == 1
+    assert "step-5 could not be written" in ended.err
+    assert "Traceback" not in ended.err
+    assert names(run) == ["step-2"]
+    assert reader.whole(run / "step-2")["step"] == 2
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_of_a_sharded_run_are_exported_and_loaded_by_another(
+    finish: Finish, tmp_path: Path, suffix: str
+) -> None:
+    _, expected = by_hand(STEPS)
+    train(finish, tmp_path / "out", "--nproc", 2, "--parallel", "fsdp")
+    file = tmp_path / f"weights{suffix}"
+    ended = finish("export", tmp_path / "out" / "run", file)
+    assert (ended.code, ended.out) == (0, f"{file}: {len(expected)} tensors\n")
+    torch.testing.assert_close(weights.read(file), dict(expected), rtol=1e-4, atol=2e-5)
+
+    first = train(finish, tmp_path / "next", "--nproc", 2, "--parallel", "tp", "--weights", file, steps=1)
+    again = GPT(SHAPE)
+    weights.assign(again, file)
+    assert first[0] < by_hand(1)[0][0], "the first run started with untrained weights"
+    assert torch.equal(again.head.weight, again.token.weight)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(nn.Linear(3, 2).state_dict(), file)
+    with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
+        weights.assign(nn.Linear(3, 5), file)
+    with pytest.raises(RecipeError, match="has bias, which the model does not have"):
+        weights.assign(nn.Linear(3, 2, bias=False), file)
+    torch.save(nn.Linear(3, 2), file)
+    with pytest.raises(RecipeError, match="is not a state_dict"):
+        weights.assign(nn.Linear(3, 2), file)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_truncated_weights_are_refused(finish: Finish, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"weights{suffix}"
+    train(finish, tmp_path / "out")
+    assert finish("export", tmp_path / "out" / "run", file).code == 0
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(RecipeError, match=f"{file} is not a "):
+        weights.read(file)
+
+
+def test_export_without_a_checkpoint_a_part_or_a_target_folder_is_refused(
+    finish: Finish, tmp_path: Path
+) -> None:
+    ended = finish("export", tmp_path, tmp_path / "w.pt")
+    assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)
+    train(finish, tmp_path / "out")
+    ended = finish("export", tmp_path / "out" / "run", tmp_path / "w.pt", "--part", "net")
+    assert "has no part 'net'\n  fix: --part is one of data, model, optimizer" in ended.err
+    ended = finish("export", tmp_path / "out" / "run", tmp_path / "none" / "w.pt")
+    assert (ended.code, ended.err) == (
+        78,
+        f"dtj: the folder {tmp_path / 'none'} does not exist\n  fix: create it, or choose another file\n",
+    )

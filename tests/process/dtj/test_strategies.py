@@ -1,0 +1,291 @@
+"""Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dtj.checkpoint import reader
+from dtj.data import order
+from dtj.models.gpt import GPT
+from tests.process.dtj.conftest import PROGRAMS, Finished
+from tests.unit.dtj.test_strategies import SHAPE
+
+Finish = Callable[..., Finished]
+CLIP = 0.4  # below the norm of most steps
+STEPS = 6  # an epoch of 16, 16, 16 and 4 samples, and two steps of the next
+
+
+def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of the program gpt.py, in plain torch."""
+    torch.manual_seed(3)
+    model = GPT(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+    losses = []
+    for step in range(steps):
+        epoch, batch = divmod(step, 4)
+        positions = np.arange(16 * batch, min(52, 16 * batch + 16))
+        rows = tokens[torch.from_numpy(order.shuffled(positions, n=52, seed=3, epoch=epoch))]
+        loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> list[float]:
+    """Losses of the program gpt.py under `dtj run`."""
+    out.mkdir()
+    ended = finish(
+        *("run", "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py"), OUT=out, CLIP=CLIP, STEPS=steps
+    )
+    assert ended.code == 0, ended.err
+    assert "Warning" not in ended.err
+    *losses, _score = (float(line) for line in (out / "losses.txt").read_text().split())
+    return losses
+
+
+def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = reader.whole(out / "run" / f"step-{step}")["parts"]["model"]
+    return found
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    # Weights are of about 0.02; a step of AdamW moves them by up to 0.01.
+    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--nproc", 2, "--parallel", "ddp"), id="ddp"),
+        pytest.param(("--nproc", 3, "--parallel", "zero1"), id="zero1"),
+        pytest.param(("--nproc", 2, "--parallel", "fsdp"), id="fsdp"),
+        pytest.param(
+            ("--nproc", 3, "--parallel", "fsdp", "--micro-batch", 2), id="fsdp, uneven micro-batches"
+        ),
+        pytest.param(("--nproc", 4, "--parallel", "hsdp", "--mesh", "fsdp=2"), id="hsdp"),
+        pytest.param(("--nproc", 2, "--parallel", "tp"), id="tp"),
+        pytest.param(("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2"), id="tp+ddp"),
+        pytest.param(("--nproc", 3, "--parallel", "pp"), id="pp"),
+        pytest.param(("--nproc", 4, "--parallel", "pp+ddp", "--mesh", "pp=2"), id="pp+ddp"),
+        pytest.param(("--nproc", 2, "--recompute"), id="ddp, recomputed activations"),
+    ],
+)
+def test_same_losses_and_weights_as_by_hand(
+    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    expected, final = by_hand(STEPS)
+    assert train(finish, tmp_path / "out", *flags) == pytest.approx(expected, rel=1e-5)
+    assert_same(weights(tmp_path / "out", STEPS), final)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--nproc", 2, "--parallel", "tp"), ("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2")]
+)
+def test_tensor_parallel_ranks_with_dropout_stay_replicas(finish: Finish, flags: tuple[Any, ...]) -> None:
+    """Replicated weights are the same on all ranks only if the ranks drop the same activations."""
+    ended = finish("run", *flags, PROGRAMS / "dropout.py")
+    assert ended.code == 0, ended.err
+    printed = [line.partition("weights ")[2] for line in ended.out.splitlines() if "weights " in line]
+    assert len(printed) == flags[1]
+    assert len(set(printed)) == 1
+
+
+def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
+    expected, final = by_hand(STEPS + 3)
+    train(finish, tmp_path / "saved", "--nproc", 4, "--parallel", "fsdp")
+    for number, flags in enumerate(
+        [
+            ("--nproc", 1),
+            ("--nproc", 3),
+            *(("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")),
+        ]
+    ):
+        out = tmp_path / str(number)
+        losses = train(finish, out, *flags, "--resume", tmp_path / "saved" / "run", steps=STEPS + 3)
+        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), flags
+        assert_same(weights(out, STEPS + 3), final)
+
+
+# The program gpt.py with a volume at $OUT/run that only rank 0 mounts.
+HIDDEN = f"""
+import ctypes
+import os
+import runpy
+
+if os.environ["RANK"] == "1":
+    libc, folder = ctypes.CDLL(None, use_errno=True), os.environ["OUT"].encode() + b"/run"
+    new_namespace, private = 0x20000, 0x44000
+    if libc.unshare(new_namespace) or libc.mount(b"none", b"/", None, private, None):
+        raise SystemExit(os.strerror(ctypes.get_errno()))
+    assert libc.mount(b"none", folder, b"tmpfs", 0, None) == 0
+runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "code", "message"),
+    [
+        pytest.param(("--nproc", 1), 0, "resuming from", id="whole: rank 0 reads it for all"),
+        pytest.param(
+            ("--nproc", 2, "--parallel", "fsdp"), 1, "fix: mount the volume on every node", id="sharded"
+        ),
+    ],
+)
+def test_volume_that_only_rank_0_mounts(
+    finish: Finish, tmp_path: Path, saved_by: tuple[object, ...], code: int, message: str
+) -> None:
+    """All ranks agree whether the last step is saved already, and save it together or not at all."""
+    out = tmp_path / "out"
+    train(finish, out, *saved_by, steps=2)
+    script = tmp_path / "hidden.py"
+    script.write_text(HIDDEN)
+    ended = finish(
+        *("run", "--nproc", 2, "--parallel", "fsdp", "--checkpoint", out / "run", script), OUT=out, STEPS=2
+    )
+    if "not permitted" in ended.err:
+        pytest.skip("no right to hide a volume from a process")
+    assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+    assert message in ended.err
+
+
+def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
+    expected, _ = by_hand(STEPS + 2)
+    train(finish, tmp_path / "saved")
+    for strategy in ("fsdp", "zero1", "tp", "pp"):
+        flags = ("--nproc", 2, "--parallel", strategy, "--resume", tmp_path / "saved" / "run")
+        losses = train(finish, tmp_path / strategy, *flags, steps=STEPS + 2)
+        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
+
+
+def test_stage_without_parameters_clips_with_the_others(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+from torch import nn
+import dtj
+
+class Net(nn.Sequential):
+    def pipeline_plan(self):
+        return [(layer, [layer]) for layer in self]
+
+run = dtj.init()
+model = run.parallel(Net(nn.Linear(4, 1, bias=False), nn.Identity()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+for batch in run.steps(1):
+    run.backward(lambda mb: model(mb[0]).mean(), batch)
+    print("norm", float(run.clip(0.5)))
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--parallel", "pp", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("norm 2.0") == 2  # of a gradient of ones
+
+
+# Trains with an optimizer; "Shared" keeps state that belongs to no parameter.
+OPTIMIZERS = """
+import os
+import torch
+from torch import nn
+import dtj
+
+class Shared(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["all"]["mean"] = 1 + self.state["all"].get("mean", torch.zeros(3))
+
+run = dtj.init()
+model = run.parallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+kind = {"Shared": Shared}.get(os.environ["OPTIMIZER"]) or getattr(torch.optim, os.environ["OPTIMIZER"])
+optimizer = kind(model.parameters(), lr=0.1)
+data = run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+run.state(model=model, optimizer=optimizer, data=data)
+for batch in run.steps(int(os.environ["STEPS"])):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    optimizer.step(lambda: loss)
+    optimizer.zero_grad()
+print(f"state of {len(optimizer.state)}")
+print("mean", optimizer.state["all"].get("mean", torch.zeros(0)).tolist())
+"""
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Shared"])
+def test_optimizer_that_zero1_cannot_shard_is_refused(finish: Finish, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OPTIMIZERS)
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER=name, STEPS=2)
+    assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
+    assert f"--parallel zero1 cannot shard {name}, which does not update each parameter" in ended.err
+
+
+def test_zero1_shards_state_that_an_optimizer_creates_before_its_first_step(
+    finish: Finish, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OPTIMIZERS)
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script, OPTIMIZER="Adagrad", STEPS=2)
+    assert ended.code == 0, ended.err
+    assert [f"state of {n}" in ended.out for n in range(5)] == [False, True, False, True, False], ended.out
+
+
+def test_zero1_shards_the_optimizers_of_all_models(finish: Finish, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import torch
+import dtj
+
+run = dtj.init()
+models = [run.parallel(torch.nn.Linear(4, 4)) for _ in range(2)]
+optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+run.data(torch.utils.data.TensorDataset(torch.ones(8, 4)), global_batch=4)
+for batch in run.steps(1):
+    run.backward(lambda mb: models[1](models[0](mb[0])).mean(), batch)
+    for optimizer in optimizers:
+        optimizer.step()
+print("keeps", *(len(optimizer.state) for optimizer in optimizers))
+"""
+    )
+    ended = finish("run", "--nproc", 2, "--parallel", "zero1", script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("keeps 1 1\n") == 2  # of a weight and a bias each
+
+
+def test_optimizer_state_of_no_parameter_is_restored_whole_in_a_sharded_run(
+    finish: Finish, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OPTIMIZERS)
+    for steps in (2, 3):
+        flags = ("--nproc", 2, "--parallel", "fsdp", "--checkpoint", tmp_path / "run")
+        ended = finish("run", *flags, script, OPTIMIZER="Shared", STEPS=steps)
+        assert ended.code == 0, ended.err
+    assert ended.out.count("mean [3.0, 3.0, 3.0]") == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "state"),
+    [
+        pytest.param("ddp", 1.0, 1.0, id="ddp holds all of both"),
+        pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer state"),
+        pytest.param("fsdp", 0.31, 0.27, id="fsdp holds a quarter of both"),
+    ],
+)
+def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float) -> None:
+    """The root of an FSDP model, a twentieth of this one, stays gathered after the last forward."""
+    train(finish, tmp_path / "out", "--nproc", 4, "--parallel", strategy)
+    whole = sum(p.numel() for p in GPT(SHAPE).parameters())
+    lines = [line.split() for line in (tmp_path / "out" / "memory.txt").read_text().splitlines()]
+    assert max(int(line[1]) for line in lines) <= parameters * whole
+    assert max(int(line[2]) for line in lines) <= state * 2 * whole + 100  # Adam keeps two numbers each

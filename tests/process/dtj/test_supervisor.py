@@ -1,0 +1,495 @@
+"""Ranks of a pod as real processes, without a coordinator."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtj.agent import supervisor as module
+from dtj.agent.console import PlainConsole
+from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.link import Message
+from dtj.agent.process_usage import process_of
+from dtj.agent.rank_events import RankEvents
+from dtj.agent.rank_process import RankProcess
+from dtj.agent.status import Status
+from dtj.agent.supervisor import Supervisor, soonest
+from dtj.telemetry import heartbeat, report_pipe
+from tests.process.dtj.conftest import is_dead, wait_for
+
+ENV = {"RANK": "0", "WORLD_SIZE": "1", "NNODES": "1"}
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as found:
+        yield found
+
+
+@pytest.fixture
+def sent() -> list[Message]:
+    """Messages to the coordinator."""
+    return []
+
+
+@pytest.fixture
+def events(sent: list[Message]) -> RankEvents:
+    return RankEvents(
+        Status(), HeartbeatReader(of_rank_0=True), send=sent.append, log=lambda _: None, grace_s=None
+    )
+
+
+@pytest.fixture
+def supervisor(selector: selectors.BaseSelector, events: RankEvents) -> Iterator[Supervisor]:
+    found = Supervisor(
+        signal.pause,  # waits for the signal that ends it
+        threads=1,
+        as_json=False,
+        shown=None,
+        selector=selector,
+        write=PlainConsole().write,
+        events=events,
+    )
+    yield found
+    found.kill()
+    while found.alive():
+        look(selector)
+
+
+def look(selector: selectors.BaseSelector) -> None:
+    for key, _ in selector.select(10.0):
+        if selector.get_map().get(key.fd) is key:
+            key.data()
+
+
+def test_time_to_save_is_not_cut_by_an_earlier_stop(
+    supervisor: Supervisor, selector: selectors.BaseSelector
+) -> None:
+    """An elastic job may change its size twice within the minute that a save may take."""
+    supervisor.start(0, ENV, generation=1)
+    supervisor.newest[0].uses_dtj = True
+    supervisor.start(0, ENV, generation=2, gracefully=True)
+    assert supervisor.deadline
+    while supervisor.newest[0].generation == 1:
+        look(selector)
+    assert supervisor.deadline is None
+
+
+def test_rank_that_is_restarted_for_another_generation_gets_no_more_time_to_stop(
+    supervisor: Supervisor, selector: selectors.BaseSelector
+) -> None:
+    """Otherwise a rank that ignores the signal would delay a job that forms repeatedly."""
+    supervisor.start(0, ENV, generation=1)
+    supervisor.start(0, ENV, generation=2)
+    deadline = supervisor.deadline
+    supervisor.start(0, ENV, generation=3)
+    assert supervisor.deadline == deadline
+    while supervisor.newest[0].ending is None and supervisor.newest[0].generation == 1:
+        look(selector)
+    assert supervisor.newest[0].generation == 3
+
+
+@pytest.mark.parametrize(
+    ("report", "patience_s"),
+    [
+        pytest.param(
+            {"step": 3, "totalSteps": 9, "epoch": 0}, 60, id="a dtj program, which saves, even alone"
+        ),
+        pytest.param(
+            {"failure": {"exitCode": 1, "at": "2026-01-01T00:00:00+00:00"}}, 5, id="any other script"
+        ),
+    ],
+)
+def test_time_to_stop(
+    supervisor: Supervisor, events: RankEvents, report: dict[str, object], patience_s: float
+) -> None:
+    supervisor.start(0, ENV, generation=1)
+    process = supervisor.newest[0]
+    process._failure = report.get("failure", {})  # type: ignore[assignment]
+    events.reported(process, report)
+    before = time.monotonic()
+    supervisor.start(0, ENV, generation=2, gracefully=True)
+    assert supervisor.deadline
+    assert before + patience_s <= supervisor.deadline <= time.monotonic() + patience_s
+
+
+def test_no_rank_is_started_once_the_pod_is_asked_to_terminate(
+    supervisor: Supervisor, selector: selectors.BaseSelector
+) -> None:
+    """It would never be asked to stop."""
+    supervisor.start(0, ENV, generation=1)
+    supervisor.start(0, ENV, generation=2)
+    supervisor.stop(signal.SIGTERM)
+    while supervisor.newest[0].ending is None:
+        look(selector)
+    assert (supervisor.newest[0].generation, supervisor.alive()) == (1, [])
+
+
+def test_steps_completed_before_a_death_are_reported_before_it(
+    supervisor: Supervisor, selector: selectors.BaseSelector, sent: list[Message]
+) -> None:
+    """They decide whether a restart made progress, and what was lost."""
+    for rank in range(2):
+        supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=1)
+        supervisor.newest[rank].heartbeat.stepped(4 + rank)
+    supervisor.newest[1].signal(signal.SIGKILL)
+    while not sent:
+        look(selector)
+    heartbeats, ended = sent
+    assert {rank: beat.step for rank, beat in heartbeats["heartbeats"].items()} == {0: 4, 1: 5}
+    assert ended["ended"]["rank"] == 1
+
+
+@dataclass(kw_only=True)
+class Node:
+    """Ranks that run a program; records their output and messages in order."""
+
+    selector: selectors.BaseSelector
+    heard: list[Any] = field(default_factory=list)
+
+    def run(self, program: Callable[[], None], *, shown: frozenset[int] | None = None) -> Supervisor:
+        """Rank 0 has started."""
+        self.supervisor = Supervisor(
+            program,
+            threads=1,
+            as_json=False,
+            shown=shown,
+            selector=self.selector,
+            write=self.write,
+            events=self,
+        )
+        self.supervisor.start(0, ENV, generation=1)
+        return self.supervisor
+
+    def write(self, fd: int, data: bytes) -> None:
+        self.heard.append((fd, data.decode()))
+
+    def started(self, process: RankProcess) -> None:
+        self.heard.append(f"generation {process.generation}")
+
+    def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
+        process.uses_dtj = process.uses_dtj or "dtj" in fields
+        self.heard.append(fields)
+
+    def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None:
+        assert process.ending
+        assert process in beside
+        self.heard.append(process.ending)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Run the agent's loop until the condition holds."""
+
+        def turn() -> object:
+            for key, _ in self.selector.select(0.01):
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
+            self.supervisor.tick()
+            return condition()
+
+        wait_for(turn, what)
+
+    def until_heard(self, what: object) -> None:
+        self.until(lambda: what in self.heard, f"{what} in {self.heard}")
+
+    def until_all_have_ended(self) -> None:
+        self.until(lambda: not self.supervisor.alive(), "all ranks to end")
+
+
+@pytest.fixture
+def node(selector: selectors.BaseSelector) -> Iterator[Node]:
+    found = Node(selector=selector)
+    yield found
+    found.supervisor.kill()
+    found.until_all_have_ended()
+
+
+def has_deadline(supervisor: Supervisor) -> bool:
+    return supervisor.deadline is not None
+
+
+def say_and_fail() -> None:
+    print("out")
+    print("err", end="", file=sys.stderr, flush=True)
+    report_pipe.send({"word": 1})
+    os._exit(3)
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_last_output_of_a_rank_comes_before_its_exit(
+    node: Node, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    supervisor = node.run(say_and_fail)
+    process = supervisor.newest[0]
+    if not has_pidfd:
+        _, status = os.waitpid(process.pid, 0)
+        supervisor.reaped(process.pid + 1, 0)
+        assert supervisor.alive() == [process], "that was another process"
+        supervisor.reaped(process.pid, os.waitstatus_to_exitcode(status))
+    node.until_all_have_ended()
+    assert node.heard[0] == "generation 1"
+    assert {(1, "[rank 0] out\n"), (2, "[rank 0] err\n")} <= {x for x in node.heard if isinstance(x, tuple)}
+    assert node.heard[-1] == process.ending
+    assert {"word": 1} in node.heard
+    assert [(ending.rank, ending.code) for ending in supervisor.endings()] == [(0, 3)]
+    assert not node.selector.get_map(), "nothing is left"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(process.pid, 0)
+
+
+def close_output_and_wait() -> None:
+    print("out", flush=True)
+    os.close(1)
+    os.close(2)
+    report_pipe.send({"word": 1})
+    assert report_pipe._pipe is not None
+    os.close(report_pipe._pipe)
+    signal.pause()
+
+
+def test_rank_that_closes_its_pipes_keeps_running_and_they_are_no_longer_watched(node: Node) -> None:
+    supervisor = node.run(close_output_and_wait)
+    process = supervisor.newest[0]
+    node.until(lambda: not process.streams and process.reports is None, "its pipes to be over")
+    assert {(1, "[rank 0] out\n")} < {x for x in node.heard if isinstance(x, tuple)} | {None}
+    assert {"word": 1} in node.heard
+    assert (supervisor.alive(), supervisor.endings()) == ([process], [])
+    assert len(node.selector.get_map()) == 1, "only its death can still be noticed"
+
+
+def open_files() -> set[str]:
+    return {file.name for file in Path("/proc/self/fd").iterdir()}
+
+
+def report_again_when_told() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: report_pipe.send({"word": 2}))
+    report_pipe.send({"word": 1})
+    while True:
+        signal.pause()
+
+
+def test_later_reports_of_a_rank_are_read_too(node: Node) -> None:
+    supervisor = node.run(report_again_when_told)
+    node.until_heard({"word": 1})
+    supervisor.newest[0].signal(signal.SIGUSR1)
+    node.until_heard({"word": 2})
+
+
+def leave_processes_and_fail() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    stranger = os.fork()
+    if not stranger:
+        os.setsid()  # and keeps every pipe of the rank
+        signal.pause()
+    report_pipe.send({"child": child.pid, "stranger": stranger})
+    os._exit(3)
+
+
+def test_exit_of_a_rank_kills_its_group_and_does_not_wait_for_processes_that_hold_its_pipes(
+    node: Node,
+) -> None:
+    before = open_files()
+    supervisor = node.run(leave_processes_and_fail)
+    node.until_all_have_ended()
+    (left,) = (each for each in node.heard if isinstance(each, dict))
+    try:
+        assert [ending.code for ending in supervisor.endings()] == [3]
+        assert not node.selector.get_map()
+        assert open_files() <= before, "nothing is left"
+        wait_for(lambda: is_dead(left["child"]), "its group to be killed")
+        assert not is_dead(left["stranger"]), "it has a session of its own"
+    finally:
+        os.kill(left["stranger"], signal.SIGKILL)
+
+
+def test_rank_whose_death_is_reported_to_a_debugger_first_is_reaped_later(node: Node) -> None:
+    """Its pidfd is readable, but it cannot be reaped yet."""
+    supervisor = node.run(signal.pause)
+    process = supervisor.newest[0]
+    supervisor._on_death(process)
+    assert supervisor.alive() == [process]
+
+
+@pytest.mark.parametrize(("shown", "lines"), [(frozenset({1}), 0), (frozenset({0, 1}), 2)])
+def test_only_lines_of_the_selected_ranks_are_shown(node: Node, shown: frozenset[int], lines: int) -> None:
+    supervisor = node.run(say_and_fail, shown=shown)
+    node.until_all_have_ended()
+    assert len([x for x in node.heard if isinstance(x, tuple)]) == lines
+    supervisor.show_stacks(supervisor.newest[0], "a\nb\n")
+    assert ((2, "[rank 0] a\n[rank 0] b\n") in node.heard) == (lines > 0)
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(["sleep", "600"])
+    report_pipe.send({"child": child.pid})
+    while True:
+        signal.pause()
+
+
+def test_rank_that_ignores_the_signal_is_killed_later_with_all_that_it_started(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(ignore_sigterm)
+    process = supervisor.newest[0]
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.3)
+    supervisor.start(0, ENV, generation=2)
+    assert supervisor.deadline
+    assert process.killed, "to make way for its successor: not a failure"
+    node.until_heard("generation 2")
+    assert process.ending
+    assert process.ending.by_agent
+    assert not has_deadline(supervisor)
+    assert [p.generation for p in supervisor.alive()] == [2, 1], "the other rank is not replaced"
+    wait_for(lambda: is_dead(node.heard[1]["child"]), "the child to exit")
+
+
+def ignore_sigterm_as_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report_pipe.send({"rank": os.environ["RANK"]})
+    while True:
+        signal.pause()
+
+
+def test_rank_that_stops_in_time_does_not_spare_one_that_does_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 600.0)  # this machine may be busy
+    supervisor = node.run(ignore_sigterm_as_rank_1)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    node.until(lambda: {"rank": "0"} in node.heard and {"rank": "1"} in node.heard, "both")
+    for rank in range(2):
+        supervisor.start(rank, ENV | {"RANK": str(rank)}, generation=2)
+    deadline = supervisor.deadline
+    assert deadline
+    node.until_heard("generation 2")
+    assert [process.generation for process in supervisor.alive()] == [2, 1]
+    assert supervisor.deadline == deadline
+
+
+def save_when_asked() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    report_pipe.send({"dtj": "begins"})
+    signal.sigwait({signal.SIGTERM})
+    with heartbeat.mine.paused():
+        report_pipe.send({"dtj": "saves"})
+        signal.sigwait({signal.SIGTERM})
+        report_pipe.send({"dtj": "saved"})
+
+
+@pytest.mark.parametrize(("after_s", "is_saved"), [(100, True), (700, False)])
+def test_rank_that_is_saving_has_more_time_but_not_unlimited(
+    node: Node, monkeypatch: pytest.MonkeyPatch, after_s: float, is_saved: bool
+) -> None:
+    supervisor = node.run(save_when_asked)
+    node.until_heard({"dtj": "begins"})
+    supervisor.start(0, ENV, generation=2, gracefully=True)
+    node.until_heard({"dtj": "saves"})
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + after_s)
+    monkeypatch.setattr(module, "time", clock)
+    supervisor.tick()
+    supervisor.newest[0].signal(signal.SIGTERM)
+    node.until_heard("generation 2")
+    assert ({"dtj": "saved"} in node.heard) == is_saved
+
+
+def test_rank_with_nothing_to_save_is_replaced_at_once(node: Node) -> None:
+    supervisor = node.run(ignore_sigterm)
+    node.until(lambda: len(node.heard) == 2, "its child")
+    supervisor.newest[0].uses_dtj = True
+    supervisor.start(0, ENV, generation=2)
+    assert supervisor.deadline is None
+    node.until_heard("generation 2")
+    assert not [x for x in node.heard if x == "generation 1"][1:]
+
+
+def test_end_of_the_job_kills_dtj_ranks_and_gives_scripts_some_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.start(1, ENV | {"RANK": "1"}, generation=1)
+    supervisor.newest[1].uses_dtj = True  # killed before it has done anything
+    stopped = supervisor.newest[0]
+    stopped.signal(signal.SIGSTOP)
+    wait_for(lambda: (found := process_of(stopped.pid)) and found.state == "T", "it to be stopped")
+    supervisor.start(0, ENV, generation=2)  # never started: the job ends first
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 60.0)
+    before = time.monotonic()
+    supervisor.shut_down()
+    assert supervisor.deadline
+    assert before + 60 <= supervisor.deadline <= time.monotonic() + 60
+    node.until(lambda: supervisor.newest[1].ending, "the end of the one that uses dtj")
+    assert [process.rank for process in supervisor.alive()] == [0]
+    monkeypatch.setattr(module, "_TERM_GRACE_S", 0.0)
+    supervisor.shut_down()
+    node.until_all_have_ended()
+    assert "generation 2" not in node.heard
+    assert not has_deadline(supervisor)
+
+
+def test_kill_cancels_pending_starts(node: Node) -> None:
+    supervisor = node.run(ignore_sigterm)
+    supervisor.start(0, ENV, generation=2)
+    supervisor.kill()
+    assert supervisor.deadline is None
+    node.until_all_have_ended()
+    assert supervisor.newest[0].generation == 1
+
+
+def test_kill_by_another_process_is_not_an_oom_kill(node: Node) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.newest[0].signal(signal.SIGKILL)
+    node.until_all_have_ended()
+    assert supervisor.endings()[0].cause == "Signal"
+
+
+def test_signal_to_the_pod_is_forwarded_to_its_ranks(node: Node) -> None:
+    supervisor = node.run(signal.pause)
+    supervisor.stop(signal.SIGTERM)
+    node.until_all_have_ended()
+    (ending,) = supervisor.endings()
+    assert (ending.code, ending.by_agent) == (128 + signal.SIGTERM, False)
+
+
+@pytest.mark.parametrize(
+    ("number", "killed", "reason"),
+    [
+        pytest.param(signal.SIGKILL, False, "OOMKilled", id="by the kernel"),
+        pytest.param(signal.SIGTERM, False, None, id="by another signal"),
+        pytest.param(signal.SIGKILL, True, None, id="by the agent"),
+    ],
+)
+def test_oom_kill(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    number: signal.Signals, killed: bool, reason: str | None,
+) -> None:  # fmt: skip
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 0\n")
+    monkeypatch.setattr("dtj.agent.oom.EVENTS", events)
+    supervisor = node.run(signal.pause)
+    events.write_text("oom_kill 1\n")
+    supervisor.newest[0].signal(number, on_behalf_of_agent=killed)
+    node.until_all_have_ended()
+    assert supervisor.endings()[0].reason == reason
+
+
+def test_soonest_is_the_earliest_time() -> None:
+    now = time.monotonic()
+    assert soonest([None, None]) is None
+    assert soonest([None, now - 5]) == 0.0
+    found = soonest([now + 200, now + 100])
+    assert found
+    assert now + 100 - time.monotonic() <= found <= 100

@@ -1,0 +1,62 @@
+"""The public surface: names, commands, flags. A change here is a change for users."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dtj
+from tests.process.dtj.conftest import Finished
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--help"], ["--version"], ["run", "--help"], ["train", "--help"], ["run", "nowhere.py"]],
+    ids=" ".join,
+)
+def test_help_and_usage_errors_do_not_import_torch(argv: list[str]) -> None:
+    code = f"""
+import sys
+from dtj.cli import main
+try:
+    main({argv!r})
+finally:
+    assert not {{"torch", "numpy", "rich"}} & set(sys.modules), "a slow import"
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert "slow import" not in ended.stderr
+    assert ended.returncode == (78 if "nowhere.py" in argv else 0)
+
+
+def test_python_m_dtj_is_the_command_dtj(finish: Callable[..., Finished]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "dtj", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert ended.stdout == f"dtj, version {dtj.__version__}\n" == finish("--version").out
+
+
+def test_ranks_find_slow_imports_already_done(tmp_path: Path) -> None:
+    """On a cold start, the modules that DDP and the optimizers import late would cost every rank seconds."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print('torch._dynamo' in sys.modules)")
+    ended = subprocess.run(
+        [sys.executable, "-m", "dtj", "run", "--nproc", "2", script],
+        capture_output=True,
+        check=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert sorted(ended.stdout.splitlines()) == ["[rank 0] True", "[rank 1] True"]

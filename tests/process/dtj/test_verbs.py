@@ -1,0 +1,111 @@
+"""Verbs of Run that are called incorrectly end with an error of two lines, without a traceback."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtj.checkpoint import reader
+from tests.process.dtj.conftest import Finished
+
+PROGRAM = """
+import torch
+import dtj
+
+run = dtj.init(seed=0)
+model = run.parallel(torch.nn.Linear(2, 1))
+samples = torch.utils.data.TensorDataset(torch.ones(4, 2))
+data = run.data(samples, global_batch=4)
+run.state(model=model, data=data)
+for batch in run.steps(1):
+    loss = run.backward(lambda mb: model(mb[0]).mean(), batch)
+    run.clip(1.0)
+    run.log(loss=loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        pytest.param("seed=0", "seed=-1", "seed is -1, expected at least 0", id="seed"),
+        pytest.param(
+            "run.state(",
+            "run.data(samples, global_batch=4)\nrun.state(",
+            "run.data was called twice",
+            id="data",
+        ),
+        pytest.param(
+            "data = run.data(samples, global_batch=4)", "data = model", "run.steps has no data", id="steps"
+        ),
+        pytest.param(
+            "for batch", "run.state(data=data)\nfor batch", "run.state was called twice", id="state"
+        ),
+        pytest.param("clip(1.0)", "clip(0.0)", "run.clip got 0.0, expected a number above 0", id="clip"),
+        pytest.param(
+            "log(loss=loss)", "log(loss=None)", "run.log got loss=None, expected a number", id="log"
+        ),
+        pytest.param(
+            "log(loss=loss)",
+            "log(loss=loss.expand(2))",
+            "loss of shape (2,), expected one",
+            id="log a vector",
+        ),
+        pytest.param(
+            "for batch", "run.log(a=1)\nfor batch", "run.log was called outside", id="log before steps"
+        ),
+        pytest.param(
+            "for batch", "run.finish()\nfor batch", "run.finish was called before", id="finish before steps"
+        ),
+        pytest.param(
+            "for batch in run.steps(1)",
+            "for _ in run.steps(10**6):\n    run.finish()\nfor batch in run.steps(10**9)",
+            "run.steps was called after run.finish",
+            id="steps after finish",
+        ),
+        pytest.param(
+            "steps(1)", "steps(-1)", "run.steps got -1, expected a whole number", id="negative steps"
+        ),
+        pytest.param("steps(1)", "steps(34.5)", "run.steps got 34.5, expected a whole", id="half a step"),
+        pytest.param(
+            "steps(1)", "steps(float('inf'))", "run.steps got inf, expected a whole", id="endless steps"
+        ),
+    ],
+)
+def test_verb_that_is_called_incorrectly_is_explained(
+    finish: Callable[..., Finished], tmp_path: Path, right: str, wrong: str, message: str
+) -> None:
+    assert PROGRAM.count(right) == 1
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.replace(right, wrong))
+    ended = finish("run", "--nproc", 1, script)
+    assert (ended.code, "Traceback" in ended.err) == (78, False), ended.err
+    assert message in ended.err
+    assert "\n  fix: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [("np.int64(2)", 2), ("torch.tensor(2)", 2), ("sys.maxsize", 2**53)],
+    ids=["NumPy", "torch", "no limit"],
+)
+def test_steps_may_be_any_whole_number(
+    finish: Callable[..., Finished], tmp_path: Path, total: str, shown: int
+) -> None:
+    """Log lines and reports contain the total, so it must be a plain int."""
+    script = tmp_path / "script.py"
+    program = PROGRAM.replace("run.steps(1)", f"run.steps({total})")
+    script.write_text(f"import sys, numpy as np\n{program}    if run.step:\n        run.finish()\n")
+    ended = finish("run", "--log-every", 1, script)
+    assert ended.code == 0, ended.err
+    lines = [line.removeprefix("[rank 0] ") for line in ended.out.splitlines()]
+    assert [line.split("  ")[0] for line in lines[:2]] == [f"step 1/{shown}", f"step 2/{shown}"]
+    assert ("eta" in lines[0]) == (shown == 2)
+
+
+def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) -> None:
+    """The checkpoint has it as a number: the tensor's device may not exist on the machine that loads it."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{PROGRAM}    run.keep_best(loss)\n")
+    ended = finish("run", "--checkpoint", tmp_path / "run", script)
+    assert ended.code == 0, ended.err
+    assert type(reader.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
