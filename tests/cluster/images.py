@@ -58,8 +58,19 @@ def ensure(runtime: Engine, role: str) -> str:
                 fix="see the output above; the build needs the Python package index",
             )  # fmt: skip
             forget_old_builds(runtime, name)
-        runtime("tag", name, config.IMAGES[role])
+        for public in public_names(role, name):
+            runtime("tag", name, public)
     return name
+
+
+def public_names(role: str, name: str) -> list[str]:
+    """Return the names that examples use for a build.
+
+    On our base it is the CPU trainer, on the public base the CUDA one. The CUDA build gets both names, because
+    examples and tests name the CPU trainer.
+    """
+    is_cuda = role == "trainer" and name == build_name(role, default_base(dockerfile(role).read_text()))
+    return [config.IMAGES[role], *([config.CUDA_TRAINER] if is_cuda else [])]
 
 
 def candidates(role: str) -> tuple[str, str]:

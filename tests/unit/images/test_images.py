@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import images
+
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = sorted((ROOT / "images").rglob("Dockerfile*"))
 
@@ -23,6 +25,17 @@ def test_dockerfile_is_clean(dockerfile: Path):
         ["hadolint", "--no-color", str(dockerfile)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_base_image_is_pinned_by_tag_and_digest(dockerfile: Path):
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", images.default_base(dockerfile.read_text()))
+
+
+def test_build_on_the_public_base_is_the_cuda_trainer():
+    public, own = images.candidates("trainer")
+    assert images.public_names("trainer", own) == ["ghcr.io/dtj-dev/trainer:0.1.0-cpu"]
+    assert "ghcr.io/dtj-dev/trainer:0.1.0" in images.public_names("trainer", public)
 
 
 def test_operator_image_holds_the_versions_that_were_tested():
