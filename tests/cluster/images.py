@@ -66,8 +66,8 @@ def ensure(runtime: Engine, role: str) -> str:
 def public_names(role: str, name: str) -> list[str]:
     """Return the names that examples use for a build.
 
-    On our base it is the CPU trainer, on the public base the CUDA one. The CUDA build gets both names, because
-    examples and tests name the CPU trainer.
+    On our base it is the CPU trainer, on the public base the CUDA one. The CUDA build gets both names:
+    examples and tests use that of the CPU trainer.
     """
     is_cuda = role == "trainer" and name == build_name(role, default_base(dockerfile(role).read_text()))
     return [config.IMAGES[role], *([config.CUDA_TRAINER] if is_cuda else [])]
