@@ -1,4 +1,4 @@
-"""A recipe of one's own: dtj train --nproc 2 ./examples/my_recipe.py:recipe epochs=3 lr=0.02
+"""Your own recipe: dtj train --nproc 2 ./examples/my_recipe.py:recipe epochs=3 lr=0.02
 
 The function's signature is its command line: dtj train ./examples/my_recipe.py:recipe --help
 """
@@ -11,7 +11,7 @@ from dtj import Recipe
 
 
 def recipe(epochs: int = 5, lr: float = 0.01, global_batch: int = 64, width: int = 32) -> Recipe:
-    """Tell points within a circle from those outside."""
+    """Classify points as inside or outside a circle."""
     points = torch.rand(2500, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     inside = (points.square().sum(1) < 0.6).long()
     return Recipe(
