@@ -16,11 +16,12 @@ CODE  = operator/src trainer/src tests examples
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: ## format, lint, types and import contracts
+lint: ## format, lint, types, import contracts, the code blocks and links of the docs
 	$(RUN) ruff format --check --quiet $(CODE)
 	$(RUN) ruff check --quiet $(CODE)
 	$(RUN) mypy
 	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-logo
+	$(RUN) tests.docs
 
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
@@ -28,7 +29,7 @@ format: ## rewrite the code the way lint wants it
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
-	$(RUN) pytest -q -n 2 tests/unit tests/contract
+	$(RUN) pytest -q -n 2 tests/unit tests/contract tests/docs tests/process/docs
 
 integration: ## tests against a real kube-apiserver and etcd, and between real networks
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration

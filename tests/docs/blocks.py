@@ -2,8 +2,8 @@
 
 What a test does with a block is decided by its info string, the words after the opening fence:
 
-    sh                     each line is run: kubectl and helm on the kind cluster (tests/e2e/test_docs.py), all else
-                           in an empty folder (tests/process/docs)
+    sh                     each line is run: kubectl and helm on the kind cluster (tests/e2e/test_docs.py),
+                           all else in a folder that has only our examples (tests/process/docs)
     sh not-run: REASON     commands and their flags are checked, nothing is run
     yaml                   manifests, given to a real API server as a dry run (tests/integration/docs)
     yaml cluster           the same, and applied on the kind cluster between the lines of `sh` blocks

@@ -79,7 +79,7 @@ def _of_shell(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def of_command(words: list[str]) -> Iterator[str]:
-    """Yield what is wrong with one command. Flags of kubectl and helm are checked by tests/integration/docs."""
+    """Yield what is wrong with one command. For the flags of kubectl and helm see tests/integration/docs."""
     program, *rest = words
     if program not in PROGRAMS and shutil.which(program) is None:
         yield f"there is no program {program}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_page_has_no_problems(page: Path):
 
 def test_front_page_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_files_and_folders_named_in_contributing_exist():
+    words = re.findall(r"`([\w./-]+(?:\.py|\.md|\.yaml|/))`", (ROOT / "CONTRIBUTING.md").read_text())
+    roots = [ROOT, ROOT / "operator/src/dtj_operator", ROOT / "trainer/src/dtj"]
+
+    assert [word for word in words if not any((root / word).exists() for root in roots)] == []
+    assert len(words) > 50
 
 
 def test_lines_are_split_into_commands(tmp_path: Path):
