@@ -9,6 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
 RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
 CODE  = operator/src trainer/src tests examples
+PAGES = README.md CHANGELOG.md CONTRIBUTING.md docs charts examples
+PROSE = $(sort $(PAGES) $(CODE) .ci Makefile crds images pyproject.toml operator/pyproject.toml trainer/pyproject.toml)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format unit integration e2e bench bench-recovery images cluster cluster-delete clean lock
@@ -16,11 +18,14 @@ CODE  = operator/src trainer/src tests examples
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: ## format, lint, types, import contracts, the code blocks and links of the docs
+lint: ## format, lint, types, import contracts, links and words of prose, code blocks of the docs
 	$(RUN) ruff format --check --quiet $(CODE)
 	$(RUN) ruff check --quiet $(CODE)
 	$(RUN) mypy
 	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-logo
+	@$(VENV)/bin/rumdl check --quiet --no-cache $(PAGES)
+	$(RUN) tests.support.layout $(PAGES)
+	$(RUN) tests.support.prose $(PROSE)
 	$(RUN) tests.docs
 
 format: ## rewrite the code the way lint wants it
@@ -29,7 +34,7 @@ format: ## rewrite the code the way lint wants it
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
-	$(RUN) pytest -q -n 2 tests/unit tests/contract tests/docs tests/process/docs
+	$(RUN) pytest -q -n 2 tests/unit tests/contract tests/docs
 
 integration: ## tests against a real kube-apiserver and etcd, and between real networks
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration

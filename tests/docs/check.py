@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import click
 import yaml
-from markdown_it import MarkdownIt
 
 from dtj import cli
 from tests.docs.blocks import NOT_RUN, ROOT, Block, blocks, lines, place
@@ -31,7 +29,6 @@ def problems(page: Path) -> Iterator[str]:
     """Yield what is wrong with a page, each with file and line."""
     for block in blocks(page):
         yield from (f"{where}: {what}" for where, what in _of_block(block))
-    yield from _of_links(page)
 
 
 def _of_block(block: Block) -> Iterator[tuple[str, str]]:
@@ -83,19 +80,12 @@ def of_command(words: list[str]) -> Iterator[str]:
     program, *rest = words
     if program not in PROGRAMS and "$" not in program and shutil.which(program) is None:
         yield f"there is no program {program}"
-    if program == "make":
-        targets = [word for word in rest if "=" not in word]
-        yield from (f"the Makefile has no target {target}" for target in targets if not _has_target(target))
     if program == "dtj":
         yield from _of_dtj(rest)
     for word in rest:
         path = word.rpartition("=")[2].removeprefix("./").partition(":")[0].partition("[")[0]
         if path.startswith(FOLDERS) and not (ROOT / path).exists():
             yield f"there is no {path}"
-
-
-def _has_target(name: str) -> bool:
-    return re.search(rf"^{re.escape(name)}:", (ROOT / "Makefile").read_text(), re.MULTILINE) is not None
 
 
 def _of_dtj(words: list[str]) -> Iterator[str]:
@@ -117,24 +107,3 @@ def _of_yaml(block: Block) -> Iterator[tuple[str, str]]:
         return
     if not all(isinstance(each, dict) and {"apiVersion", "kind"} <= each.keys() for each in found):
         yield block.place, "not a whole manifest: apiVersion and kind are missing"
-
-
-def _of_links(page: Path) -> Iterator[str]:
-    for token in MarkdownIt().enable("table").parse(page.read_text()):
-        for child in token.children or ():
-            target = str(child.attrGet("href") or "")
-            if child.type != "link_open" or "://" in target:
-                continue
-            file, _, anchor = target.partition("#")
-            linked = (page.parent / file).resolve() if file else page
-            where = place(page, (token.map or [0])[0] + 1)
-            if not linked.exists():
-                yield f"{where}: the link {target} leads nowhere"
-            elif anchor and linked.suffix == ".md" and anchor not in anchors(linked.read_text()):
-                yield f"{where}: {file or page.name} has no heading #{anchor}"
-
-
-def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -6,6 +6,7 @@ security standard, so a pod of ours that needs a privilege is refused and the te
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import config, install, kind
+from tests.cluster import config, install, kind, proc
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
 from tests.support.kubectl import Json, Kubectl
@@ -35,10 +36,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def made() -> Cluster | ClusterError:
-    """Return the cluster with our images and our chart, or why there is none."""
+    """Return the cluster with our images and our chart, or why there is none.
+
+    The parallel workers of a run share the cluster: the first one installs, the others wait for it.
+    """
+    run_id = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    installed_by = config.kubeconfig().with_name("installed-by")
     try:
-        cluster = kind.create()
-        install.into(cluster)
+        with proc.lock(config.cache() / "locks" / f"{config.cluster_name()}-e2e"):
+            cluster = kind.create()
+            if not run_id or not installed_by.exists() or installed_by.read_text() != run_id:
+                install.into(cluster)
+                installed_by.write_text(run_id)
     except ClusterError as error:
         return error
     return cluster

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cluster import install
 from tests.e2e.conftest import workload_job
 from tests.support.kubectl import Kubectl
 from tests.support.predicates import condition, phase
 
 
+@pytest.mark.exclusive
 def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: Kubectl, installed: Kubectl):
     kubectl.apply(workload_job("steady", "--steps=400", "--step-s=0.1"))
     kubectl.until("dtj", "steady", phase("Running"))

@@ -53,6 +53,7 @@ def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: 
     assert (failure["replica"], failure["reason"]) == (1, "OOMKilled")
 
 
+@pytest.mark.exclusive
 def test_drained_pod_saves_with_all_others_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
     kubectl.follow("drained-1", "did step 12 ")

@@ -18,6 +18,7 @@ from tests.support.predicates import condition, phase
 OURS = "dtj.dev/job-name"
 
 
+@pytest.mark.exclusive
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
 def test_job_leaves_a_node_that_is_lost(
     cluster: Cluster,

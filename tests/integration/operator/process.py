@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from tests.integration.controlplane import ControlPlane
+from tests.support import forked
+from tests.support.forked import Forked, warmed
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +35,7 @@ class Operator:
     log       everything that it printed
     """
 
-    process: asyncio.subprocess.Process
+    process: Forked
     identity: str
     log: Path
     health_port: int
@@ -74,6 +76,11 @@ class Operator:
         return await asyncio.wait_for(self.process.wait(), 30)
 
 
+def warm() -> ForkServerContext:
+    """Return what forks operators."""
+    return warmed("dtj_operator.shell", "dtj_operator.core")
+
+
 async def start(
     plane: ControlPlane,
     *,
@@ -104,24 +111,19 @@ async def start(
         "POD_NAMESPACE": NAMESPACE,
         **(environment or {}),
     }
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-W", "error", "-m", "dtj_operator"),
-            *([f"--namespace={watch}"] if watch else []),
-            f"--lease-name={LEASE}",
-            f"--requests-per-second={rate}",
-            f"--resync-seconds={resync_s}",
-            f"--agent-poll-seconds={poll_s}",
-            f"--health-port={health}",
-            f"--metrics-port={metrics}",
-            *("--log-level=info", "--log-format=text"),
-            env=variables,
-            stdout=out,
-            stderr=out,
-            stdin=asyncio.subprocess.DEVNULL,
-            cwd=plane.folder,
-        )
+    arguments = [
+        *([f"--namespace={watch}"] if watch else []),
+        f"--lease-name={LEASE}",
+        f"--requests-per-second={rate}",
+        f"--resync-seconds={resync_s}",
+        f"--agent-poll-seconds={poll_s}",
+        f"--health-port={health}",
+        f"--metrics-port={metrics}",
+        *("--log-level=info", "--log-format=text"),
+    ]
+    process = forked.start(
+        warm(), "dtj_operator", arguments, environment=variables, out=log, folder=plane.folder
+    )
     return Operator(process, identity, log, health, metrics)
 
 

@@ -19,7 +19,9 @@ async def load() -> Configuration:
         if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=loaded)  # type: ignore[no-untyped-call]
         else:
-            await config.load_kube_config(client_configuration=loaded)  # type: ignore[no-untyped-call]
+            # By default the client takes KUBECONFIG as it was when the client was imported.
+            path = os.environ.get("KUBECONFIG") or None
+            await config.load_kube_config(path, client_configuration=loaded)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         message = f"no cluster to work for: {error}; run in a pod with a service account, or set KUBECONFIG"
         raise NoCluster(message) from error

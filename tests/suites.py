@@ -1,0 +1,161 @@
+"""The suites: what each one runs, and how long it may take.
+
+    python -m tests.suites unit                 run one suite, or several
+    python -m tests.suites test                 run all of them and compare their times with tests/budget.toml
+    python -m tests.suites soak unit --runs 10  run one ten times, the last five beside busy processes
+
+docs/testing.md says what each suite proves and where a new test goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUDGET = Path(__file__).with_name("budget.toml")
+CODE = ("operator/src", "trainer/src", "tests", "examples")
+PYTEST = ("pytest", "-q", "--durations=10")
+BUSY_PROCESSES = 4
+
+Command = tuple[str, ...]  # the arguments of `python -m`
+
+# Linters do not depend on each other: they run side by side, and each reports even if another fails.
+LINT: dict[str, Command] = {
+    "types": ("mypy",),
+    "imports": ("importlinter.cli", "lint_imports"),
+    "code": ("ruff", "check", "--quiet", *CODE),
+    "format": ("ruff", "format", "--check", "--quiet", *CODE),
+    "code blocks": ("tests.docs",),
+}
+
+# The commands of a suite run one after the other, until one fails.
+SUITES: dict[str, tuple[Command, ...]] = {
+    "unit": ((*PYTEST, "-n", "2", "tests/unit", "tests/contract", "tests/docs"),),
+    "process": ((*PYTEST, "-n", "4", "--dist", "worksteal", "tests/process"),),
+    "integration": ((*PYTEST, "-n", "4", "--dist", "loadgroup", "tests/integration"),),
+    "e2e": (
+        (*PYTEST, "--timeout=600", "-n", "4", "-m", "not exclusive", "tests/e2e"),
+        (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
+    ),
+    # Unit tests that execute a line that changed since the last run.
+    "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract"),),
+}
+
+# What a command runs, in this order; `test` stops at the first that fails.
+PLANS: dict[str, tuple[str, ...]] = {
+    "check": ("lint", "changed"),
+    "test": ("lint", "unit", "process", "integration", "e2e"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a suite ended; `seconds` on the wall clock."""
+
+    name: str
+    seconds: float
+    passed: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line names; return the exit status of the process."""
+    parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
+    parser.add_argument("names", nargs="+", choices=["lint", *SUITES, *PLANS, "soak"], metavar="NAME")
+    parser.add_argument("--runs", type=int, default=10, help="how many times soak runs each suite")
+    given = parser.parse_args(argv)
+    if given.names[0] == "soak":
+        return soak(given.names[1:], runs=given.runs)
+    failed = False
+    for name in given.names:
+        outcomes = list(until_one_fails(PLANS.get(name, (name,))))
+        print(table(name, outcomes, tomllib.loads(BUDGET.read_text())))
+        failed = failed or not all(outcome.passed for outcome in outcomes)
+    return int(failed)
+
+
+def until_one_fails(names: Sequence[str]) -> Iterator[Outcome]:
+    for name in names:
+        outcome = run(name)
+        yield outcome
+        if not outcome.passed:
+            return
+
+
+def run(name: str) -> Outcome:
+    """Run lint or one suite; its output goes to ours."""
+    began = time.monotonic()
+    passed = lint() if name == "lint" else all(succeeds(command) for command in SUITES[name])
+    return Outcome(name=name, seconds=time.monotonic() - began, passed=passed)
+
+
+def lint() -> bool:
+    """Run the linters side by side; print what the failing ones say."""
+    running = {
+        name: subprocess.Popen(python(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for name, command in LINT.items()
+    }
+    said = {name: process.communicate()[0] for name, process in running.items()}
+    failed = [name for name, process in running.items() if process.returncode]
+    for name in failed:
+        print(f"lint, {name}:\n{said[name]}")
+    return not failed
+
+
+def succeeds(command: Command) -> bool:
+    return subprocess.run(python(command), cwd=ROOT, check=False).returncode == 0
+
+
+def python(command: Command) -> list[str]:
+    return [sys.executable, "-m", *command]
+
+
+def table(title: str, outcomes: Sequence[Outcome], budget: dict[str, float]) -> str:
+    """Return measured and budgeted seconds, a row for each suite and one for the sum."""
+    rows = [(outcome.name, outcome.seconds, "" if outcome.passed else "  FAILED") for outcome in outcomes]
+    if len(outcomes) > 1:
+        rows.append((title, sum(outcome.seconds for outcome in outcomes), ""))
+    lines = [f"{'':12} {'seconds':>8} {'limit':>8}"]
+    for name, seconds, note in rows:
+        limit = budget.get(name)
+        over = "  over its limit" if limit is not None and seconds > limit else ""
+        lines.append(f"{name:12} {seconds:8.1f} {limit if limit is not None else '-':>8}{over}{note}")
+    return "\n".join(lines)
+
+
+def soak(names: Sequence[str], *, runs: int) -> int:
+    """Run each suite `runs` times, the last half beside busy processes; return 1 if any run failed."""
+    failures = []
+    for name in names:
+        for number in range(1, runs + 1):
+            busy = number > runs - runs // 2
+            with busy_processes(BUSY_PROCESSES if busy else 0):
+                outcome = run(name)
+            verdict = "passed" if outcome.passed else "FAILED"
+            print(f"soak: {name}, run {number} of {runs}{', busy' if busy else ''}: {verdict}, {outcome.seconds:.0f} s")
+            failures += [] if outcome.passed else [f"{name} {number}"]
+    print(f"soak: {len(failures)} of {len(names) * runs} runs failed{': ' if failures else ''}{', '.join(failures)}")
+    return int(bool(failures))
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Keep `count` processes computing meanwhile."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
