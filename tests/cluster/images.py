@@ -116,7 +116,7 @@ def copied(text: str) -> list[str]:
 
 
 def default_base(text: str) -> str:
-    """The public image that a Dockerfile stands on unless told otherwise."""
+    """The public base image of a Dockerfile, used unless a build argument names another."""
     found = re.search(r"^ARG BASE_IMAGE=(\S+)", text, re.MULTILINE)
     if found is None:
         raise LookupError("the Dockerfile has no line `ARG BASE_IMAGE=<image>`")
