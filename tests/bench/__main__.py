@@ -24,7 +24,7 @@ NAMES = (
     "memory",
     "mistakes",
 )
-# These take hours.
+# These take hours, so they run only when named.
 BY_NAME_ONLY = (
     "recovery",
     "recovery_local",

@@ -1,7 +1,8 @@
-"""What an agent itself takes, and whether more pods heal as fast as few: agents of one job on this machine.
+"""Memory and CPU of an agent, and recovery times with more pods: agents of one job on this machine.
 
-A rank each, mostly asleep. An agent's memory is the anonymous one of all processes of a pod less its rank's:
-what would be free without the agent, where the rank had imported torch by itself. Its CPU is its alone.
+One rank per pod, mostly asleep. An agent's memory is the anonymous memory of all processes of a pod minus
+that of its rank: what would be free without the agent, if the rank had imported torch by itself. CPU is that
+of the agent process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(kw_only=True)
 class Taken:
-    """By a job of so many pods; the agent is replica 0's, which is also the coordinator."""
+    """Results for a job with `pods` pods; the agent is replica 0's, which is also the coordinator."""
 
     pods: int
     own_mib: float = 0.0
@@ -43,7 +44,7 @@ class Taken:
 
 
 class Job:
-    """Agents with the books of their ranks in a folder."""
+    """Agents, with the logs of their ranks' steps ("books") in a folder."""
 
     def __init__(self, folder: Path, pods: int) -> None:
         self._folder = folder
@@ -73,7 +74,7 @@ class Job:
         return [path.read_text() if path.exists() else "" for path in paths]
 
     def until_trained(self, rank: int, since: float) -> float:
-        """When all ranks had done a step after `rank` began anew; TimeoutError where that does not come."""
+        """Time at which all ranks had done a step after `rank` restarted; TimeoutError if they never do."""
         deadline = time.monotonic() + _WITHIN_S
         while time.monotonic() < deadline:
             books: list[list[Line]] = [parse(text) for text in self.texts()]
@@ -84,7 +85,7 @@ class Job:
         raise TimeoutError(f"no step in {_WITHIN_S:.0f} s: {(self._folder / 'log').read_text()[-2000:]}")
 
     def pid(self, rank: int) -> int:
-        """Of the rank's newest process."""
+        """Process id of the rank's newest process."""
         starts = [line for line in self.texts()[rank].splitlines() if " start " in line]
         return int(starts[-1].split()[2])
 
@@ -95,7 +96,7 @@ class Job:
         return self.until_trained(rank, fault) - fault
 
     def end(self) -> None:
-        """Ask all to end."""
+        """Terminate all agents."""
         for agent in self.agents:
             agent.terminate()
         for agent in self.agents:
@@ -103,27 +104,27 @@ class Job:
 
 
 def own_mib(agent: int, rank: int) -> float:
-    """Anonymous memory of an agent and of what it has forked, less what its rank has mapped."""
+    """Anonymous memory of an agent and its children, minus that of its rank."""
     forked = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     together = sum(memory_mib(pid, "Pss_Anon") for pid in (agent, *map(int, forked)))
     return together - memory_mib(rank, "Anonymous")
 
 
 def memory_mib(pid: int, kind: str) -> float:
-    """Of one process, by a field of /proc/PID/smaps_rollup."""
+    """A field of /proc/PID/smaps_rollup, in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")) / 1024
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used, without its children."""
+    """CPU seconds used by a process, without its children."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / _TICKS
 
 
 @contextlib.contextmanager
 def running(pods: int) -> Iterator[Job]:
-    """A job that has begun to train, ended and cleared away afterwards."""
+    """A job that trains; stopped and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="dtj-agents-") as name:
         job = Job(Path(name), pods)
         try:
@@ -135,7 +136,7 @@ def running(pods: int) -> Iterator[Job]:
 
 
 def measure(pods: int) -> Taken:
-    """One size of job."""
+    """Measure a job with this number of pods."""
     taken = Taken(pods=pods)
     with running(pods) as job:
         agent = job.agents[0].pid

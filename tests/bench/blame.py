@@ -1,7 +1,7 @@
-"""Ranks of a job die in every way and at every point: is the right one named, with the right cause?
+"""Ranks of a job die in every way and at every point: is the right rank blamed, with the right cause?
 
 Each crash is a job of its own, of two agents with two ranks each on this machine. The truth is what the dying
-rank itself noted; the verdict is what the operator reads from the termination messages of both pods.
+rank itself recorded; the verdict is what the operator reads from the termination messages of both pods.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPLICAS = RANKS // PROCESSES
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One crash judged. `truth` is None where nobody died after all."""
+    """The verdict on one crash. `truth` is None if no rank died after all."""
 
     crash: Crash
     truth: dict[str, Any] | None
@@ -36,7 +36,7 @@ class Verdict:
 
 
 def judge(start: Start, folder: Path, crash: Crash) -> Verdict:
-    """Let it happen."""
+    """Run the crash and judge it."""
     port = free_port()
     logs = [folder / f"log-{replica}" for replica in range(REPLICAS)]
     agents = [
@@ -84,7 +84,7 @@ def text(verdicts: list[Verdict]) -> str:
 
 
 def main() -> None:
-    """Run all crashes and write the section; each wrong verdict is printed whole."""
+    """Run all crashes and write the section; each wrong verdict is printed in full."""
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="dtj-blame-") as name:
         for number, crash in enumerate(draw(CRASHES, SEED)):

@@ -1,4 +1,4 @@
-"""Crashes to be blamed, drawn from a seed, and whether the right one was. Pure."""
+"""Crashes drawn from a seed, and whether the right rank was blamed. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 RANKS, PROCESSES = 4, 2
 STEPS, SAVE_EVERY = 12, 4
-# How a rank dies -> the class that it is to get, and its exit code.
+# How a rank dies -> the expected reason and exit code.
 HOWS = {
     "raise": ("Exception", 1),
     "exit": ("ExitCode", 3),
@@ -17,9 +17,9 @@ HOWS = {
     "SIGKILL": ("Signal", 137),
     "SIGSEGV": ("Signal", 139),
 }
-# Those that need no Python of the main thread, which may be inside a collective.
+# Ways that need no Python in the main thread, which may be inside a collective.
 _SUDDEN = ("vanish", "SIGKILL", "SIGSEGV")
-# Where -> which ways of dying are possible there.
+# Place -> the ways of dying that are possible there.
 PLACES: dict[str, tuple[str, ...]] = {
     "start-up": tuple(HOWS),
     "rendezvous": _SUDDEN,
@@ -33,7 +33,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """One rank's. `delay_ms` lies between the point of the program and the death."""
+    """Death of one rank. `delay_ms` is the time between the point in the program and the death."""
 
     rank: int
     how: str
@@ -45,9 +45,9 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Crash:
-    """What happens to a job; the first of the deaths that ends it is to be blamed.
+    """What happens to a job; the first death that ends the job is the one to blame.
 
-    restarts  that the job has: one where the death to blame comes while another is healed
+    restarts  the job's budget: one if the death to blame happens during the recovery from another
     """
 
     place: str
@@ -55,12 +55,12 @@ class Crash:
     restarts: int = 0
 
     def to_json(self) -> list[dict[str, Any]]:
-        """For the ranks."""
+        """The deaths, as the ranks read them."""
         return [asdict(death) for death in self.deaths]
 
 
 def draw(count: int, seed: int) -> list[Crash]:
-    """So many crashes, every place equally often."""
+    """Draw `count` crashes, with every place equally often."""
     random = Random(seed)
     places = list(PLACES)
     return [_crash(places[number % len(places)], random) for number in range(count)]
@@ -99,8 +99,8 @@ def _crash(place: str, random: Random) -> Crash:
 def is_right(truth: Mapping[str, Any], messages: Mapping[int, Mapping[str, Any]]) -> tuple[bool, bool]:
     """Whether the job's verdict has the right rank, and the right class and exit code.
 
-    truth     the note of the rank that died first: rank, how
-    messages  replica -> its termination message; of several the operator takes the earliest that is no echo
+    truth     recorded by the rank that died first: rank, how
+    messages  replica -> its termination message; the operator uses the earliest that is not a consequence
     """
     verdict = min(messages.values(), key=lambda message: (message["reason"] == "PeerLost", message["at"]))
     named = verdict["rank"] == truth["rank"]

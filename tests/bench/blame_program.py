@@ -1,6 +1,6 @@
 """A tiny training run whose ranks die as $DEATHS says: blame_plan.Death as JSON.
 
-Who dies writes just before it, into $OUT, a file truth-<time in ns>-<rank> with its name, way and life.
+Just before a rank dies, it writes a file truth-<time in ns>-<rank> into $OUT with its rank, way and life.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEATHS: list[dict[str, Any]] = [
 
 
 def die(death: dict[str, Any]) -> None:
-    """Note it and do it."""
+    """Record the death, then die."""
     truth = {"rank": RANK, "how": death["how"], "life": LIFE}
     file = OUT / f"truth-{time.time_ns()}-{RANK}"
     file.with_suffix(".new").write_text(json.dumps(truth))
@@ -45,7 +45,7 @@ def die(death: dict[str, Any]) -> None:
 
 
 def reach(place: str, step: int = 0) -> None:
-    """A point of the program: die here, or some milliseconds after, in the midst of what comes next."""
+    """A point in the program: die here, or some milliseconds later, during the code that follows."""
     for death in DEATHS:
         if (death["place"], death["step"]) != (place, step):
             continue
@@ -57,7 +57,7 @@ def reach(place: str, step: int = 0) -> None:
 
 
 class Slow:
-    """A part of the state that takes a while to be saved."""
+    """A part of the state that takes a while to save."""
 
     def state_dict(self) -> dict[str, int]:
         time.sleep(0.15)

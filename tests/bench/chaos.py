@@ -1,4 +1,4 @@
-"""A thousand faults of every kind: orphans, duplicates, resurrected and stuck jobs are counted."""
+"""A thousand faults of every kind; counts orphans, duplicates, resurrected and stuck jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOBS = 12  # at a time
 
 
 def measure(seed: int, faults: int) -> Result:
-    """Run on a control plane of its own, so that one seed's history is all that it has."""
+    """Run on a control plane of its own, so that its history contains only this seed."""
     with tempfile.TemporaryDirectory(prefix="dtj-chaos-") as name:
         folder = Path(name)
         with controlplane.running(folder) as plane:
@@ -42,7 +42,7 @@ def text(results: list[Result]) -> str:
         "jobs",
         "pods",
         "watch events",
-        "operator processes ended",
+        "operator processes stopped",
         "seconds",
         "violations",
     )
@@ -54,7 +54,7 @@ def text(results: list[Result]) -> str:
 
 
 def main() -> None:
-    """Run all seeds, write the section, and fail where anything was violated."""
+    """Run all seeds, write the section, and fail if an invariant was violated."""
     results = []
     for seed in SEEDS:
         results.append(measure(seed, FAULTS))

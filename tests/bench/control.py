@@ -1,8 +1,8 @@
-"""Two hours in which nothing is wrong and much is slow: how often is that called a hang?
+"""Two hours in which nothing is wrong but much is slow: how many false alarms about hangs are there?
 
-Some jobs beside each other, two agents each as two pods would run them, no setting about hangs. The ranks do
-what `control_plan` says; then one of them is stopped for real, and that has to be found. Mostly asleep: it
-takes little of a machine that does other things, whose noise is part of the trial.
+Several jobs run at the same time, with two agents each, as two pods would run them, and default hang
+settings. The ranks do what `control_plan` says; then one of them is really stopped, and the agents have to
+find that. The ranks mostly sleep, so other work can run on the machine; its noise is part of the trial.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = int(os.environ.get("DTJ_CONTROL_SEED", "1"))
 JOBS = ((0.25, 1), (0.5, 2), (1.0, 1), (2.0, 2), (8.0, 1), (0.5, 1), (1.0, 2), (2.5, 1))
 AT_ONCE = 4
 _HANG_S = 30.0
-_SLACK_S = 120.0  # on top of what a hang may take until it is found and healed
+_SLACK_S = 120.0  # in addition to the time in which a hang is found and healed
 _SUSPICION = "the stacks of all ranks follow"
 _GENERATION = re.compile(r"^dtj: generation (\d+):", re.MULTILINE)
 _HANG = re.compile(r"^dtj: rank (\d+) failed: no step for", re.MULTILINE)
@@ -35,10 +35,10 @@ _HANG = re.compile(r"^dtj: rank (\d+) failed: no step for", re.MULTILINE)
 
 @dataclass(kw_only=True)
 class Job:
-    """What came of a job.
+    """Result of a job.
 
-    alarms   what was said of a hang, or began anew, while nothing was wrong
-    found_s  from the stop of a rank until it was named and ended; None where it never was
+    alarms   messages about a hang, and restarts, while nothing was wrong
+    found_s  from the stop of a rank until it was named and killed; None if it never was
     """
 
     step_s: float
@@ -53,7 +53,7 @@ class Job:
 
 
 def alarms(log: str) -> list[str]:
-    """Lines of the agents' log that tell of a hang, a failure, or of another generation than the first."""
+    """Lines of the agents' log about a hang, a failure, or a generation other than the first."""
     marks = (_SUSPICION, "failed:", "is lost", "is silent", "was killed", "exited with")
     return [
         line
@@ -63,12 +63,12 @@ def alarms(log: str) -> list[str]:
 
 
 def named(log: str) -> set[int]:
-    """Ranks of which the log says that they hang."""
+    """Ranks that the log says hang."""
     return {int(rank) for rank in _HANG.findall(log)}
 
 
 def count(job: Job, events: list[list[dict[str, Any]]]) -> None:
-    """Read what the ranks noted, one list each, into the job."""
+    """Add the events that the ranks recorded, one list each, to the job."""
     for event in (each for of_rank in events for each in of_rank):
         if "seconds" in event:
             kind, seconds = event["kind"], event["seconds"]
@@ -121,7 +121,7 @@ def text(jobs: list[Job]) -> str:
 
 
 def measure(number: int, *, step_s: float, nproc: int, seconds: float) -> Job:
-    """One job: the plan, then a rank that is stopped for real."""
+    """Run one job: the plan, then a rank that is really stopped."""
     job = Job(step_s=step_s, ranks=AGENTS * nproc, limit_s=max(_HANG_S, 5 * step_s))
     began = time.monotonic()
     with pods(seed=SEED * 100 + number, seconds=seconds, step_s=step_s, nproc=nproc) as agents:
@@ -131,7 +131,7 @@ def measure(number: int, *, step_s: float, nproc: int, seconds: float) -> Job:
 
         everyone = range(job.ranks)
         if not agents.until(lambda: all(is_calm(rank) for rank in everyone), within_s=2 * seconds + 600):
-            job.alarms.append("the job never came to the end of its plan")
+            job.alarms.append("the job did not reach the end of its plan")
         job.seconds = time.monotonic() - began
         job.alarms += alarms(agents.log)
         count(job, [agents.events(rank) for rank in everyone])
@@ -141,7 +141,7 @@ def measure(number: int, *, step_s: float, nproc: int, seconds: float) -> Job:
 
 
 def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
-    """Seconds until the stopped rank was named and ended, if then another took its place and trained."""
+    """Seconds until the stopped rank was named and killed, if another then replaced it and trained."""
     pid = next(event["pid"] for event in reversed(agents.events(rank)) if event["kind"] == "start")
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
@@ -156,7 +156,7 @@ def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
 
 
 def main() -> None:
-    """Run all jobs, write the section, and fail where a sound job was disturbed or a real hang overlooked."""
+    """Run all jobs, write the section, and fail if there was a false alarm or a real hang was missed."""
 
     def run(number: int) -> Job:
         step_s, nproc = JOBS[number]

@@ -19,7 +19,7 @@ AGENTS = 2
 
 
 class Pods:
-    """The agents of one job, as processes of this machine; everything that they say is in files."""
+    """The agents of one job, as processes of this machine; their output goes to files."""
 
     def __init__(self, folder: Path, *, seed: int, seconds: float, step_s: float, nproc: int) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class Pods:
                 "NPROC_PER_NODE": nproc,
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": port,
-                "DTJ_MAX_RESTARTS": 1000,  # a false alarm is counted, it does not end the job
+                "DTJ_MAX_RESTARTS": 1000,  # a false alarm is counted and must not fail the job
                 "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": 1000,
                 "OMP_NUM_THREADS": 1,
                 "OUT": folder,
@@ -54,20 +54,20 @@ class Pods:
 
     @property
     def log(self) -> str:
-        """What all agents have said, one after the other."""
+        """The output of all agents, one after the other."""
         return "\n".join((self._folder / f"err-{index}").read_text() for index in range(AGENTS))
 
     def events(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank has noted."""
+        """The events that a rank has recorded."""
         path = self._folder / f"events-{rank}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def calms(self, rank: int) -> int:
-        """How many processes of a rank have come to the end of the plan."""
+        """Number of processes of a rank that reached the end of the plan."""
         return [event["kind"] for event in self.events(rank)].count("calm")
 
     def until(self, holds: Callable[[], bool], *, within_s: float) -> bool:
-        """Poll until something holds; False where it does not in time, or an agent has ended."""
+        """Poll until a condition holds; False if it does not in time, or if an agent has exited."""
         deadline = time.monotonic() + within_s
         while not holds():
             if time.monotonic() > deadline or any(agent.poll() is not None for agent in self._agents):
@@ -76,7 +76,7 @@ class Pods:
         return True
 
     def end(self) -> None:
-        """Ask the agents to end; they have a checkpoint to write."""
+        """Terminate the agents; they write a checkpoint first."""
         for agent in self._agents:
             agent.terminate()
         for agent in self._agents:
@@ -89,7 +89,7 @@ class Pods:
 
 @contextlib.contextmanager
 def pods(*, seed: int, seconds: float, step_s: float, nproc: int) -> Iterator[Pods]:
-    """A job of two agents, ended and cleared away afterwards."""
+    """A job of two agents; stopped and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="dtj-control-") as folder:
         found = Pods(Path(folder), seed=seed, seconds=seconds, step_s=step_s, nproc=nproc)
         try:

@@ -1,6 +1,6 @@
-"""What a healthy run may do for long: seed -> which step is slow, why, for how long, on whose side. Pure.
+"""Slow events of a healthy run: seed -> which step is slow, why, for how long, on which rank. Pure.
 
-Every rank makes the same plan, so that they evaluate and save together; harness and test read it too.
+Every rank computes the same plan, so that they evaluate and save together; harness and test read it too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from random import Random
 
 START_UP = "slow start"
 KINDS = ("slow steps", "frozen process", "garbage collection", "evaluation", "checkpoint", "declared pause")
-# A step may take this many times the usual where that stays below the 30 s which are never a hang ...
+# A slow step takes this many times the usual if that stays below 30 s, which is never a hang ...
 _TIMES, _LEAST_S = 10.0, 30.0
-# ... and this many in any case.
+# ... and otherwise this many times.
 _TIMES_OF_LONG_STEPS = 4.0
 _GAP_S = 10.0
 
@@ -22,8 +22,8 @@ _GAP_S = 10.0
 class Event:
     """One step, or its end, that takes longer than usual.
 
-    seconds  beyond the usual; of a garbage collection nobody knows
-    rank     whose doing it is; None where all are as slow
+    seconds  beyond the usual; unknown in advance for a garbage collection
+    rank     that is slow; None if all are
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Event:
 
 
 def plan(seed: int, *, seconds: float, step_s: float, ranks: int) -> dict[int, Event]:
-    """Events by step, about `seconds` long together with the usual steps between them; in turn every kind."""
+    """Events by step, every kind in turn; with the usual steps between them they last about `seconds`."""
     rng = Random(seed)
     start = Event(kind=START_UP, seconds=rng.uniform(40, 200), rank=rng.choice([None, *range(ranks)]))
     found = {rng.randrange(3): start}
@@ -50,7 +50,7 @@ def plan(seed: int, *, seconds: float, step_s: float, ranks: int) -> dict[int, E
 
 
 def _kinds(rng: Random) -> Iterator[str]:
-    """All kinds, in an order that is another each time."""
+    """All kinds, in a different order each time."""
     while True:
         yield from rng.sample(KINDS, len(KINDS))
 

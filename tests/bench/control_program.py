@@ -1,4 +1,4 @@
-"""A training that is well and yet slow in all ways of `control_plan`; sleeps where others compute.
+"""A healthy training run that is slow in all ways of `control_plan`; it sleeps instead of computing.
 
 $OUT/events-<rank>.jsonl gets an object for every start of the process, every event, and the end of the plan.
 """
@@ -32,13 +32,13 @@ _GARBAGE = 1_000_000
 
 
 def note(kind: str, **fields: Any) -> None:
-    """One line for the harness."""
+    """Write one line for the harness."""
     with EVENTS.open("a") as file:
         file.write(json.dumps({"kind": kind, **fields}) + "\n")
 
 
 class SlowToSave:
-    """A part of the state, as large models have: its copy for a checkpoint takes long."""
+    """A large part of the state: copying it for a checkpoint takes long."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -54,20 +54,20 @@ class SlowToSave:
 
 
 def freeze(seconds: float) -> None:
-    """Stop this whole process, as a debugger or a machine that is moved does; somebody else lets it go on."""
+    """Stop this whole process, as a debugger or a live migration does; another process resumes it."""
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def make_garbage() -> None:
-    """Cycles that only the collector can free."""
+    """Reference cycles that only the garbage collector can free."""
     for _ in range(_GARBAGE):
         cycle: list[Any] = []
         cycle.append(cycle)
 
 
 def main() -> None:
-    run = dtj.init(seed=1, save_every=10**9)  # saves happen where the plan says so: by keep_best
+    run = dtj.init(seed=1, save_every=10**9)  # saves happen when the plan says so, by keep_best
     model = run.parallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     slow = SlowToSave()

@@ -1,4 +1,4 @@
-"""Jobs applied -> all pods there, deleted -> all gone, in turns with a bare loop that posts the same pods."""
+"""From jobs posted to all pods created, and from jobs deleted to all pods gone; in turns with a bare loop."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.integration.operator.process import Operator
 ROUNDS = 3
 # No name is used twice: KWOK may still be about to remove an older pod of that name.
 _ROUND = itertools.count()
-Body = tuple[str, dict[str, Any]]  # where to post it, and what
+Body = tuple[str, dict[str, Any]]  # path and body of a POST
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """So many jobs of so many pods."""
+    """A number of jobs with a number of pods each."""
 
     jobs: int
     replicas: int
 
     @property
     def pods(self) -> int:
-        """How many pods that makes."""
+        """Number of pods in all."""
         return self.jobs * self.replicas
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Load:
         )
 
     def manifests(self, prefix: str = "bench") -> Iterator[Body]:
-        """Yield path and body of every job; its pods go to KWOK's nodes and stay there."""
+        """Yield path and body of every job; its pods run on KWOK's nodes until they are deleted."""
         container = {"name": "trainer", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
         pod = {"containers": [container], **kwok.PLACEMENT}
         for number in range(self.jobs):
@@ -115,7 +115,7 @@ async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
 
 
 async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
-    """Return what the operator took, and its children as bodies that can be posted again."""
+    """Return the operator's times, and its children as bodies that can be posted again."""
     jobs = list(load.manifests(f"mine{next(_ROUND)}"))
     created_s = await created(rest, load, jobs)
     children = [(SERVICES, strip(each)) for each in (await rest.list(SERVICES))["items"]]
@@ -127,7 +127,7 @@ async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
 
 
 async def by_loop(rest: Rest, load: Load, bodies: list[Body]) -> Took:
-    """Return what posting the same children takes, and deleting the pods one by one."""
+    """Return the times of posting the same children, and of deleting the pods one by one."""
     created_s = await created(rest, load, bodies)
     names = {
         path: [body["metadata"]["name"] for where, body in bodies if where == path] for path, _ in bodies
@@ -148,7 +148,8 @@ async def created(rest: Rest, load: Load, bodies: list[Body]) -> float:
 
 async def gone(rest: Rest, path: str, names: list[str]) -> float:
     """Delete objects and return the seconds until a watch has shown that no pod is left."""
-    await rest.until_running(PODS)  # a pod without a node goes at once, one that runs waits for its kubelet
+    # A pod without a node is deleted immediately; one that runs waits for its kubelet.
+    await rest.until_running(PODS)
     pods = await rest.list(PODS)
     version, count = pods["metadata"]["resourceVersion"], len(pods["items"])
     watching = asyncio.create_task(rest.until_seen(PODS, version, "DELETED", count))
@@ -158,7 +159,7 @@ async def gone(rest: Rest, path: str, names: list[str]) -> float:
 
 
 def strip(child: dict[str, Any]) -> dict[str, Any]:
-    """Return what the operator posted: without what the API server added, and owned by nobody."""
+    """Return an object as the operator posted it: without what the API server added, without owners."""
     body = copy.deepcopy(child)
     body.pop("status", None)
     meta = body["metadata"]
@@ -166,7 +167,7 @@ def strip(child: dict[str, Any]) -> dict[str, Any]:
     for key in ("nodeName", "clusterIP", "clusterIPs"):
         if body["spec"].get(key) not in ("None", ["None"]):
             body["spec"].pop(key, None)
-    # Without its labels the operator does not see it; a single one of ours would cost it a look.
+    # Remove the labels, or the operator would see the object and reconcile.
     body["metadata"]["labels"] = {
         f"bench/{key.split('/')[-1]}": value for key, value in meta["labels"].items()
     }

@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def demo(clone: Path, cache: dict[str, str]) -> float:
-    """Return the seconds of one `make demo`; raises CalledProcessError where it fails."""
+    """Return the seconds of one `make demo`; raises CalledProcessError if it fails."""
     began = time.monotonic()
     subprocess.run(["make", "-C", str(clone), "demo"], env=os.environ | cache, check=True)
     return time.monotonic() - began

@@ -1,7 +1,7 @@
-"""What each way to share the work sends and reaches: bytes, rate on a slow link, loss after equal samples.
+"""For each strategy and policy: bytes sent, rate on a slow link, loss after the same number of samples.
 
-Every run has a network namespace of its own, in which only its two ranks speak, over a loopback that a
-token bucket slows down. Bytes are what the kernel counted, headers included.
+Every run has its own network namespace, in which only its two ranks communicate, over a loopback that a token
+bucket slows down. Bytes are what the kernel counted, headers included.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(flags: str) -> list[str]:
-    """Kilobytes a step, steps a second and the score of one run; raises where it fails."""
+    """Kilobytes a step, steps a second and the score of one run; raises if it fails."""
     ended = subprocess.run(
         ["unshare", "-rn", "sh", "-ec", SCRIPT, sys.executable, *flags.split(), PROGRAM],
         timeout=400,
@@ -54,8 +54,8 @@ def measure(flags: str) -> list[str]:
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path("trainer/src").resolve())},
     )
-    told = re.search(r"result (\d+) ([\d.]+) ([\d.]+)", ended.stderr)
-    if ended.returncode or not told:
+    matched = re.search(r"result (\d+) ([\d.]+) ([\d.]+)", ended.stderr)
+    if ended.returncode or not matched:
         raise RuntimeError(f"{flags}: {ended.stderr[-2000:]}")
-    print(flags, *told.groups(), flush=True)
-    return [f"{int(told[1]) / 1000:.0f}", *told.groups()[1:]]
+    print(flags, *matched.groups(), flush=True)
+    return [f"{int(matched[1]) / 1000:.0f}", *matched.groups()[1:]]

@@ -1,4 +1,4 @@
-"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, return after a kill."""
+"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, a killed operator."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.integration.operator.process import Operator
 REPLICAS = 8
 FEW, MANY = 10, 1000
 REST_S = 60.0
-CALM_S = 15.0  # so long without a write, and nothing more is to come: longer than counts are held back
+CALM_S = 15.0  # idle if it writes nothing for so long; longer than it delays writes of mere counts
 FAILURES, PAUSE_S = 200, 0.2
-REPLACED_S = 120.0  # whoever waits this long waits for ever
+REPLACED_S = 120.0  # a replacement that takes longer will not come
 KILLS = 3
 SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 async def measure() -> None:
-    """Fill the cluster in two steps, and measure at each."""
+    """Fill the cluster in two steps, and measure after each."""
     nodes = MANY * REPLICAS // 1000 + 2
     async with rig.running(nodes=nodes, scheduler_qps=SCHEDULER_QPS) as bench:
         async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
@@ -78,7 +78,7 @@ async def measure() -> None:
 
 
 async def row(bench: Rig, operator: Operator, jobs: int) -> list[object]:
-    """Return what so many jobs cost at rest, and how fast one of them is looked after."""
+    """Return the cost of these jobs at rest, and how fast the operator reacts to a failure."""
     await calm(bench)
     quiet = await at_rest(bench, operator)
     took = await react(bench.rest, jobs)
@@ -120,7 +120,7 @@ async def calm(bench: Rig) -> None:
 
 
 async def at_rest(bench: Rig, operator: Operator) -> Minute:
-    """Watch a minute go by."""
+    """Measure one minute at rest."""
     asked, before = bench.requests(), await usage(operator)
     await asyncio.sleep(REST_S)
     after, counted = await usage(operator), asked.since()
@@ -141,7 +141,7 @@ async def react(rest: Rest, jobs: int) -> list[float]:
         else chance.sample(range(jobs), FAILURES)
     )
     took: list[float] = []
-    if jobs < FAILURES:  # few jobs: never two failures of one job at the same time
+    if jobs < FAILURES:  # with few jobs: never two failures of one job at the same time
         for number in picked[: jobs * 2]:
             took.append(await replaced(rest, number, chance.randrange(REPLICAS)))
         return took
@@ -161,7 +161,7 @@ async def replaced(rest: Rest, number: int, index: int) -> float:
 
 
 async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
-    """End a pod's container; return when that was written, the pod's uid, and the version to watch from."""
+    """Fail a pod's container; return the time of that write, the pod's uid, and the version to watch from."""
     ended = {
         "exitCode": 1,
         "reason": "Error",
@@ -174,9 +174,9 @@ async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
 
 
 async def reborn(rest: Rest, number: int, index: int, old: str, version: str) -> float:
-    """Return the monotonic time at which a watch shows another pod in this one's place.
+    """Return the monotonic time at which a watch shows the replacement of this pod.
 
-    Raises RuntimeError, with the job's status, where none comes.
+    Raises RuntimeError, with the job's status, if there is none in time.
     """
     pod = f"{name(number)}-{index}"
     try:
@@ -196,7 +196,7 @@ async def reborn(rest: Rest, number: int, index: int, old: str, version: str) ->
 
 
 async def killed(bench: Rig) -> float:
-    """Kill the operator, fail a rank while there is none, start another; return when that has reacted."""
+    """Kill the operator, fail a rank meanwhile, start another operator; return when that has reacted."""
     async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
         await calm(bench)
         began = time.monotonic()
@@ -210,7 +210,7 @@ async def killed(bench: Rig) -> float:
 
 
 async def no_duplicates(rest: Rest) -> None:
-    """Raise where a job has not exactly its pods."""
+    """Raise if a job does not have exactly its pods."""
     pods = (await rest.list(PODS))["items"]
     if len(pods) != MANY * REPLICAS:
         raise RuntimeError(f"{MANY} jobs x {REPLICAS} have {len(pods)} pods")

@@ -1,7 +1,7 @@
 """An hour of two jobs on real kubelets with faults at random times: how much of it was training?
 
-Ranks are killed and pods deleted, as a seeded Poisson process says. The answer of the job's status stands
-beside the truth from the ranks' own books.
+A seeded Poisson process kills ranks and deletes pods. The goodput in the job's status is compared with the
+truth from the ranks' own logs of their steps ("books").
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ KILL, DELETE = "ranks killed", "pods deleted"
 
 @dataclass(kw_only=True)
 class Account:
-    """What came of a job.
+    """Result of a job.
 
-    said   percent by status.goodput
-    truth  percent by the ranks' books
+    said   percent according to status.goodput
+    truth  percent according to the ranks' books
     """
 
     mean_s: float
@@ -69,7 +69,7 @@ def text(accounts: list[Account]) -> str:
 
 
 class Faults(threading.Thread):
-    """Does harm to one job until it is told to end."""
+    """Injects faults into one job until it is stopped."""
 
     def __init__(self, cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> None:
         super().__init__(daemon=True)
@@ -86,9 +86,9 @@ class Faults(threading.Thread):
                     faults.signal_rank(self._cluster, self._kubectl, victim, "KILL")
                 else:
                     self._kubectl("delete", "pod", victim, "--grace-period=0", "--force")
-            except (ClusterError, KubectlError, KeyError) as error:  # just being replaced: nothing to break
+            except (ClusterError, KubectlError, KeyError) as error:  # being replaced: no victim
                 print(f"{self._job}: {how} {victim}: {error}", flush=True)
-                how = "nobody there"
+                how = "no victim"
             self._account.faults[how] += 1
 
     def end(self) -> None:
@@ -102,19 +102,19 @@ def seconds_of(moment: str) -> float:
 
 
 def settle(cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> None:
-    """Read both accounts as they are at one moment, some time after which nothing goes wrong any more."""
+    """Read both accounts at one moment, some time after the last fault."""
     seen = kubectl.until(
         "dtj",
         name,
         lambda found: found["status"]["phase"] == "Running" and "goodput" in found["status"],
         within_s=_POLL_WITHIN_S,
     )
-    # An answer from after this moment: the one before may be of the time of a fault.
+    # Wait for an answer from after this moment: an older one may be from the time of a fault.
     after = time.time()
     seen = kubectl.until(
         "dtj",
         name,
-        # A new attempt of replica 0 has no step for a moment.
+        # After a restart of replica 0 there is no step for a moment.
         lambda f: (
             seconds_of(f["status"]["progress"]["observedAt"]) > after and "step" in f["status"]["progress"]
         ),
@@ -136,7 +136,7 @@ def settle(cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> N
 
 @contextlib.contextmanager
 def harm(cluster: Cluster, kubectl: Kubectl, name: str, account: Account) -> Iterator[None]:
-    """Faults of one job for as long as this lasts."""
+    """Inject faults into one job inside the block."""
     thread = Faults(cluster, kubectl, name, account)
     thread.start()
     try:

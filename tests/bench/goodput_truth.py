@@ -1,4 +1,4 @@
-"""Goodput from the ranks' own books, to hold against the job's status. Pure; times are seconds since 1970."""
+"""Goodput from the ranks' own books, to compare with the job's status. Pure; times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import pairwise
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A rank's note: a step is done, or (step None) its process began."""
+    """An entry of a rank: a step is done, or (step None) its process started."""
 
     at: float
     step: int | None
 
 
 def parse(text: str) -> list[Line]:
-    """Lines `<time> start` and `<time> <step>`; a torn last one, of a rank that was killed, is left out."""
+    """Lines `<time> start` and `<time> <step>`; an incomplete last line of a killed rank is skipped."""
     found = []
     for line in text.splitlines(keepends=True):
         at, _, what = line.rstrip("\n").partition(" ")
@@ -26,9 +26,9 @@ def parse(text: str) -> list[Line]:
 
 
 def productive(books: list[list[Line]], *, until: float) -> float:
-    """Seconds of steps that moved the run on and in which no rank began anew, up to a time.
+    """Seconds of steps, up to a time, that advanced the run and during which no rank restarted.
 
-    books  one a rank; rank 0's steps are the job's
+    books  one per rank; rank 0's steps are the job's
     """
     starts = sorted(line.at for book in books for line in book if line.step is None)
     best, total = 0, 0.0

@@ -1,4 +1,4 @@
-"""From the command line to the first step of all ranks, and from a crash to the next. Also torchrun."""
+"""From the command line to the first step of all ranks, and from a crash to the next step. Also torchrun."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> None:
         [f"`{name}`", *(report.seconds(column) for column in zip(*samples, strict=True))]
         for name, samples in found.items()
     ]
-    head = ["launcher, 2 ranks", "command -> first step, s", "rank ends with code 3 -> next step, s"]
+    head = ["launcher, 2 ranks", "command -> first step, s", "rank exits with code 3 -> next step, s"]
     report.write("launch", report.table(head, rows))
 
 
@@ -34,6 +34,6 @@ def once(command: Sequence[object]) -> tuple[float, float]:
     """One run of a script that crashes once."""
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
         began = time.time()
-        # Without it torchrun's second life finds the addresses of the first and does not come together.
-        told = ranks.numbers([*command, PROGRAM, folder], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    return told["first_step_at"] - began, told["next_step_at"] - told["crashed_at"]
+        # Without it, torchrun's restarted ranks find the addresses of the old ones and do not form a group.
+        numbers = ranks.numbers([*command, PROGRAM, folder], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    return numbers["first_step_at"] - began, numbers["next_step_at"] - numbers["crashed_at"]

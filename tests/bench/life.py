@@ -1,4 +1,4 @@
-"""What one job costs the API server: the operator's requests from submission to deletion, by verb."""
+"""API requests of one job: the operator's requests from submission to deletion, by verb."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.rest import Rest
 from tests.bench.rig import JOBS, PODS
 
 LOAD = Load(jobs=50, replicas=4)
-CALM_S = 12.0  # longer than counts are held back
+CALM_S = 12.0  # longer than the operator delays writes of mere counts
 
 
 def main() -> None:
@@ -32,9 +32,9 @@ def main() -> None:
 
 
 async def measure() -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """Let some jobs live without a fault, then delete them; return the requests of both parts."""
+    """Run some jobs without a fault, then delete them; return the requests of both phases."""
     async with rig.running() as bench, bench.operator():
-        await asyncio.sleep(CALM_S)  # what the operator asks for itself when it starts is no job's
+        await asyncio.sleep(CALM_S)  # exclude the operator's own requests at start-up
         asked, rest = bench.requests(), bench.rest
         await rest.post_all(LOAD.manifests())
         await until_phase(rest, "Running")
@@ -51,7 +51,7 @@ async def measure() -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]
 
 
 async def until_phase(rest: Rest, phase: str) -> None:
-    """Wait until all jobs are there and in this phase."""
+    """Wait until all jobs exist and are in this phase."""
     listed = await rest.list(JOBS)
     phases: dict[str, Any] = {
         job["metadata"]["name"]: job.get("status", {}).get("phase") for job in listed["items"]
@@ -68,7 +68,7 @@ def phase_of(job: dict[str, Any]) -> tuple[str, str | None]:
 
 
 async def succeed(rest: Rest, pod: str) -> None:
-    """End a pod's container well."""
+    """Let a pod's container succeed."""
     ended = {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-01-01T00:00:00Z"}
     container = {"name": "trainer", "image": "bench", "imageID": "", "ready": False, "restartCount": 0}
     status = {"phase": "Succeeded", "containerStatuses": [container | {"state": {"terminated": ended}}]}

@@ -1,4 +1,4 @@
-"""Memory of a rank under the strategies that shard, as the kernel counts it."""
+"""Memory of a rank under the sharding strategies, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def once(strategy: str, size: int) -> dict[str, float]:
-    """The largest of all ranks."""
+    """The largest value of all ranks."""
     command = [*ranks.DTJ, "--nproc", size, "--parallel", strategy, ranks.PROGRAMS / "memory.py"]
-    # Freed blocks go back to the kernel at once, so that what is counted is what is held.
+    # Freed blocks go back to the kernel immediately, so that only memory in use is counted.
     return ranks.numbers(command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="0")

@@ -1,4 +1,4 @@
-"""What mistakes of common tutorials do, in numbers: the digits and their CNN, ranks played by one process."""
+"""Mistakes in common tutorials, in numbers: the digits and their CNN; one process plays all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def constant_epoch() -> tuple[str, str]:
-    """The loop variable is another one."""
+    """set_epoch with the wrong variable."""
     sampler: DistributedSampler[int] = DistributedSampler(range(1437), num_replicas=RANKS, rank=0)  # type: ignore[arg-type]
     orders = set()
     for _ in range(10):
@@ -44,7 +44,7 @@ def constant_epoch() -> tuple[str, str]:
 
 
 def padded_evaluation() -> tuple[str, str]:
-    """Ranks that get equally many, whatever there is."""
+    """A sampler that gives every rank the same number of samples."""
     seen = [i for rank in range(7) for i in DistributedSampler(range(360), num_replicas=7, rank=rank)]  # type: ignore[arg-type, var-annotated]
     once = len(set(seen))
     return "evaluation with `DistributedSampler`", f"7 ranks count {len(seen)} samples of {once}"
@@ -59,7 +59,7 @@ def mean_of_means() -> tuple[str, str]:
 
 
 def clip_before_sync() -> tuple[str, str]:
-    """Each rank scales its own gradient; one of them has two wrong labels."""
+    """Each rank scales its own gradient; one rank has two wrong labels."""
     shares = [
         gradient(range(rank * 16, rank * 16 + 16), wrong_labels=8 * (rank == 0)) for rank in range(RANKS)
     ]
@@ -80,7 +80,7 @@ def summed() -> tuple[str, str]:
 
 
 def whole_module() -> tuple[str, str]:
-    """torch.save(model) where the model is wrapped."""
+    """torch.save of the wrapped model."""
     buffer = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
@@ -97,7 +97,7 @@ def whole_module() -> tuple[str, str]:
 
 
 def gradient(samples: Sequence[int], *, wrong_labels: int = 0) -> Tensor:
-    """Of the mean loss over some samples, in one vector."""
+    """Gradient of the mean loss over some samples, as one vector."""
     data, _ = digits.split()
     torch.manual_seed(1)
     model = digits.recipe().model()

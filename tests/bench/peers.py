@@ -1,4 +1,4 @@
-"""The same loads given to our operator and to Kubeflow's PyTorchJob operator, each beside the bare loop."""
+"""The same loads for our operator and Kubeflow's PyTorchJob operator, each compared with the bare loop."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class System:
     """An operator under measurement.
 
     path     where its jobs are posted
-    running  whether a job of its kind says that all its pods run
-    start    starts it on a rig; yields its process id
+    running  whether a job of its kind reports that all its pods run
+    start    starts the operator on a rig; yields its process id
     """
 
     name: str
@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def systems() -> tuple[System, ...]:
-    """Return ours, theirs as it is, and theirs with more workers and a higher client rate."""
-    theirs = f"PyTorchJob {pytorchjob.VERSION}"
+    """Return our operator, theirs with defaults, and theirs with more workers and a higher client rate."""
+    theirs = pytorchjob.NAME
 
     def peer(name: str, program: Path, *flags: str) -> System:
         @asynccontextmanager
@@ -152,7 +152,7 @@ async def _ours(bench: Rig) -> AsyncIterator[int]:
 
 
 def pytorchjobs(load: Load, prefix: str) -> Iterator[Body]:
-    """Yield path and body of PyTorchJobs with as many pods."""
+    """Yield path and body of PyTorchJobs with the same number of pods."""
     container = {"name": "pytorch", "image": "bench", "resources": {"requests": {"cpu": "10m"}}}
     template = {"spec": {"containers": [container], **kwok.PLACEMENT}}
     for number in range(load.jobs):

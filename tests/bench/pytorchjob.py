@@ -1,4 +1,7 @@
-"""Kubeflow's PyTorchJob operator, to measure ours beside: compiled from its module, run as a process here."""
+"""Kubeflow's PyTorchJob operator, for comparison: compiled from its module, run as a process here.
+
+It is the legacy version 1: Kubeflow has replaced it by Trainer v2.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,19 @@ from tests.support.kubectl import Kubectl
 from tests.support.ports import free_port
 
 MODULE, VERSION = "training-operator", "v1.8.1"
+NAME = f"PyTorchJob {VERSION} (legacy)"
 SOURCE = "github.com/kubeflow/training-operator"
 NAMESPACE = "kubeflow"
-# Where its webhook looks for a certificate, which in a cluster is a mounted Secret.
+# Its webhook expects a certificate here; in a cluster this is a mounted Secret.
 CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
 START_S = 180
-THREADS, QPS, BURST = 16, 500, 1000  # of the tuned one: as many workers as ours, and its client rate
+# Of the tuned variant: the number of workers and the client rate of our operator.
+THREADS, QPS, BURST = 16, 500, 1000
 Json = dict[str, Any]
 
 
 def manifest(name: str, replicas: int, template: Mapping[str, Any]) -> Json:
-    """A PyTorchJob of so many pods: a master, and workers for the others."""
+    """A PyTorchJob with `replicas` pods: a master, and workers for the others."""
 
     def of(count: int) -> Json:
         return {"replicas": count, "restartPolicy": "OnFailure", "template": template}
@@ -44,7 +49,7 @@ def manifest(name: str, replicas: int, template: Mapping[str, Any]) -> Json:
 
 
 def says_running(job: Json) -> bool:
-    """Whether a PyTorchJob says that it runs and that every pod is active."""
+    """Whether a PyTorchJob reports that it runs and that every pod is active."""
     status = job.get("status") or {}
     wanted = sum(replica["replicas"] for replica in job["spec"]["pytorchReplicaSpecs"].values())
     active = sum(replica.get("active", 0) for replica in (status.get("replicaStatuses") or {}).values())
@@ -54,9 +59,9 @@ def says_running(job: Json) -> bool:
 
 @contextlib.contextmanager
 def operator(kubectl: Kubectl, program: Path, *flags: str, log: Path) -> Iterator[int]:
-    """Have their operator running, with its CRDs and nothing else of its manifests; gives its process id.
+    """Run their operator, with its CRDs but none of its other manifests; yields its process id.
 
-    kubectl  of the cluster that it works on, with the user that it is
+    kubectl  for the cluster that it works on, with the user that it runs as
     """
     crds = go.module_folder(MODULE, SOURCE) / "manifests" / "base" / "crds"
     kubectl("apply", "--server-side", "-k", str(crds))
@@ -94,22 +99,22 @@ def operator(kubectl: Kubectl, program: Path, *flags: str, log: Path) -> Iterato
 
 
 def _until_filled(kubectl: Kubectl, secret: Json) -> Json:
-    """Wait until their operator has put its certificates into its Secret, and return that."""
+    """Wait until their operator has written its certificates to its Secret, and return the Secret."""
     namespaced = replace(kubectl, namespace=secret["namespace"])
     return namespaced.until("secret", secret["name"], lambda found: "tls.crt" in found.get("data", {}))
 
 
 def _until_working(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Its health port answers before its controllers work; its log says when those do."""
+    """Wait until the log says that its controllers work; its health port answers earlier."""
     deadline = time.monotonic() + START_S
     while "Starting workers" not in log.read_text():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the training operator does not work:\n{log.read_text()[-3000:]}")
-        time.sleep(0.1)  # between two looks
+            raise RuntimeError(f"the training operator does not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)  # between two polls
 
 
 def _unused_webhook() -> Json:
-    """Its operator waits for this object; it selects no namespace, so nothing is asked of it."""
+    """Their operator waits for this object; it selects no namespace, so the webhook is never called."""
     hook = {
         "name": "validator.pytorchjob.training-operator.kubeflow.org",
         "admissionReviewVersions": ["v1"],
@@ -134,14 +139,14 @@ def _unused_webhook() -> Json:
 
 
 def standard() -> Path:
-    """Their operator as it is."""
+    """Their operator, unchanged."""
     return tools.ensure(MODULE)[MODULE]
 
 
 def tuned() -> Path:
     """Their operator with another client rate.
 
-    It has no flag for it, so two constants of its library are other ones; nothing of it is kept here.
+    It has no flag for it, so two constants of its library are changed in a copy.
     """
     folder = config.cache() / "bin" / f"{MODULE}-{go.module_key(MODULE)}"
     program = folder / f"tuned-{QPS}-{BURST}"

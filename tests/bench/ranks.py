@@ -1,4 +1,4 @@
-"""Runs a program of this folder as ranks on this machine and takes the numbers that its rank 0 prints."""
+"""Runs a program of this folder as ranks on this machine and collects the numbers that its rank 0 prints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MARK = "result "
 
 
 def tell(**values: Any) -> None:
-    """For a program: print numbers for `numbers` to find."""
+    """Called by a program: print numbers for `numbers` to collect."""
     print(_MARK + json.dumps(values), flush=True)
 
 
 def numbers(command: Sequence[object], *, timeout_s: float = 300, **env: str) -> dict[str, Any]:
-    """What the ranks of a command told, joined; raises RuntimeError where it fails or says nothing."""
+    """Numbers printed by the ranks of a command, merged; raises RuntimeError if it fails or prints none."""
     path = os.pathsep.join([str(Path("trainer/src").resolve()), str(Path.cwd())])
     ended = subprocess.run(
         [str(word) for word in command],
@@ -32,10 +32,10 @@ def numbers(command: Sequence[object], *, timeout_s: float = 300, **env: str) ->
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | env,
     )
-    told = [line.partition(_MARK)[2] for line in ended.stdout.splitlines() if _MARK in line]
-    if ended.returncode or not told:
+    printed = [line.partition(_MARK)[2] for line in ended.stdout.splitlines() if _MARK in line]
+    if ended.returncode or not printed:
         raise RuntimeError(f"{command}: {ended.stderr[-2000:]}")
     found: dict[str, Any] = {}
-    for text in told:
+    for text in printed:
         found |= json.loads(text)
     return found

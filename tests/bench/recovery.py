@@ -1,8 +1,8 @@
 """Faults on real kubelets: how long until all ranks train again, and where the time goes.
 
-One kind of fault after the other (DTJ_RECOVERY_KINDS chooses), each with a table of its own. The job of two
-replicas with one rank each has no checkpoint: what goes on comes from the survivor's memory. What was
-measured is written even where something goes wrong on the way.
+Each kind of fault (DTJ_RECOVERY_KINDS selects them) has its own table. The job of two replicas with one rank
+each has no checkpoint: the state comes from the survivor's memory. Results are written even if a later fault
+cannot be measured.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.cluster import install, kind
 NAMESPACE = "bench-recovery"
 KINDS = tuple(os.environ.get("DTJ_RECOVERY_KINDS", "rank pod pod0 hang node").split())
 FAULTS = int(os.environ.get("DTJ_RECOVERY_FAULTS", "20"))  # of each kind, at least
-A_JOB = 5  # faults that one job lives through
-AT_ONCE = {"hang": 4}  # jobs beside each other, where waiting is most of it
+A_JOB = 5  # faults per job
+AT_ONCE = {"hang": 4}  # jobs at the same time, for kinds that mostly wait
 Act = Callable[[Job, int], Trial]
 
 
 def ranks(job: Job, number: int, name: str, kind: str) -> Trial:
-    """Signal the rank of one pod after the other."""
+    """Signal the rank of one pod after another."""
     victim = job.pods[number % REPLICAS]
     before = job.uid(victim)
     return Trial(number=number, spent=job.recover(kind, victim, job.signal(victim, name), before))
@@ -43,7 +43,7 @@ def deleted(job: Job, number: int, index: int) -> Trial:
 
 
 def one_after_the_other(make: Callable[[str], Job], name: str, act: Act) -> list[Trial]:
-    """A job with its faults, up to one from which it does not recover or that cannot be injected."""
+    """Inject the faults of one job; stops if it does not recover or a fault cannot be injected."""
     job, found = make(name), []
     try:
         for number in range(1, A_JOB + 1):
@@ -60,7 +60,7 @@ def one_after_the_other(make: Callable[[str], Job], name: str, act: Act) -> list
 
 
 def beside_each_other(make: Callable[[str], Job], which: str, act: Act) -> Iterator[Trial]:
-    """As many jobs as it takes."""
+    """Run as many jobs as FAULTS needs."""
     with ThreadPoolExecutor(AT_ONCE.get(which, 1)) as pool:
         begun = [
             pool.submit(one_after_the_other, make, f"{which}-{number}", act)
@@ -71,7 +71,7 @@ def beside_each_other(make: Callable[[str], Job], which: str, act: Act) -> Itera
 
 
 def text(trials: Sequence[Trial]) -> str:
-    """Return one table: stages in columns."""
+    """Return one table with the stages as columns."""
     healed = [trial for trial in trials if trial.spent]
     shown = [stage for stage in STAGES if any(stage in trial.spent for trial in trials)]
     rows = []
@@ -79,7 +79,7 @@ def text(trials: Sequence[Trial]) -> str:
     for name, some, share in (
         ("p50", healed, 0.5),
         ("p99", healed, 0.99),
-        ("p50 of those that were the fifth of their job", fifth, 0.5),
+        ("p50 of the fifth fault of each job", fifth, 0.5),
     ):
         if some:
             cells = [_cell([t.spent[s] for t in some if s in t.spent], share) for s in [*shown, "all"]]
@@ -94,7 +94,7 @@ def _cell(samples: Sequence[float], share: float) -> str:
 
 
 def main() -> None:
-    """Measure the kinds that were asked for; write a section for each."""
+    """Measure the selected kinds; write a section for each."""
     root = install.with_operator()
     cluster = kind.create()
     acts: dict[str, Act] = {

@@ -1,4 +1,4 @@
-"""Jobs on the kind cluster whose recovery is measured, and what they need around them."""
+"""Jobs on the kind cluster whose recovery is measured, and their namespace and volume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLAIM = "runs"
 def job(
     name: str, *args: str, nodes: tuple[str, ...], checkpoint: Json | None = None, **recovery: Any
 ) -> Json:
-    """A job of two replicas with one rank each on these nodes, restarted as often as it takes."""
+    """A job of two replicas with one rank each on these nodes, with a budget that is never spent."""
     wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
     apart = {
@@ -61,7 +61,7 @@ def job(
 
 @contextlib.contextmanager
 def namespace(root: Kubectl, name: str) -> Iterator[Kubectl]:
-    """A fresh namespace with the program in it; it goes afterwards."""
+    """A fresh namespace with the program in it; deleted afterwards."""
     root("delete", "namespace", name, "--ignore-not-found", "--wait=true")
     root.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     kubectl = replace(root, namespace=name)
@@ -77,7 +77,7 @@ def shared_volume(kubectl: Kubectl) -> Iterator[Json]:
     """The `checkpoint` part of a spec, on a folder that all nodes share."""
     name = f"{kubectl.namespace}-{_CLAIM}"
     everywhere = replace(kubectl, namespace=None)
-    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # of a run that was cut short
+    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # left by an interrupted run
     size = {"storage": "1Gi"}
     claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": name}
     volume = {

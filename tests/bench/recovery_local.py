@@ -1,7 +1,8 @@
 """A rank is killed under `dtj run` and under `torchrun`: the same script, the same machine, in turns.
 
-Two ranks in one agent, a checkpoint folder, so that torchrun's restarted ranks find their place again.
-`torchrun` as it comes shares one store among all restarts, not so with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+Two ranks in one agent, with a checkpoint folder so that torchrun's restarted ranks can resume. By default
+`torchrun` uses one store for all restarts; with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 each restart gets its
+own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LAUNCHERS: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
 
 
 def trains_again_at(books: Sequence[Sequence[Line]], killed: int, fault: float) -> float | None:
-    """When all ranks had done a step after the killed one began anew; None as long as one has not."""
+    """Time at which all ranks had done a step after the killed one restarted; None until then."""
     began = next((line.at for line in books[killed] if line.step is None and line.at > fault), None)
     if began is None:
         return None
@@ -58,7 +59,7 @@ def main() -> None:
                     seconds = kill(folder, number % RANKS)
                     print(name, number, seconds, flush=True)
                     if seconds is None:
-                        break  # it will not come back: the next run begins with a fresh one
+                        break  # it will not recover: the next kill needs a fresh run
                     taken[name].append(seconds)
     rows = [[name, tried[name], tried[name] - len(some), *_spread(some)] for name, some in taken.items()]
     head = ["launcher", "kills", f"not training again after {_WITHIN_S:.0f} s", "p50, s", "p99, s"]
@@ -67,7 +68,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def running(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Path]:
-    """The program under a launcher, until all ranks have trained; gives the folder with their books."""
+    """Start the program under a launcher, wait until all ranks train; yields the folder with their books."""
     with tempfile.TemporaryDirectory(prefix="dtj-recovery-") as name:
         folder = Path(name)
         variables = {"OMP_NUM_THREADS": "1", "DTJ_CHECKPOINT_DIR": str(folder / "saved"), **env}
@@ -83,7 +84,7 @@ def running(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Path]:
                 raise RuntimeError(f"{words[0]} never trained: {(folder / 'log').read_text()[-2000:]}")
             yield folder
         finally:
-            launcher.terminate()  # its ranks are sessions of their own: only it can end them all
+            launcher.terminate()  # only it can stop its ranks: they are in other sessions
             launcher.wait(_WITHIN_S)
 
 
@@ -97,7 +98,7 @@ def kill(folder: Path, rank: int) -> float | None:
 
 
 def until_trained(folder: Path, rank: int, since: float) -> float | None:
-    """Poll the books until `trains_again_at` has an answer; None where it does not come in time."""
+    """Poll the books until `trains_again_at` returns a time; None if it does not in time."""
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
         books = [parse(book(folder, each)) for each in range(RANKS)]
@@ -109,13 +110,13 @@ def until_trained(folder: Path, rank: int, since: float) -> float | None:
 
 
 def book(folder: Path, rank: int) -> str:
-    """What a rank has noted so far."""
+    """The book of a rank so far."""
     path = folder / "saved" / f"book-{rank}.txt"
     return path.read_text() if path.exists() else ""
 
 
 def pids(folder: Path, rank: int) -> list[int]:
-    """Of the processes that were this rank, the newest last."""
+    """Process ids of this rank, the newest last."""
     return [int(line.split()[2]) for line in book(folder, rank).splitlines() if " start " in line]
 
 

@@ -1,4 +1,4 @@
-"""Nodes lose power under several jobs at once, each of which has one of its two pods there."""
+"""A node loses power under several jobs, each of which has one of its two pods there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.bench.recovery_trial import TROUBLE, Job, Trial
 from tests.cluster import faults
 from tests.cluster.kind import Cluster
 
-JOBS = 5  # beside each other: more of them would measure how long many imports take on one machine
-_MORE_ROUNDS = 2  # for those that brought nothing
+JOBS = 5  # at the same time; with more of them, the imports on one machine would dominate
+_MORE_ROUNDS = 2  # extra rounds for those without a result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,16 @@ class Victim:
 
 
 def lost_nodes(cluster: Cluster, make: Callable[[str], Job], *, losses: int) -> Iterator[Trial]:
-    """One trial for each lost pod, until there are so many; new jobs once the node is back.
+    """One trial for each lost pod, until there are `losses`; new jobs once the node is back.
 
-    A round that cannot be begun is told of and left out. A node that does not come back ends it all.
+    A round that cannot start is reported and skipped. A node that does not come back ends the benchmark.
     """
     node, found = cluster.workers[1], 0
     for number in range(-(-losses // JOBS) + _MORE_ROUNDS):
         if found >= losses:
             return
         began = time.monotonic()
-        # A node is ready a moment before pods are let onto it again.
+        # A node is ready a moment before its taints are removed.
         cluster.kubectl.until("node", node, lambda seen: not seen["spec"].get("taints"))
         jobs = [make(f"node-{number}-{index}") for index in range(JOBS)]
         try:
@@ -53,13 +53,13 @@ def lost_nodes(cluster: Cluster, make: Callable[[str], Job], *, losses: int) -> 
 
 
 def _settled(jobs: Sequence[Job], node: str) -> list[Victim]:
-    """Wait until the jobs train; those whose pods are spread over both nodes, by their pod on this one."""
+    """Wait until the jobs train; return the pods on this node of jobs that run on both nodes."""
     found = []
     for job in jobs:
         try:
             job.settle()
             there = [pod for pod in job.pods if job.node(pod) == node]
-            if len(there) == 1:  # else nobody survives, or nothing is lost
+            if len(there) == 1:  # otherwise no rank survives, or none is lost
                 found.append(Victim(job=job, pod=there[0], uid=job.uid(there[0])))
             else:
                 print(f"{job.name}: {len(there)} of its pods are on {node}, left out", flush=True)
@@ -76,7 +76,7 @@ def _lose(cluster: Cluster, node: str, victims: Sequence[Victim]) -> Iterator[Tr
             for wait in as_completed(waits):
                 print(f"{waits[wait].pod}: {wait.result()}", flush=True)
                 yield wait.result()
-            for each in victims:  # nothing of it is left when the node comes back
+            for each in victims:  # so that none of its pods is left when the node comes back
                 each.job.delete_job()
 
 

@@ -1,7 +1,8 @@
 """A rank is killed five times in each job, under our operator and under Kubeflow's PyTorchJob operator.
 
-Both run the same program, in two pods of the same image on the same nodes. Where nobody heals, the kubelets
-restart the containers: of the killed rank, and of its peer, which ends when it loses the connection.
+Both run the same program, in two pods of the same image on the same nodes. PyTorchJob does not recover ranks:
+the kubelets restart the containers of the killed rank and of its peer, which exits when it loses the
+connection.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from tests.support.kubectl import Json, Kubectl
 
 NAMESPACE = "bench-recovery-peer"
 JOBS, KILLS = 4, 5
-AT_ONCE = 2  # jobs beside each other: the peer's mostly wait
+AT_ONCE = 2  # jobs at the same time: the peer's mostly wait
 WITHIN_S = 600.0
-LOOK_S = 2.0  # what is measured comes from time stamps
+LOOK_S = 2.0  # polling interval only; the results come from time stamps
 QUIET_S = 2.0  # of training between two kills
-# Theirs waits in an image that has to be pulled; this one is on the nodes already.
+# The default init container uses an image that has to be pulled; this one is already on the nodes.
 INIT_CONTAINER = f"""
 - name: wait-for-master
   image: {TRAINER}
@@ -41,7 +42,7 @@ INIT_CONTAINER = f"""
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Whose jobs are measured, and what its pods are called: {{}} stands for the job's name."""
+    """An operator whose jobs are measured; in the names of its pods, {{}} is the job's name."""
 
     name: str
     kind: str
@@ -55,7 +56,7 @@ class System:
         template = copy.deepcopy(ours["spec"]["template"])
         container = template["spec"]["containers"][0]
         container |= {
-            "name": "pytorch",  # the name by which theirs knows the container to wire up
+            "name": "pytorch",  # their operator sets the environment of the container with this name
             "imagePullPolicy": "Never",
             "command": ["python", *container.pop("args")[1:]],
             "env": [{"name": "LOCAL_RANK", "value": "0"}],
@@ -64,9 +65,7 @@ class System:
 
 
 OURS = System(name="DistributedTrainingJob", kind="dtj", pods=("{}-0", "{}-1"))
-THEIRS = System(
-    name=f"PyTorchJob {pytorchjob.VERSION}", kind="pytorchjob", pods=("{}-master-0", "{}-worker-0")
-)
+THEIRS = System(name=pytorchjob.NAME, kind="pytorchjob", pods=("{}-master-0", "{}-worker-0"))
 
 
 def main() -> None:
@@ -91,7 +90,7 @@ def measure(cluster: Cluster, kubectl: Kubectl, system: System) -> list[list[flo
 
 
 def one_job(cluster: Cluster, kubectl: Kubectl, system: System, name: str) -> list[float]:
-    """Kill the ranks of a job in turns; ends at the first one after which it never trains again."""
+    """Kill the ranks of a job in turns; stops after the first kill from which it does not recover."""
     pods = [pod.format(name) for pod in system.pods]
     kubectl.apply(system.manifest(name, cluster.workers))
     found: list[float] = []
@@ -113,7 +112,7 @@ def one_job(cluster: Cluster, kubectl: Kubectl, system: System, name: str) -> li
 
 
 def until_trained(kubectl: Kubectl, pods: Sequence[str], victim: str, fault: float) -> float | None:
-    """Seconds until all ranks have done a new step; None where that does not come in time."""
+    """Seconds until all ranks have done a new step; None if they do not in time."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
         time.sleep(LOOK_S)

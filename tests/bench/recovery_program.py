@@ -1,7 +1,7 @@
-"""Trains next to nothing inside a pod, and says when it got where: what recovery is measured with.
+"""A minimal training program inside a pod that logs its progress; recovery is measured with it.
 
 The log has `began`, `joined` (all ranks found each other) and `did step N`. In a checkpoint folder the file
-book-<rank>.txt gets a line with the time for each start of the process and each step: it outlives pods.
+book-<rank>.txt gets a line with the time for each start of the process and each step; it survives the pod.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import dtj
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10**9)
-parser.add_argument("--step-s", type=float, default=0.1, help="seconds of pretended work in a step")
+parser.add_argument("--step-s", type=float, default=0.1, help="seconds of sleep in a step")
 given = parser.parse_args()
 
 FOLDER = os.environ.get("DTJ_CHECKPOINT_DIR")
@@ -23,7 +23,7 @@ BOOK = Path(FOLDER) / f"book-{os.environ['RANK']}.txt" if FOLDER else None
 
 
 def tell(what: str, note: str) -> None:
-    """For the log, and for the book."""
+    """Write to the log, and to the book."""
     print(what, flush=True)
     if BOOK:
         BOOK.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""What logs and watches say of a recovery -> when each part of it was over. Pure; seconds since 1970.
+"""Logs and watches of a recovery -> when each of its stages ended. Pure; seconds since 1970.
 
     fault -> detected -> decided -> pod runs -> program begins -> ranks joined -> first new step on all ranks
 
-Every clock is the same machine's: the nodes are containers of it.
+All times are from one machine's clock: the nodes are containers on it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 
 STAGES = ("detect", "decide", "pod runs", "program begins", "rendezvous", "first step")
 RANK, HANG, POD, NODE = "rank", "hang", "pod", "node"
-# The agents' words by which they show that they know.
+# Lines that show that the agents know of the fault.
 _DETECTED = {
     RANK: re.compile(r"dtj: rank \d+ (was killed|failed|exited)"),
     HANG: re.compile(r"dtj: no step for \d+ s: the stacks of all ranks follow"),
@@ -34,10 +34,10 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a watch has shown of a replacement, of a lost node and of its job; None where there is none yet.
+    """What a watch has shown of a replacement, of a lost node and of its job; None if not seen yet.
 
-    unready  the node: Kubernetes calls it so
-    blamed   it is what the job recovers from, by its status: the operator did not wait for Kubernetes
+    unready  Kubernetes reported the node NotReady
+    blamed   the job's status blames the node: the operator did not wait for Kubernetes
     """
 
     unready: float | None = None
@@ -59,9 +59,9 @@ def parse(log: str) -> list[Line]:
 def marks(
     kind: str, *, fault: float, victim: str, logs: Mapping[str, Sequence[Line]], seen: Seen
 ) -> dict[str, float] | None:
-    """When each stage was over, in order; None as long as not all ranks have done a new step.
+    """When each stage ended, in order; None until all ranks have done a new step.
 
-    victim  the pod whose rank was lost; its log is that of the pod that runs now
+    victim  the pod whose rank was lost; its log is that of the replacement
     logs    of all pods of the job
     """
     after = {pod: [line for line in lines if line.at > fault] for pod, lines in logs.items()}
@@ -91,7 +91,7 @@ def marks(
 
 
 def stages(fault: float, found: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each stage, and of `all`; one that was over before the stage before it took no time."""
+    """Seconds of each stage, and of `all`; a stage that ended before the previous one took no time."""
     spent, at = {}, fault
     for stage in STAGES:
         if stage in found:

@@ -1,4 +1,4 @@
-"""A running job whose recovery is measured: what is done to it, and how long until it trains again."""
+"""A running job whose recovery is measured: injects the fault and measures the time until it trains again."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
 from tests.support.kubectl import Kubectl
 
-# What a fault that cannot be injected, or a job that does not get well before it, raises.
+# Raised if a fault cannot be injected, or if the job is not healthy before it.
 TROUBLE = (AssertionError, ClusterError, KeyError, TypeError, subprocess.TimeoutExpired)
 _WITHIN_S = {RANK: 60.0, POD: 120.0, HANG: 180.0, NODE: 180.0}
-_LOOK_S = {RANK: 0.5, POD: 0.5, HANG: 3.0, NODE: 3.0}  # what is measured comes from time stamps
+# Polling intervals only; the results come from time stamps.
+_LOOK_S = {RANK: 0.5, POD: 0.5, HANG: 3.0, NODE: 3.0}
 _QUIET_S = 2.0  # of training between two faults
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One fault. number: which of its job, from 1; spent: seconds by stage, and `all`; empty if stuck."""
+    """One fault. number: within its job, from 1; spent: seconds by stage, and `all`; empty if stuck."""
 
     number: int
     spent: dict[str, float]
@@ -34,7 +35,7 @@ class Trial:
 
 
 class Job:
-    """A running job and what can be done to it."""
+    """A running job and the faults that can be injected into it."""
 
     def __init__(self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str) -> None:
         self._cluster, self._kubectl, self._watch, self.name = cluster, kubectl, watch, name
@@ -42,24 +43,24 @@ class Job:
         kubectl.apply(job(name, nodes=cluster.workers))
 
     def settle(self) -> None:
-        """Wait until every pod trains and the operator trusts the agents to heal; then some seconds."""
+        """Wait until every pod trains and the operator uses scope Replica; then some seconds more."""
         for pod in self.pods:
             self._kubectl.follow(pod, "did step ")
         self._kubectl.until("dtj", self.name, lambda job: job["status"].get("recoveryScope") == "Replica")
         time.sleep(_QUIET_S)
 
     def signal(self, pod: str, name: str) -> float:
-        """Signal the pod's rank; the node's own clock says when."""
+        """Signal the pod's rank; return the time by the node's own clock."""
         return faults.send(self._cluster, faults.rank(self._cluster, self._kubectl, pod), name)
 
     def delete(self, pod: str) -> float:
-        """Take the pod away at once, as one that is lost; the time is that of the call."""
+        """Delete the pod immediately, as if it were lost; return the time of the call."""
         at = time.time()
         self._kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
         return at
 
     def recover(self, kind: str, victim: str, fault: float, before: str, node: str = "") -> dict[str, float]:
-        """Wait for the first new step of all ranks; seconds by stage, nothing where it does not come in time.
+        """Wait for the first new step of all ranks; return seconds by stage, empty if there is none in time.
 
         before  uid of the victim's old pod
         """
@@ -76,11 +77,11 @@ class Job:
         return {}
 
     def uid(self, pod: str) -> str:
-        """Of the pod as it is now."""
+        """Uid of the current pod."""
         return str((self._kubectl.get("pod", pod) or {})["metadata"]["uid"])
 
     def node(self, pod: str) -> str:
-        """Where the pod runs."""
+        """Node of the pod."""
         return str((self._kubectl.get("pod", pod) or {})["spec"]["nodeName"])
 
     def delete_job(self) -> None:
@@ -88,7 +89,7 @@ class Job:
 
 
 def log_since(kubectl: Kubectl, pod: str, since: float) -> list[Line]:
-    """What there is of its log; a pod that still stands on a dead node has none to give."""
+    """The pod's log; empty for a pod on a dead node."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since - 1))
     words = ("logs", pod, "--timestamps", f"--since-time={stamp}", "--request-timeout=10s")
     return parse(kubectl(*words, check=False))

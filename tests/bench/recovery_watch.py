@@ -1,4 +1,4 @@
-"""When pods of the namespace were born and ran, nodes fell silent and jobs blamed them, as watches saw it."""
+"""When pods were created and ran, nodes became NotReady and jobs blamed them, as seen by watches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watch:
             thread.join()
 
     def replacement(self, pod: str, *, besides: str, node: str, since: float) -> Seen:
-        """What is known of the newest pod of this name, unless it is the old one, and of a node."""
+        """What is known of a node, and of the newest pod of this name unless it is the old one."""
         uid = next((uid for uid in reversed(self._pods.get(pod, [])) if uid != besides), "")
         blamed = self._blamed.get((pod.rpartition("-")[0], node), [])
         return Seen(
@@ -59,7 +59,7 @@ class Watch:
             command = kubectl.command("get", kind, "-o", "json", "--watch", "--output-watch-events")
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as call:
                 self._calls[kind] = call
-                if self._is_over.is_set():  # it began just then, and nobody else ends it
+                if self._is_over.is_set():  # started a moment ago, and only this thread stops it
                     call.kill()
                 assert call.stdout
                 for line in call.stdout:  # one event each

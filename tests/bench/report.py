@@ -1,6 +1,7 @@
 """Benchmark results: shown as Markdown, written into docs/benchmarks.md between markers.
 
-No number reaches the page by hand: `write` replaces the section of one benchmark with what this run measured.
+No number on the page is written by hand: `write` replaces the section of one benchmark with the results of
+this run.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def seconds(samples: Sequence[float]) -> str:
-    """Return median and range of some seconds, say `1.2 (1.1-1.4)`."""
+    """Return median and range of some seconds, for example `1.2 (1.1-1.4)`."""
     return f"{statistics.median(samples):.2f} ({min(samples):.2f}-{max(samples):.2f})"
 
 
 def circumstances() -> str:
     """Return one line: when, on what machine, at which commit."""
     commit = _git("describe", "--always")
-    # The page itself is no part of what was measured: the section before has just been written.
+    # Ignore changes of the page itself: the previous benchmark has just written its section.
     if _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE.relative_to(ROOT)}"):
         commit += "-dirty"
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -46,7 +47,7 @@ def _git(*words: str) -> str:
 
 
 def write(name: str, text: str) -> None:
-    """Replace the section `name` of the page; raises ValueError where the page has no such section."""
+    """Replace the section `name` of the page; raises ValueError if the page has no such section."""
     page = PAGE.read_text()
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)

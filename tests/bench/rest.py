@@ -1,4 +1,4 @@
-"""The API server over plain HTTP, as little as a benchmark needs: post, delete collections, count a watch."""
+"""A minimal API client for benchmarks, over plain HTTP: post, delete collections, count watch events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rest:
         self._session = session
 
     async def post_all(self, bodies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Post (path, body) pairs over CONNECTIONS connections, in order of their start."""
+        """Post (path, body) pairs over CONNECTIONS connections, started in order."""
         queue = iter(bodies)
 
         async def sender() -> None:
@@ -36,14 +36,14 @@ class Rest:
                 group.create_task(sender())
 
     async def list(self, path: str) -> dict[str, Any]:
-        """Return a list, or one object, as it is."""
+        """Return a list, or one object, unchanged."""
         async with self._session.get(path) as answer:
             answer.raise_for_status()
             listed: dict[str, Any] = await answer.json()
             return listed
 
     async def delete_all(self, path: str) -> None:
-        """Delete a collection at once, without grace."""
+        """Delete a collection immediately, without grace period."""
         async with self._session.delete(path, params={"gracePeriodSeconds": "0"}) as answer:
             answer.raise_for_status()
 
@@ -62,7 +62,7 @@ class Rest:
                 group.create_task(sender())
 
     async def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge a patch and return what became of the object."""
+        """Apply a merge patch and return the changed object."""
         content = {"Content-Type": "application/merge-patch+json"}
         async with self._session.patch(path, data=json.dumps(body), headers=content) as answer:
             answer.raise_for_status()
@@ -72,7 +72,7 @@ class Rest:
     async def watch(
         self, path: str, version: str, **query: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """Yield (type, object) from `version` on, without end: a busy API server cuts watches, they go on."""
+        """Yield (type, object) from `version` on, endlessly; restarts a watch that a busy API server cuts."""
         while True:
             params = {**query, "watch": "true", "resourceVersion": version}
             async with self._session.get(path, params=params) as answer:
@@ -85,7 +85,7 @@ class Rest:
                     yield event["type"], event["object"]
 
     async def until_running(self, path: str) -> None:
-        """Return once every pod that is there now runs."""
+        """Return once every existing pod runs."""
         listed = await self.list(path)
         waiting = {pod["metadata"]["name"] for pod in listed["items"] if pod["status"]["phase"] == "Pending"}
         if not waiting:

@@ -1,7 +1,7 @@
 """A control plane without kubelets: etcd, API server, scheduler, controllers, and KWOK's nodes, as processes.
 
-Cheap and the same everywhere, and the operator is a process whose memory and CPU can be asked for. What it
-cannot show is a container that starts: `first_step` and `demo` use the real cluster for that.
+It is cheap and the same everywhere, and the operator is a process whose memory and CPU can be read. It cannot
+start containers: `first_step` and `demo` use the real cluster for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SERVICES = f"/api/v1/namespaces/{NAMESPACE}/services"
 POLICIES = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 JOBS = f"/apis/dtj.dev/v1alpha1/namespaces/{NAMESPACE}/distributedtrainingjobs"
 READS = ("get", "list", "watch")
-# What the operator is started with: its own default, stated because results depend on it.
+# Flags of the operator: its defaults, stated because results depend on them.
 REQUESTS_PER_S = 500
 
 
@@ -42,12 +42,12 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def operator(self) -> AsyncIterator[Operator]:
-        """Have our operator, with the rights that the chart gives it, its caches filled."""
+        """Run our operator, with the permissions of the chart and with filled caches."""
         async with process.running(self.plane, rate=REQUESTS_PER_S) as operator:
             yield operator
 
     def requests(self, user: str = controlplane.OPERATOR_USER) -> Requests:
-        """Return what a user has asked the API server for, up to now."""
+        """Return the requests of a user to the API server so far."""
         return Requests(self.plane.folder / "audit.log", user)
 
 
@@ -59,7 +59,7 @@ class Requests:
         self._offset = log.stat().st_size if log.exists() else 0
 
     def since(self) -> Counter[tuple[str, str]]:
-        """Return the requests since this object was made; leases are not counted."""
+        """Return the requests since this object was created; Leases are not counted."""
         counted: Counter[tuple[str, str]] = Counter()
         with self._log.open("rb") as log:
             log.seek(self._offset)
@@ -75,7 +75,7 @@ class Requests:
 
 
 def writes(counted: Counter[tuple[str, str]]) -> int:
-    """How many of them change something."""
+    """Number of requests that write."""
     return sum(number for (verb, _), number in counted.items() if verb not in READS)
 
 
@@ -83,7 +83,7 @@ def writes(counted: Counter[tuple[str, str]]) -> int:
 async def running(*, nodes: int = 10, scheduler_qps: int = 50) -> AsyncIterator[Rig]:
     """Start everything but an operator.
 
-    scheduler_qps  the scheduler's client rate; its default is 50, which holds large numbers of pods up
+    scheduler_qps  the scheduler's client rate; its default of 50 delays large numbers of pods
     """
     with (
         tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder,

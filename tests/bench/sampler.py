@@ -1,4 +1,4 @@
-"""What it costs a rank to know its next samples: the order of dtj, and torch's DistributedSampler."""
+"""Cost of finding the next samples of a rank: with dtj, and with torch's DistributedSampler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.bench import report
 RANKS, BATCH = 8, 512
 BATCHES, RUNS = 640, 5
 SIZES = (10**5, 10**7, 10**9)
-TOO_LARGE = 10**9  # a list of so many Python integers takes 40 GB
+TOO_LARGE = 10**9  # a list of 1e9 Python integers takes 40 GB
 
 
 class Numbers:
-    """A data set of a length only."""
+    """A data set that has only a length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def row(length: int) -> list[object]:
-    """Both for a data set of this length."""
+    """Measure both for a data set of this length."""
     ours_s, ours_mb = cost(lambda: ask_feed(length))
     cells = [f"{length:.0e}".replace("e+0", "e"), f"{1000 * ours_s / BATCHES:.3f}", f"{ours_mb:.1f}"]
     if length >= TOO_LARGE:
@@ -73,14 +73,14 @@ def ask_feed(length: int) -> None:
 
 
 def ask_sampler(length: int) -> None:
-    """What has to happen before the first batch of an epoch."""
+    """The work before the first batch of an epoch."""
     sampler: DistributedSampler[int] = DistributedSampler(Numbers(length), num_replicas=RANKS, rank=3)  # type: ignore[arg-type]
     sampler.set_epoch(1)
     next(iter(sampler))
 
 
 def cost(act: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds, and the peak of memory beside what was there, in MB."""
+    """Median seconds, and the peak of additional memory in MB."""
     took = []
     for _ in range(RUNS):
         began = time.perf_counter()

@@ -1,6 +1,7 @@
-"""[S] 10,000 jobs: the operator on the streams of a cluster that is only told of. Its answers are made up.
+"""[S] 10,000 jobs: the operator on the watch streams of a simulated cluster.
 
-A process of real API servers would not fit beside it; what the operator reads, keeps and decides is the same.
+A real API server would not fit beside it on this machine; what the operator reads, keeps and decides is the
+same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.integration.operator.process import Operator
 MANY, REPLICAS = 10_000, 8
 EVENTS, PER_S = 20_000, 1000
 FAILURES = 200
-BOOKMARK_S = 20.0  # the operator takes a stream for dead that says nothing
+BOOKMARK_S = 20.0  # the operator treats a silent stream as dead
 NAMESPACE = rig.NAMESPACE
 GROUP = "/apis/dtj.dev/v1alpha1"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{process.NAMESPACE}/leases"
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 async def measure() -> list[object]:
-    """Return the only row."""
+    """Return the row of the table."""
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
         async with _serving() as cluster:
             plane = cast(ControlPlane, Pretended(folder=Path(folder), url=cluster.url))
@@ -87,7 +88,7 @@ async def measure() -> list[object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretended:
-    """Where the operator finds its API server."""
+    """The simulated API server's address."""
 
     folder: Path
     url: str
@@ -109,7 +110,7 @@ class Pretended:
 
 @dataclass
 class Cluster:
-    """What is told of the cluster: every pod runs, but for those in `pods`, which holds what has changed."""
+    """The simulated cluster: every pod runs, except those in `pods`, which holds the changes."""
 
     url: str = ""
     version: int = 1_000_000
@@ -117,7 +118,7 @@ class Cluster:
     pods: dict[str, Json] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)  # of jobs
     lease: Json | None = None
-    written: int = 0  # requests that change something, leases aside
+    written: int = 0  # write requests, without Leases
     reborn: dict[str, float] = field(default_factory=dict)  # pod -> when its replacement was created
     streams: dict[str, list[asyncio.Queue[bytes]]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -144,7 +145,7 @@ class Cluster:
             self._children[kind] = json.dumps(child)
 
     def job(self, name: str) -> str:
-        """Return a job with the status that the operator has given it."""
+        """Return a job with the status that the operator wrote."""
         text = self._job.replace("JOB", name).replace("UID", _uid(name))
         text = text.replace("VERSION", str(self.versions.get(name, 1)))
         return text.replace('"STATUS"', json.dumps(self.statuses.get(name, {})))
@@ -162,7 +163,7 @@ class Cluster:
         return self._children[kind].replace("JOB", name).replace("UID", _uid(name))
 
     def everything(self, kind: str) -> tuple[Sequence[str], Callable[[str], str]]:
-        """Return the names of a collection, and what makes an object of a name."""
+        """Return the names of a collection, and the function that builds an object from a name."""
         match kind:
             case "distributedtrainingjobs":
                 return self._jobs, self.job
@@ -178,7 +179,7 @@ class Cluster:
         return self.version
 
     def tell(self, kind: str, event: str, seen: str) -> None:
-        """Send an event to all who watch."""
+        """Send an event to all watches."""
         line = f'{{"type": "{event}", "object": {seen}}}\n'.encode()
         for stream in self.streams.get(kind, ()):
             stream.put_nowait(line)
@@ -286,7 +287,7 @@ def _uid(job: str) -> str:
 
 
 def _job() -> Json:
-    """A job with words in the place of what differs."""
+    """A job with placeholders for the parts that differ."""
     made = fleet.job(0)
     meta = {
         "name": "JOB",
@@ -299,7 +300,7 @@ def _job() -> Json:
 
 
 def _merge(old: Json, patch: Json) -> Json:
-    """RFC 7386."""
+    """JSON merge patch, RFC 7386."""
     merged = dict(old)
     for name, value in patch.items():
         if value is None:
@@ -312,7 +313,7 @@ def _merge(old: Json, patch: Json) -> Json:
 
 
 async def _calm(cluster: Cluster, operator: Operator) -> None:
-    """Wait until nothing has been written for a while and no job waits to be looked at."""
+    """Wait until nothing has been written for a while and no job waits to be reconciled."""
     before = -1
     while before != cluster.written or (await usage(operator)).waiting:
         before = cluster.written
@@ -320,7 +321,7 @@ async def _calm(cluster: Cluster, operator: Operator) -> None:
 
 
 async def _cpu_ms(cluster: Cluster, operator: Operator, change: Callable[[Json], Json]) -> float:
-    """Tell of changes of pods of different jobs at a steady rate; return the operator's CPU an event."""
+    """Send changes of pods of different jobs at a steady rate; return the operator's CPU time per event."""
     idle = (await usage(operator)).cpu_s
     await asyncio.sleep(10)
     idle_per_s = ((await usage(operator)).cpu_s - idle) / 10
@@ -338,7 +339,7 @@ async def _cpu_ms(cluster: Cluster, operator: Operator, change: Callable[[Json],
 
 
 def _flip(old: Json) -> Json:
-    """Another of the pod's conditions: something that a decision may depend on."""
+    """Change a condition of the pod, which a decision may depend on."""
     old["status"]["conditions"][0]["message"] = "said something"
     return old
 

@@ -1,4 +1,4 @@
-"""Throughput of the verbs of Run against a DDP loop written by hand: same model, data, ranks and process."""
+"""Throughput of the verbs of Run and of hand-written DDP loops: same model, data, ranks and process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row(model: str, size: int) -> list[object]:
     program = ranks.PROGRAMS / "throughput.py"
     blocks: dict[str, list[float]] = {loop: [] for loop in ("ours", "bare", "usual")}
     for first in range(len(blocks)):
-        # While the others have their turn, no step of this one is a hang.
+        # While the other loops have their turn, this one makes no step; that is not a hang.
         command = [*ranks.DTJ, "--nproc", size, program, model, first]
         found = ranks.numbers(command, DTJ_HANG_SECONDS="600")
         for loop, took in blocks.items():
@@ -52,7 +52,7 @@ def row(model: str, size: int) -> list[object]:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
-    """Their time by ours, block by block: the median, and the middle half."""
+    """Their time divided by ours, block by block: the median, and the middle half."""
     ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
     quarter = len(ratios) // 4
     return f"{statistics.median(ratios):.3f} ({ratios[quarter]:.3f}-{ratios[-1 - quarter]:.3f})"

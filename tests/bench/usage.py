@@ -1,4 +1,4 @@
-"""What an operator process costs, by its own /metrics."""
+"""CPU and memory of an operator process, from its own /metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.operator.process import Operator
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """CPU seconds so far; resident memory and jobs that wait for a worker, now."""
+    """CPU seconds so far; current resident memory and jobs that wait for a worker."""
 
     cpu_s: float
     resident_mib: float
@@ -21,7 +21,7 @@ class Usage:
 
 
 async def usage(operator: Operator) -> Usage:
-    """Ask the operator."""
+    """Read the operator's metrics."""
     url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         text = await answer.text()
@@ -42,5 +42,5 @@ def resident_mib(pid: int) -> float:
     """Return the resident memory of any process."""
     status = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-    assert match, f"process {pid} is not there"
+    assert match, f"process {pid} does not exist"
     return int(match[1]) / 2**10

@@ -1,1 +1,1 @@
-"""What must hold whatever happens to the operator, and a witness that watches whether it does."""
+"""Invariants that hold whatever happens to the operator, and a witness that checks them."""

@@ -1,4 +1,4 @@
-"""A wall clock that tests set: Debian's libfaketime before a process that knows nothing of it."""
+"""A wall clock that tests can set: Debian's libfaketime, preloaded into an unmodified process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.cluster import debian
 
-MISSING = "the operator's clock cannot be set without libfaketime: sudo apt-get install libfaketime"
+MISSING = "setting the operator's clock needs libfaketime: sudo apt-get install libfaketime"
 
 
 @cache
 def library() -> Path | None:
-    """Return the library, installed if we may; None where it cannot be had."""
+    """Return the library, installed if permitted; None if it is not available."""
     places = ("lib/*/faketime", "lib64/faketime", "lib/faketime")
     for attempt in ("look", "install"):
         found = [each for place in places for each in Path("/usr").glob(f"{place}/libfaketimeMT.so.1")]
@@ -24,7 +24,7 @@ def library() -> Path | None:
 
 
 class Clock:
-    """The wall clock of processes that are started with `environment`; their monotonic clock stays honest."""
+    """The wall clock of processes started with `environment`; their monotonic clock is not changed."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "clock-offset"
@@ -38,7 +38,7 @@ class Clock:
         self.environment = faked if library() else {}
 
     def shift(self, hours: float) -> None:
-        """Set the clock this many hours off the true time, from now on."""
+        """Set the clock this many hours off the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{hours * 3600:+.0f}\n")
         new.replace(self._file)

@@ -1,7 +1,7 @@
-"""What can go wrong, one function a fault: to operators, to their way to the API server, to pods and jobs.
+"""Faults, one function each: in operators, their connections to the API server, pods and jobs.
 
-A fault draws its own victim from the seeded generator, and says whether there was one. All that lasts is
-taken back by `Chaos.relent`.
+A fault draws its own victim from the seeded generator, and returns whether there was one. `Chaos.relent` ends
+all faults that last.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
 
 @dataclass
 class Chaos:
-    """The stage: everything that faults happen to.
+    """Everything that faults can affect.
 
-    proxies    one before each operator
+    proxies    one in front of each operator
     operators  in the order of the proxies
-    made       how many jobs have been made so far
+    made       number of jobs created so far
     """
 
     plane: ControlPlane
@@ -46,7 +46,7 @@ class Chaos:
     suspended: set[str] = field(default_factory=set)
 
     async def relent(self) -> None:
-        """Take back all that lasts: from now on nothing goes wrong any more."""
+        """End all faults that last; no new ones follow."""
         self.clock.shift(0)
         for proxy in self.proxies:
             proxy.clear()
@@ -61,11 +61,11 @@ class Chaos:
             await self.kubelet.release(name)
 
     def path(self, folder: str, name: str) -> str:
-        """Return where an object of the namespace is."""
+        """Return the path of an object of the namespace."""
         return f"{folder.format(self.namespace)}/{name}"
 
     async def make(self, name: str = "") -> str:
-        """Create a job of one kind or another."""
+        """Create a job with a random specification."""
         name = name or f"job-{self.made}"
         self.made += 1
         rng = self.chance
@@ -91,13 +91,13 @@ class Chaos:
         return name
 
     async def some_job(self, *phases: str) -> str | None:
-        """Return the name of a job in one of these phases; None where there is none."""
+        """Return the name of a job in one of these phases; None if there is none."""
         jobs = await self.api.items(JOBS.format(self.namespace))
         fitting = [j["metadata"]["name"] for j in jobs if j.get("status", {}).get("phase", "") in phases]
         return self.chance.choice(fitting) if fitting else None
 
     def some_pod(self) -> str | None:
-        """Return the name of a pod that runs."""
+        """Return the name of a running pod."""
         fitting = sorted(name for name, pod in self.kubelet.pods.items() if runs(pod))
         return self.chance.choice(fitting) if fitting else None
 
@@ -107,7 +107,7 @@ INJECTIONS: dict[str, tuple[int, Injection]] = {}
 
 
 def injection(weight: int) -> Callable[[Injection], Injection]:
-    """Make a fault one of those that are drawn from, so many times as likely as another."""
+    """Register a fault to be drawn, `weight` times as likely as the others."""
 
     def register(each: Injection) -> Injection:
         INJECTIONS[each.__name__] = weight, each
@@ -117,7 +117,7 @@ def injection(weight: int) -> Callable[[Injection], Injection]:
 
 
 def some_operator(stage: Chaos) -> Operator | None:
-    """Return one of the operators, whichever leads; None where the one that was drawn has ended."""
+    """Return one of the operators, leader or not; None if the drawn one has exited."""
     chosen = stage.chance.choice(stage.operators).now
     return None if chosen is None or chosen.process.returncode is not None else chosen
 
@@ -155,7 +155,7 @@ async def freeze_operator(stage: Chaos) -> bool:
 
 
 def refusing(name: str, status: int, *matches: Any, headers: tuple[tuple[str, str], ...] = ()) -> None:
-    """Register a fault: the API server, as one operator sees it, answers some calls like this."""
+    """Register a fault: for one operator, the API server answers some calls like this."""
 
     async def refuse(stage: Chaos) -> bool:
         times = stage.chance.randint(1, 4)
@@ -186,7 +186,7 @@ refusing("history_gone", 410, is_watch)
 
 @injection(2)
 async def delay(stage: Chaos) -> bool:
-    """Some requests come late."""
+    """Delay some requests."""
     late_s = stage.chance.uniform(0.2, 2.0)
     fault = Fault(lambda request: not is_watch(request), 0, times=stage.chance.randint(1, 10), late_s=late_s)
     stage.chance.choice(stage.proxies).inject(fault)
@@ -195,13 +195,13 @@ async def delay(stage: Chaos) -> bool:
 
 @injection(2)
 async def cut_watches(stage: Chaos) -> bool:
-    """Every watch of one operator breaks."""
+    """Cut every watch of one operator."""
     return stage.chance.choice(stage.proxies).cut_watches() > 0
 
 
 @injection(1)
 async def silence_watches(stage: Chaos) -> bool:
-    """Watches say nothing for a while, or speak again."""
+    """Silence the watches for a while, or end that."""
     proxy = stage.chance.choice(stage.proxies)
     proxy.silent = not proxy.silent
     return True
@@ -209,7 +209,7 @@ async def silence_watches(stage: Chaos) -> bool:
 
 @injection(1)
 async def mangle_watches(stage: Chaos) -> bool:
-    """Events are lost, doubled and reordered for a while, or told faithfully again."""
+    """Lose, duplicate and reorder events for a while, or end that."""
     proxy = stage.chance.choice(stage.proxies)
     cruel = losing(stage.chance, lost=0.1, doubled=0.1, swapped=0.1)
     proxy.mangle = cruel if proxy.mangle is faithful else faithful
@@ -218,28 +218,28 @@ async def mangle_watches(stage: Chaos) -> bool:
 
 @injection(1)
 async def set_clock(stage: Chaos) -> bool:
-    """The operators' clocks are an hour off, or right again."""
+    """Set the operators' clocks an hour off, or right again."""
     stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
     return bool(stage.clock.environment)
 
 
 @injection(1)
 async def compact_etcd(stage: Chaos) -> bool:
-    """History is forgotten."""
+    """Compact the history of etcd."""
     await asyncio.to_thread(stage.plane.compact)
     return True
 
 
 @injection(1)
 async def restart_apiserver(stage: Chaos) -> bool:
-    """SIGKILL, and all that it had in memory is gone; it takes seconds to come back."""
+    """SIGKILL the API server: its memory is lost, and it takes seconds to come back."""
     await asyncio.to_thread(stage.plane.restart, stage.plane.apiserver)
     return True
 
 
 @injection(1)
 async def take_rights(stage: Chaos) -> bool:
-    """The operators may do nothing for a moment."""
+    """Revoke the operators' permissions for a moment."""
     binding = await stage.api.get(BINDING)
     await stage.api.delete(BINDING)
     try:
@@ -252,7 +252,7 @@ async def take_rights(stage: Chaos) -> bool:
 
 @injection(5)
 async def crash_pod(stage: Chaos) -> bool:
-    """A rank ends in one of the bad ways."""
+    """A rank fails in one of several ways."""
     name = stage.some_pod()
     if name is not None:
         await stage.kubelet.finish(name, stage.chance.choice([1, 1, 75, 137]))
@@ -261,7 +261,7 @@ async def crash_pod(stage: Chaos) -> bool:
 
 @injection(3)
 async def finish_pod(stage: Chaos) -> bool:
-    """A rank is done."""
+    """A rank succeeds."""
     name = stage.some_pod()
     if name is not None:
         await stage.kubelet.finish(name)
@@ -270,7 +270,7 @@ async def finish_pod(stage: Chaos) -> bool:
 
 @injection(2)
 async def hold_pod(stage: Chaos) -> bool:
-    """A node takes its time to stop a pod, or has stopped it at last."""
+    """A node delays the end of a deleted pod, or finally ends it."""
     if stage.kubelet.holds and stage.chance.random() < 0.7:
         await stage.kubelet.release(stage.chance.choice(sorted(stage.kubelet.holds)))
         return True
@@ -282,7 +282,7 @@ async def hold_pod(stage: Chaos) -> bool:
 
 @injection(4)
 async def delete_pod(stage: Chaos) -> bool:
-    """Somebody deletes a pod."""
+    """A user deletes a pod."""
     name = stage.some_pod()
     if name is not None:
         await stage.api.delete(stage.path(PODS, name))
@@ -291,7 +291,7 @@ async def delete_pod(stage: Chaos) -> bool:
 
 @injection(2)
 async def relabel_pod(stage: Chaos) -> bool:
-    """Somebody edits a pod's labels."""
+    """A user edits a pod's labels."""
     name = stage.some_pod()
     changes: list[Json] = [
         {"dtj.dev/job-name": None},
@@ -307,7 +307,7 @@ async def relabel_pod(stage: Chaos) -> bool:
 
 @injection(2)
 async def spoil_network(stage: Chaos) -> bool:
-    """Somebody deletes or edits a Service or a NetworkPolicy."""
+    """A user deletes or edits a Service or a NetworkPolicy."""
     name = await stage.some_job("Running")
     if name is None:
         return False
@@ -323,7 +323,7 @@ async def spoil_network(stage: Chaos) -> bool:
 
 @injection(1)
 async def relabel_network(stage: Chaos) -> bool:
-    """Somebody takes our label off a Service or a NetworkPolicy."""
+    """A user removes our label from a Service or a NetworkPolicy."""
     name = await stage.some_job("Running")
     if name is not None:
         path = stage.path(stage.chance.choice([SERVICES, POLICIES]), name)
@@ -333,7 +333,7 @@ async def relabel_network(stage: Chaos) -> bool:
 
 @injection(2)
 async def stand_in_the_way(stage: Chaos) -> bool:
-    """Somebody else's Service has the name that the next job needs; it goes again, sooner or later."""
+    """A foreign Service has the name that the next job needs; it is deleted later."""
     if stage.strangers and stage.chance.random() < 0.6:
         await stage.api.delete(stage.strangers.pop())
         return True
@@ -345,7 +345,7 @@ async def stand_in_the_way(stage: Chaos) -> bool:
 
 @injection(3)
 async def delete_job(stage: Chaos) -> bool:
-    """Somebody deletes a job, and perhaps makes another of its name at once."""
+    """A user deletes a job, and perhaps immediately creates another with the same name."""
     name = await stage.some_job("Pending", "Starting", "Running", "Recovering", "Suspended", "Succeeded")
     if name is None:
         return False
@@ -357,7 +357,7 @@ async def delete_job(stage: Chaos) -> bool:
 
 @injection(2)
 async def suspend_job(stage: Chaos) -> bool:
-    """A job is suspended, or resumed."""
+    """A user suspends or resumes a job."""
     name = await stage.some_job("Running", "Starting", "Recovering", "Suspended")
     if name is None:
         return False

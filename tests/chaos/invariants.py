@@ -1,13 +1,13 @@
-"""The invariants, as a function over everything that the API server told of jobs and their children.
+"""The invariants, as a function over all events of jobs and their children from the API server.
 
 Resource versions order the events of all kinds, so the history is read as one sequence: each invariant is
-judged at the moment of the event that would break it.
+checked at the event that would break it.
 
-1. A rank never lives twice, and two attempts of a job never overlap.
-2. Restarts that count never exceed maxRestarts; counters and attempts never go back.
-3. Succeeded and Failed are final, and nothing is born for a job that is over or suspended.
-4. Nobody is told of a name conflict where nothing of somebody else's is in the way.
-5. In the end nothing is left of a job that is gone, and every job is where its spec says.
+1. A rank never runs twice at the same time, and two attempts of a job never overlap.
+2. Counted restarts never exceed maxRestarts; counters and attempts never decrease.
+3. Succeeded and Failed are final, and no pod is created for a job that is finished or suspended.
+4. A job reports a name conflict only if a foreign object has that name.
+5. In the end nothing is left of a deleted job, and every job is in the state that its spec asks for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESTING = (*FINAL, "Suspended")
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a watch: what happened to an object of some kind."""
+    """One watch event of an object of some kind."""
 
     kind: str
     type: str  # ADDED | MODIFIED | DELETED
@@ -33,18 +33,18 @@ class Event:
 
     @property
     def version(self) -> int:
-        """Return its place in history."""
+        """Return its resource version, which orders the history."""
         return int(self.object["metadata"]["resourceVersion"])
 
     @property
     def uid(self) -> str:
-        """Return whose history this is."""
+        """Return the uid of the object."""
         return str(self.object["metadata"]["uid"])
 
 
 @dataclass(kw_only=True)
 class Child:
-    """A pod, Service or NetworkPolicy: as it was born, and as it is."""
+    """A pod, Service or NetworkPolicy: as it was created, and as it is now."""
 
     kind: str
     born: Json
@@ -53,27 +53,27 @@ class Child:
 
     @property
     def owner(self) -> Json:
-        """Return the job that it was born for; empty where it is somebody else's."""
+        """Return the job that it was created for; empty if it has another owner."""
         return controller(self.born)
 
     @property
     def rank(self) -> str:
-        """Return its index at birth: labels can be edited afterwards."""
+        """Return its index at creation: labels can be edited afterwards."""
         return str(self.born["metadata"].get("labels", {}).get("dtj.dev/replica-index"))
 
     @property
     def attempt(self) -> str:
-        """Return its attempt at birth."""
+        """Return its attempt at creation."""
         return str(self.born["metadata"].get("labels", {}).get("dtj.dev/attempt"))
 
     @property
     def lives(self) -> bool:
-        """Whether something of it may still run."""
+        """Whether its containers may still run."""
         return not self.gone and self.now.get("status", {}).get("phase") not in FINAL
 
     @property
     def label(self) -> str:
-        """Return how it is called in a complaint."""
+        """Return its name in messages."""
         meta = self.born["metadata"]
         return f"{self.kind} {meta['namespace']}/{meta['name']} ({meta['uid'][:8]})"
 
@@ -85,18 +85,18 @@ class World:
     jobs: dict[str, Json] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     children: dict[str, Child] = field(default_factory=dict)
-    pods: dict[str, list[Child]] = field(default_factory=dict)  # by the uid of the job they were born for
+    pods: dict[str, list[Child]] = field(default_factory=dict)  # by the uid of the job they were created for
     in_the_way: set[tuple[str, str, str]] = field(default_factory=set)
 
     def add(self, child: Child, uid: str) -> None:
-        """Take a child in that was not there before."""
+        """Add a new child."""
         self.children[uid] = child
         if child.kind == POD and child.owner:
             self.pods.setdefault(child.owner["uid"], []).append(child)
 
 
 def violations(events: Iterable[Event]) -> list[str]:
-    """Return what was wrong at any moment of the history, in its order."""
+    """Return all violations at any moment of the history, in order."""
     world, found = World(), []
     for event in sorted(events, key=lambda each: each.version):
         complaints = _job(world, event) if event.kind == JOB else _child(world, event)
@@ -105,12 +105,12 @@ def violations(events: Iterable[Event]) -> list[str]:
 
 
 def remains(events: Iterable[Event]) -> list[str]:
-    """Return what is wrong with the last events of all objects: orphans, jobs not where they should be."""
+    """Return what is wrong at the end of the history: orphans, and jobs in a wrong state."""
     world = World()
     for event in sorted(events, key=lambda each: each.version):
         list(_job(world, event) if event.kind == JOB else _child(world, event))
     found = [
-        f"{child.label} is left of a job that is gone"
+        f"{child.label} is left of a deleted job"
         for child in world.children.values()
         if not child.gone and (owner := controller(child.now)) and owner["uid"] not in world.jobs
     ]
@@ -127,7 +127,7 @@ def _job(world: World, event: Event) -> Iterator[str]:
         world.gone.add(event.uid)
         return
     if event.uid in world.gone:
-        return  # a list that began before the end and came after it
+        return  # a list that started before the deletion and arrived after it
     world.jobs[event.uid] = now
     old, new = (before or {}).get("status", {}), now.get("status", {})
     if old.get("phase") in FINAL and new.get("phase") != old["phase"]:
@@ -136,13 +136,15 @@ def _job(world: World, event: Event) -> Iterator[str]:
         if _number(new, path) < _number(old, path):
             yield f"job {_name(now)}: {'.'.join(path)} went from {_number(old, path)} to {_number(new, path)}"
     counted = _number(new, ("restarts", "counted"))
-    recovery = (now.get("spec") or {}).get("recovery")  # a schema of another version may have let in anything
+    recovery = (now.get("spec") or {}).get(
+        "recovery"
+    )  # a schema of another version may have accepted anything
     most = recovery.get("maxRestarts", 10) if isinstance(recovery, dict) else 10
     if counted > max(most, _number(old, ("restarts", "counted"))):
         yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
     for condition in new.get("conditions", ()):
         if condition["reason"] == "NameConflict" and not _blocked(world, now, condition["message"]):
-            yield f"job {_name(now)} complains without reason: {condition['message']}"
+            yield f"job {_name(now)} reports a name conflict without one: {condition['message']}"
 
 
 def _child(world: World, event: Event) -> Iterator[str]:
@@ -163,24 +165,25 @@ def _birth(world: World, pod: Child) -> Iterator[str]:
     uid = pod.owner["uid"]
     for other in world.pods.get(uid, ()):
         if not controller(other.now):
-            continue  # somebody took it away from its job, and with it the operator's right to touch it
+            continue  # a user removed its owner, so the operator must not touch it
         if other.lives and other.rank == pod.rank:
-            yield f"{pod.label} is born while {other.label} of the same rank lives"
+            yield f"{pod.label} was created while {other.label} of the same rank was alive"
         elif other.lives and other.attempt != pod.attempt:
-            yield f"{pod.label} of attempt {pod.attempt} is born while {other.label} of {other.attempt} lives"
+            old = f"{other.label} of {other.attempt}"
+            yield f"{pod.label} of attempt {pod.attempt} was created while {old} was alive"
     phase = world.jobs.get(uid, {}).get("status", {}).get("phase")
     if phase in RESTING:
-        yield f"{pod.label} is born for a job that is {phase}"
+        yield f"{pod.label} was created for a job that is {phase}"
 
 
 def _blocked(world: World, job: Json, message: str) -> bool:
-    """Whether the object that the message names was ever somebody else's."""
+    """Whether the object that the message names ever had another owner."""
     kind, name = message.split()[:2]
     return (kind, job["metadata"]["namespace"], name) in world.in_the_way
 
 
 def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
-    """Return why the job is not where its spec says; empty where it is."""
+    """Return why the job is not in the state that its spec asks for; empty if it is."""
     spec, status = job.get("spec") or {}, job.get("status", {})
     phase, here = status.get("phase"), [pod for pod in pods if not pod.gone]
     network = {
@@ -192,21 +195,23 @@ def _astray(job: Json, pods: list[Child], children: list[Child]) -> str:
     }
     if phase in FINAL:
         leftover = [pod.label for pod in here if pod.lives and spec.get("cleanPodPolicy") != "None"]
-        return f"{phase}, and there are still {leftover or sorted(network)}" if leftover or network else ""
+        return f"{phase}, but still has {leftover or sorted(network)}" if leftover or network else ""
     if spec.get("suspend"):
         return (
-            "" if phase == "Suspended" and not here else f"to be suspended, is {phase} with {len(here)} pods"
+            ""
+            if phase == "Suspended" and not here
+            else f"should be suspended, is {phase} with {len(here)} pods"
         )
     running = [pod for pod in here if pod.now.get("status", {}).get("phase") in ("Running", "Succeeded")]
     if phase != "Running" or len(running) != spec.get("replicas", 1):
         blocked = [c["message"] for c in status.get("conditions", ()) if c["type"] == "PodsReady"]
-        return f"{phase} with {len(running)} pods that run or are done; it says {blocked}"
+        return f"{phase} with {len(running)} pods running or finished; PodsReady says {blocked}"
     missing = {SERVICE, POLICY} - network
     return f"runs without its {', '.join(sorted(missing))}" if missing else ""
 
 
 def controller(raw: Json) -> Json:
-    """Return the owner reference of the job that controls an object; empty where there is none."""
+    """Return the owner reference of the job that controls an object; empty if there is none."""
     owners: list[Json] = raw["metadata"].get("ownerReferences") or []
     return next((each for each in owners if each.get("controller") and each["kind"] == JOB), {})
 

@@ -1,8 +1,9 @@
-"""A seeded run: jobs come and go under two operators while everything that can goes wrong, many times over.
+"""A seeded run: jobs are created and deleted under two operators while every fault happens many times.
 
-Afterwards nothing goes wrong any more, and every job has to reach what its spec says; then all are done, and
-then all are deleted. The witness, who watched from before the first job, says what was wrong at any moment.
-The same seed draws the same faults; what they hit depends on how far the cluster is at that moment.
+Afterwards the faults stop, and every job has to reach the state that its spec asks for; then all jobs
+succeed, and then all are deleted. The witness, which watches from before the first job, reports all
+violations. The same seed draws the same faults; what they hit depends on the state of the cluster at that
+moment.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from tests.integration.operator import process
 from tests.support.faultproxy import FaultProxy
 
 Json = dict[str, Any]
-PAUSE_S = 0.4  # between two faults, at most: jobs must get somewhere, or there is nothing to destroy
+PAUSE_S = 0.4  # between two faults, at most: jobs need time to start
 SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
 
 
 @dataclass
 class Result:
-    """What came of a run.
+    """Result of a run.
 
-    faults       how often each fault found a victim
-    deaths       how often an operator's process ended
-    seconds      of the run, the settling included
-    violations   empty, if all is well
+    faults       how many times each fault found a victim
+    deaths       how many times an operator's process exited
+    seconds      of the run, including the time to settle
+    violations   empty if all is well
     """
 
     seed: int
@@ -66,9 +67,9 @@ async def run(
     jobs: int,
     without: frozenset[str] = frozenset(),
 ) -> Result:
-    """Have so many faults happen while about so many jobs are there; the operator's roles must be granted.
+    """Inject `faults` faults while about `jobs` jobs exist; the operator's roles must be granted.
 
-    without   names of faults that are left out
+    without   names of faults to leave out
     """
     began, result, chance = time.monotonic(), Result(seed), Random(seed)
     async with (
@@ -95,7 +96,7 @@ async def run(
 
 
 async def inject(stage: Chaos, result: Result, faults: int, jobs: int, without: frozenset[str]) -> None:
-    """Inject faults until so many have found a victim; whatever is drawn, there are jobs for them to hit."""
+    """Inject faults until enough have found a victim; keep enough jobs for them to hit."""
     names = [name for name in INJECTIONS if name not in without]
     weights = [INJECTIONS[name][0] for name in names]
     while result.faults.total() < faults:
@@ -103,23 +104,23 @@ async def inject(stage: Chaos, result: Result, faults: int, jobs: int, without: 
             if await alive(stage) < jobs:
                 await stage.make()
         (name,) = stage.chance.choices(names, weights)
-        # A victim may have gone a moment ago, or the server with it.
+        # The victim, or the server, may be gone by now.
         with contextlib.suppress(ApiError, KeyError, aiohttp.ClientError, OSError):
             result.faults[name] += await INJECTIONS[name][1](stage)
-        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # chance decides how far the cluster gets
+        await asyncio.sleep(stage.chance.uniform(0, PAUSE_S))  # a random time for the cluster to react
 
 
 async def alive(stage: Chaos) -> int:
-    """Return how many jobs are not over."""
+    """Return the number of unfinished jobs."""
     found = await stage.api.items(JOBS.format(stage.namespace))
     return sum(job.get("status", {}).get("phase") not in ("Succeeded", "Failed") for job in found)
 
 
 async def collect_garbage(stage: Chaos) -> None:
-    """Do what Kubernetes' garbage collector would: there is none here.
+    """Act as Kubernetes' garbage collector, which does not run here.
 
-    It takes only what the operator cannot see: children that somebody took the label off, whose job ended
-    or was deleted before it could look. Any other orphan is the operator's, and stays for the witness.
+    It deletes only what the operator cannot see: children whose label was removed, and whose job ended or was
+    deleted before the operator noticed. Any other orphan is the operator's fault, and stays for the witness.
     """
     jobs = {job["metadata"]["uid"] for job in await stage.api.items(JOBS.format(stage.namespace))}
     for folder in (PODS, SERVICES, POLICIES):
@@ -129,21 +130,21 @@ async def collect_garbage(stage: Chaos) -> None:
                 try:
                     await stage.api.delete(stage.path(folder, meta["name"]), gracePeriodSeconds=0)
                 except ApiError as error:
-                    if error.status != 404:  # the operator has seen it after all, and deleted it
+                    if error.status != 404:  # the operator saw it and deleted it
                         raise
 
 
 async def finish_all(stage: Chaos) -> None:
-    """Let every pod come to a good end, those that are made meanwhile too."""
+    """Let every pod succeed, also those that are created meanwhile."""
     while running := [name for name, pod in stage.kubelet.pods.items() if runs(pod)]:
         for name in running:
             with contextlib.suppress(ApiError, KeyError):
                 await stage.kubelet.finish(name)
-        await asyncio.sleep(0.1)  # for the kubelet to see it
+        await asyncio.sleep(0.1)  # until the kubelet sees it
 
 
 async def settled(witness: Witness, when: str) -> list[str]:
-    """Return what is still wrong once there was time enough."""
+    """Return what is still wrong after the deadline."""
     try:
         await witness.settled(within_s=SETTLE_S)
     except AssertionError as error:
@@ -160,7 +161,7 @@ async def stage_of(
     kubelet: kubelets.Kubelet,
     chance: Random,
 ) -> AsyncIterator[Chaos]:
-    """Have two operators, each behind a proxy of its own and with a clock that can be set."""
+    """Run two operators, each behind its own proxy and with a clock that can be set."""
     clock = Clock(folder)
     async with contextlib.AsyncExitStack() as stack:
         proxies = [

@@ -1,8 +1,8 @@
-"""Watches jobs and their children in one namespace from before the first of them, and remembers everything.
+"""Watches jobs and their children in one namespace from before the first job, and records everything.
 
-It reads the API server's own watch streams, straight and as admin: no proxy, no operator in between. When a
-stream breaks it lists again and goes on; what an object that vanished meanwhile looked like at its end is
-then not known, only that it is gone.
+It reads the API server's own watch streams, directly and as admin: no proxy or operator in between. When a
+stream breaks, it lists again and continues. Of an object that vanished meanwhile it then knows only that it
+is gone, not its last state.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FOLDERS = {JOB: JOBS, POD: PODS, SERVICE: SERVICES, POLICY: POLICIES}
 
 
 class Witness:
-    """What was seen.
+    """Everything recorded.
 
-    events   in the order of their arrival; `invariants` puts them in the order of history
-    gaps     how often a stream broke, so that something may have gone unseen
+    events   in order of arrival; `invariants` sorts them
+    gaps     how many times a stream broke, so that events may be missing
     """
 
     def __init__(self, api: Api, namespace: str) -> None:
@@ -37,11 +37,11 @@ class Witness:
         self._changed = asyncio.Condition()
 
     def violations(self) -> list[str]:
-        """Return every moment so far at which an invariant was broken."""
+        """Return all violations so far."""
         return violations(self.events)
 
     async def settled(self, *, within_s: float = WITHIN_S) -> None:
-        """Wait until nothing is left to be done; fail with what is wrong where that does not come about."""
+        """Wait until every job is as its spec asks and no orphan is left; otherwise fail."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(lambda: not self._remains())
@@ -50,16 +50,16 @@ class Witness:
 
     @property
     def births(self) -> int:
-        """Return how many pods have come into being."""
+        """Return the number of pods created."""
         return sum(event.kind == POD and event.type == "ADDED" for event in self.events)
 
     async def until(self, holds: Callable[[Witness], bool], *, within_s: float = WITHIN_S) -> None:
-        """Wait until the history looks right."""
+        """Wait until a condition on the history holds."""
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(lambda: holds(self))
 
     async def follow(self, kind: str, begun: asyncio.Event) -> None:
-        """Follow one kind for ever."""
+        """Watch one kind, endlessly."""
         folder = FOLDERS[kind].format(self._namespace)
         while True:
             with contextlib.suppress(ApiError, aiohttp.ClientError, OSError, KeyError, ValueError):
@@ -87,7 +87,7 @@ class Witness:
         last = {uid: event for uid, event in self._latest.items() if event.kind == kind}
         for uid, event in last.items():
             if uid not in here:
-                # When is not known; not after its successor was born, so at the version that was seen last.
+                # When is unknown, but before its successor was created: use the last version seen.
                 await self._add(Event(kind, "DELETED", event.object))
         for item in listed["items"]:
             await self._add(Event(kind, "MODIFIED" if item["metadata"]["uid"] in last else "ADDED", item))
@@ -104,7 +104,7 @@ class Witness:
 
 @contextlib.asynccontextmanager
 async def watching(api: Api, namespace: str) -> AsyncIterator[Witness]:
-    """Have a witness for a namespace, from now on."""
+    """Start a witness for a namespace."""
     witness = Witness(api, namespace)
     begun = [asyncio.Event() for _ in FOLDERS]
     tasks = [

@@ -1,4 +1,4 @@
-"""Trains a small GPT with the verbs of Run; rank 0 says what a step sent, the rate, and the score."""
+"""Trains a small GPT with the verbs of Run; rank 0 prints bytes per step, the rate, and the score."""
 
 import time
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 import dtj
 from dtj.recipes import text
 
-FIRST, STEPS = 8, 104  # the difference leaves out the start; both are meetings of --sync ...:8
+FIRST, STEPS = 8, 104  # the difference excludes the start; both are sync points of --sync ...:8
 
 
 def sent() -> int:
-    """Bytes that the loopback of this network namespace has carried."""
+    """Bytes sent over the loopback of this network namespace."""
     line = next(li for li in Path("/proc/net/dev").read_text().splitlines() if li.strip().startswith("lo:"))
     return int(line.split()[9])
 

@@ -1,4 +1,4 @@
-"""Ordinary DDP that knows nothing of dtj. Rank 1 crashes after the first step of its first life."""
+"""Ordinary DDP that does not use dtj. Rank 1 crashes after its first step, once."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def step() -> float:
-    """One step of all ranks; the time at which the last was done."""
+    """Run one step on all ranks; return the time at which the last rank had done it."""
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(8, 64)).sum().backward()
@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
         if dist.get_rank() == 1:
             notes.write_text(json.dumps({"first_step_at": at, "crashed_at": time.time()}))
             os._exit(3)
-        dist.barrier()  # until the other rank is missed
+        dist.barrier()  # until the loss of the other rank is noticed
     elif dist.get_rank() == 0:
         print("result", json.dumps(json.loads(notes.read_text()) | {"next_step_at": at}), flush=True)
     dist.destroy_process_group()

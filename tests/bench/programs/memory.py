@@ -1,4 +1,4 @@
-"""Some steps of a model of 25 million parameters; rank 0 says what they added to a rank's private memory."""
+"""Some steps of a model of 25 million parameters; rank 0 prints the private memory added per rank."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def main() -> None:
     run = dtj.init()
     data = TensorDataset(torch.randn(256, WIDTH))
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    Path("/proc/self/clear_refs").write_text("5")  # measure the peak from here
     before, before_peak = private_mb("RssAnon"), private_mb("VmHWM")
     model = run.parallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
@@ -37,7 +37,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # a rank keeps what it has freed for its next step
+    ctypes.CDLL(None).malloc_trim(0)  # a rank keeps freed memory for its next step
     found = torch.tensor([private_mb("RssAnon") - before, private_mb("VmHWM") - before_peak])
     if dist.is_initialized():
         dist.all_reduce(found, op=dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""Trains with a save now and then; rank 0 says what the saves cost."""
+"""Trains with periodic saves; rank 0 prints what the saves cost."""
 
 import os
 import statistics
@@ -29,7 +29,7 @@ def main(how: str, folder: Path) -> None:
     began = time.perf_counter()
     for batch in run.steps(STEPS):
         if run.step > 0:
-            took.append(time.perf_counter() - began)  # the whole step before, its save included
+            took.append(time.perf_counter() - began)  # the whole previous step, its save included
         began = time.perf_counter()
         run.backward(lambda mb: model(mb[0]).square().mean(), batch)
         optimizer.step()
@@ -41,7 +41,7 @@ def main(how: str, folder: Path) -> None:
 
 
 def save(path: Path, state: object) -> None:
-    """As careful as one file can be: whole on the disk before it takes the place of the older."""
+    """The careful way with one file: complete on the disk before it replaces the older one."""
     fresh = path.with_suffix(".new")
     with fresh.open("wb") as file:
         torch.save(state, file)
@@ -51,7 +51,7 @@ def save(path: Path, state: object) -> None:
 
 
 def report(took: list[float]) -> None:
-    """The step that saves is the last of each window; the ten before the next one are free of it."""
+    """The last step of each window saves; the ten steps before the next save are not affected by it."""
     windows = [took[start : start + EVERY] for start in range(FIRST, len(took) - EVERY + 1, EVERY)]
     usual = statistics.median(s for w in windows for s in w[EVERY // 2 : -1])
     parameters = WIDTH * (WIDTH + 1) * 10

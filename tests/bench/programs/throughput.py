@@ -1,9 +1,9 @@
-"""Trains one model thrice at once, in blocks that take turns: Run's verbs and two DDP loops by hand.
+"""Trains one model three times, in blocks that take turns: Run's verbs and two hand-written DDP loops.
 
     throughput.py MODEL FIRST
 
-Where in memory a model happens to lie makes it up to two hundredths faster or slower for the whole life of a
-process. So the loops are made in an order that begins with number FIRST, and whoever calls this tries all.
+The place of a model in memory makes it up to 2 % faster or slower for the whole life of a process. So the
+loops are created in an order that starts with number FIRST, and the caller tries all of them.
 """
 
 import sys
@@ -21,8 +21,8 @@ from dtj.recipe import Recipe
 from dtj.recipes import digits, text
 from tests.bench.ranks import tell
 
-# Blocks of about a third of a second: short enough that the machine is the same for all. Of three steps at
-# least, since the first finds the caches full of another loop's data.
+# Blocks of about a third of a second, short enough that the load of the machine is the same for all. At least
+# three steps, because the first one finds the caches filled with another loop's data.
 BLOCKS, BLOCK_S, LEAST, WARM_UP = 24, 0.3, 3, 20
 
 
@@ -39,7 +39,7 @@ def ours(run: dtj.Run, recipe: Recipe, data: TensorDataset) -> Iterator[None]:
 
 
 def bare(recipe: Recipe, data: TensorDataset) -> Iterator[None]:
-    """As fast as it gets: the samples are in one tensor, nothing is logged, nobody is asked to stop."""
+    """The fastest loop: the samples are in one tensor, nothing is logged, no stop is checked."""
     model, rank, size = wrapped(recipe)
     optimizer = recipe.optimizer(model.parameters())
     x, y = data.tensors
@@ -56,7 +56,7 @@ def bare(recipe: Recipe, data: TensorDataset) -> Iterator[None]:
 
 
 def usual(recipe: Recipe, data: TensorDataset) -> Iterator[None]:
-    """As it is usually written, with torch's sampler and loader; nothing is logged here either."""
+    """The usual loop, with torch's sampler and loader; it does not log either."""
     model, rank, size = wrapped(recipe)
     optimizer = recipe.optimizer(model.parameters())
     sampler = DistributedSampler[tuple[Tensor, ...]](data, num_replicas=size, rank=rank)
@@ -72,7 +72,7 @@ def usual(recipe: Recipe, data: TensorDataset) -> Iterator[None]:
 
 
 def wrapped(recipe: Recipe) -> tuple[nn.Module, int, int]:
-    """The model in DDP where there is more than one rank, this rank, and how many there are."""
+    """The model, wrapped in DDP if there are several ranks; this rank; and the number of ranks."""
     model: nn.Module = recipe.model()
     if not dist.is_initialized():
         return model, 0, 1
@@ -87,7 +87,7 @@ def loss_of(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def chosen(name: str) -> tuple[Recipe, TensorDataset]:
-    """Whole batches only: a smaller one at the end of an epoch would be a cheaper step."""
+    """Whole batches only: a smaller batch at the end of an epoch would be a cheaper step."""
     if name == "linear":
         generator = torch.Generator().manual_seed(0)
         x, y = torch.randn(2048, 8, generator=generator), torch.randint(3, (2048,), generator=generator)
@@ -125,7 +125,7 @@ def main() -> None:
     recipe, data = chosen(sys.argv[1])
     run = dtj.init()
     loops = ours(run, recipe, data), bare(recipe, data), usual(recipe, data)
-    for number in range(len(loops)):  # a loop makes its model when it is first asked for a step
+    for number in range(len(loops)):  # a loop creates its model at its first step
         seconds(loops[(int(sys.argv[2]) + number) % len(loops)], WARM_UP)
     wanted = torch.tensor(max(LEAST, int(WARM_UP * BLOCK_S / seconds(loops[1], WARM_UP))))
     if dist.is_initialized():
@@ -133,7 +133,7 @@ def main() -> None:
     steps = int(wanted)
     took: tuple[list[float], ...] = ([], [], [])
     for block in range(BLOCKS):
-        # Each follows another one, either of them half of the time, and finds the caches as full as they do.
+        # Each loop follows each of the other two half of the time, so all find the caches in the same state.
         for which in (0, 1, 2) if block < BLOCKS // 2 else (2, 1, 0):
             took[which].append(1000 * seconds(loops[which], steps) / steps)
     if run.rank == 0:

@@ -89,11 +89,11 @@ HONEST = [
 ]
 
 CRIMES = [
-    param(running().pod(1, uid="twin", name="j-x"), "of the same rank lives", id="a rank lives twice"),
+    param(running().pod(1, uid="twin", name="j-x"), "of the same rank was alive", id="a rank lives twice"),
     param(
         running().pod(0, attempt=1, event="ADDED", name="j-9"), "of the same rank", id="twice, by attempts"
     ),
-    param(story().pod(0).pod(1, attempt=1), "of attempt 1 is born while", id="attempts overlap"),
+    param(story().pod(0).pod(1, attempt=1), "of attempt 1 was created while", id="attempts overlap"),
     param(
         running().job("Running", restarts={"counted": 11}), "maxRestarts is 10", id="the budget is overdrawn"
     ),
@@ -117,10 +117,10 @@ CRIMES = [
     param(running().job("Failed").job("Succeeded"), "was Failed and is", id="failure is taken back"),
     param(running().job("Failed").pod(1, uid="new", name="j-1b"), "that is Failed", id="born after the end"),
     param(story().job("Suspended").pod(0), "for a job that is Suspended", id="born while suspended"),
-    param(conflict(running(), "Pod j-1"), "complains without reason", id="a conflict with nobody"),
+    param(conflict(running(), "Pod j-1"), "conflict without one", id="a conflict without a cause"),
     param(
         conflict(story().child(SERVICE, owner="earlier"), "Service j"),
-        "complains without reason",
+        "conflict without one",
         id="a conflict with what an earlier job of ours left",
     ),
 ]
@@ -179,17 +179,15 @@ def test_a_good_end(told: Story) -> None:
         param(running().job(event="DELETED"), "Pod ns/j-0 (p0.0) is left", id="orphaned pods"),
         param(gone().child(SERVICE, uid="back"), "Service ns/j (back) is left", id="a Service comes back"),
         param(
-            story().pod(0).job("Running"), "Running with 1 pods that run or are done", id="a pod is missing"
+            story().pod(0).job("Running"), "Running with 1 pods running or finished", id="a pod is missing"
         ),
         param(story().pod(0).pod(1).job("Starting"), "Starting with 2 pods", id="the phase is behind"),
         param(running().child(POLICY, event="DELETED"), "runs without its NetworkPolicy", id="unprotected"),
-        param(running().job("Failed"), "Failed, and there are still", id="pods outlive the end"),
-        param(
-            succeeded().child(SERVICE, uid="back"), "Succeeded, and there are still", id="so does a Service"
-        ),
+        param(running().job("Failed"), "Failed, but still has", id="pods outlive the end"),
+        param(succeeded().child(SERVICE, uid="back"), "Succeeded, but still has", id="so does a Service"),
         param(
             running().job("Running", spec={"replicas": 2, "suspend": True}),
-            "to be suspended, is Running with 2 pods",
+            "should be suspended, is Running with 2 pods",
             id="never suspended",
         ),
     ],
