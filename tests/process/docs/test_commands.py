@@ -64,7 +64,7 @@ def run(start: Start, line: Line) -> None:
         return
     assert len(line.commands) == 1, f"{line.place}: a dtj command is not part of a pipe here"
     small = [] if "--help" in first else [word for name in SMALL if name in first for word in SMALL[name]]
-    ended = start(*first[1:], *small, **NO_NETWORK).wait()
+    ended = start(*first[1:], *small, **NO_NETWORK).wait(deadline_s=500)
     assert ended.code == 0, f"{line.place}: {line.text}\n{ended.out}{ended.err}"
 
 
