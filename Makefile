@@ -18,7 +18,7 @@ PROSE = $(sort $(PAGES) $(CODE) .ci Makefile crds images pyproject.toml operator
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: ## format, lint, types, import contracts, links and words of prose
+lint: ## format, lint, types, import contracts, links and words of prose, code blocks of the docs
 	$(RUN) ruff format --check --quiet $(CODE)
 	$(RUN) ruff check --quiet $(CODE)
 	$(RUN) mypy
@@ -26,6 +26,7 @@ lint: ## format, lint, types, import contracts, links and words of prose
 	@$(VENV)/bin/rumdl check --quiet --no-cache $(PAGES)
 	$(RUN) tests.support.layout $(PAGES)
 	$(RUN) tests.support.prose $(PROSE)
+	$(RUN) tests.docs
 
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
@@ -33,7 +34,7 @@ format: ## rewrite the code the way lint wants it
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
-	$(RUN) pytest -q -n 2 tests/unit tests/contract
+	$(RUN) pytest -q -n 2 tests/unit tests/contract tests/docs
 
 integration: ## tests against a real kube-apiserver and etcd, and between real networks
 	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration

@@ -33,11 +33,12 @@ LINT: dict[str, Command] = {
     "imports": ("importlinter.cli", "lint_imports"),
     "code": ("ruff", "check", "--quiet", *CODE),
     "format": ("ruff", "format", "--check", "--quiet", *CODE),
+    "code blocks": ("tests.docs",),
 }
 
 # The commands of a suite run one after the other, until one fails.
 SUITES: dict[str, tuple[Command, ...]] = {
-    "unit": ((*PYTEST, "-n", "2", "tests/unit", "tests/contract"),),
+    "unit": ((*PYTEST, "-n", "2", "tests/unit", "tests/contract", "tests/docs"),),
     "process": ((*PYTEST, "-n", "4", "--dist", "worksteal", "tests/process"),),
     "integration": ((*PYTEST, "-n", "4", "--dist", "loadgroup", "tests/integration"),),
     "e2e": (

@@ -21,8 +21,9 @@ POD_NETWORK = "10.244.0.0/16"
 SHARED_FOLDER = "/var/lib/dtj-shared"  # one folder that every node sees: stands in for shared storage
 IMAGES = {
     "operator": "ghcr.io/dtj-dev/operator:0.1.0",
-    "trainer": "ghcr.io/dtj-dev/trainer:0.1.0",
+    "trainer": "ghcr.io/dtj-dev/trainer:0.1.0-cpu",
 }
+CUDA_TRAINER = "ghcr.io/dtj-dev/trainer:0.1.0"  # built on the Dockerfile's own base
 
 
 def cache() -> Path:

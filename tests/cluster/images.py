@@ -65,8 +65,19 @@ def ensure(runtime: Engine, role: str) -> str:
                 fix="see the output above; the build needs the Python package index",
             )  # fmt: skip
             forget_old_builds(runtime, name)
-        runtime("tag", name, config.IMAGES[role])
+        for public in public_names(role, name):
+            runtime("tag", name, public)
     return name
+
+
+def public_names(role: str, name: str) -> list[str]:
+    """Return the names that examples use for a build.
+
+    On our base it is the CPU trainer, on the public base the CUDA one. The CUDA build gets both names:
+    examples and tests use that of the CPU trainer.
+    """
+    is_cuda = role == "trainer" and name == build_name(role, default_base(dockerfile(role).read_text()))
+    return [config.IMAGES[role], *([config.CUDA_TRAINER] if is_cuda else [])]
 
 
 def candidates(role: str) -> tuple[str, str]:
@@ -112,7 +123,7 @@ def copied(text: str) -> list[str]:
 
 
 def default_base(text: str) -> str:
-    """The public image that a Dockerfile stands on unless told otherwise."""
+    """The public base image of a Dockerfile, used unless a build argument names another."""
     found = re.search(r"^ARG BASE_IMAGE=(\S+)", text, re.MULTILINE)
     if found is None:
         raise LookupError("the Dockerfile has no line `ARG BASE_IMAGE=<image>`")

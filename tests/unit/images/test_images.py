@@ -5,12 +5,28 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.cluster import images
+
 ROOT = Path(__file__).parents[3]
+DOCKERFILES = sorted((ROOT / "images").rglob("Dockerfile*"))
 
 
 def pins(lock: Path) -> dict[str, str]:
     """Return the version that a lock file names for each package."""
     return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_base_image_is_pinned_by_tag_and_digest(dockerfile: Path):
+    assert re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", images.default_base(dockerfile.read_text()))
+
+
+def test_build_on_the_public_base_is_the_cuda_trainer():
+    public, own = images.candidates("trainer")
+    assert images.public_names("trainer", own) == ["ghcr.io/dtj-dev/trainer:0.1.0-cpu"]
+    assert "ghcr.io/dtj-dev/trainer:0.1.0" in images.public_names("trainer", public)
 
 
 def test_operator_image_has_the_tested_versions():

@@ -1,0 +1,33 @@
+"""A real API server takes every manifest of the pages, and kubectl and helm know every flag in them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ON_CLUSTER, Block, all_blocks, lines
+from tests.support.kubectl import Kubectl
+
+COMMANDS = [
+    pytest.param(words, id=line.place)
+    for block in all_blocks("sh")
+    for line in lines(block)
+    for words in line.commands
+    if words[0] in ON_CLUSTER
+]
+
+
+@pytest.mark.parametrize("block", all_blocks("yaml"), ids=lambda block: block.place)
+def test_api_server_takes_the_manifests(kubectl: Kubectl, block: Block):
+    kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=block.text)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_command_and_flags_exist(programs: dict[str, Path], tmp_path: Path, words: list[str]):
+    """With --help nothing is run, but the command and its flags are parsed first."""
+    command = [str(programs[words[0]]), *words[1:], "--help"]
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
