@@ -9,40 +9,43 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
 RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
 CODE  = operator/src trainer/src tests examples
-PAGES = README.md CHANGELOG.md CONTRIBUTING.md docs charts examples
-PROSE = $(sort $(PAGES) $(CODE) .ci Makefile crds images pyproject.toml operator/pyproject.toml trainer/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format unit integration e2e bench bench-recovery images cluster cluster-delete clean lock
+.PHONY: help demo check test lint format unit process integration e2e soak mutants bench bench-recovery images cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lint: ## format, lint, types, import contracts, links and words of prose, code blocks of the docs
-	$(RUN) ruff format --check --quiet $(CODE)
-	$(RUN) ruff check --quiet $(CODE)
-	$(RUN) mypy
-	@PYTHONPATH=operator/src:trainer/src $(VENV)/bin/lint-imports --no-logo
-	@$(VENV)/bin/rumdl check --quiet --no-cache $(PAGES)
-	$(RUN) tests.support.layout $(PAGES)
-	$(RUN) tests.support.prose $(PROSE)
-	$(RUN) tests.docs
+check: ## before each commit: lint, and the unit tests of what changed
+	$(RUN) tests.suites check
+
+lint: ## format, lint, types, import contracts; links, words and code blocks of the docs
+	$(RUN) tests.suites lint
 
 format: ## rewrite the code the way lint wants it
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
-unit: ## tests that need nothing but Python (7 to 10 minutes on two cores)
-	$(RUN) pytest -q -n 2 tests/unit tests/contract tests/docs
+unit: ## tests that run in one process
+	$(RUN) tests.suites unit
 
-integration: ## tests against a real kube-apiserver and etcd, and between real networks
-	$(RUN) pytest -q -n 2 --dist loadgroup tests/integration
+process: ## tests with real ranks, agents, sockets and network namespaces; no cluster
+	$(RUN) tests.suites process
+
+integration: ## tests against a real kube-apiserver and etcd
+	$(RUN) tests.suites integration
 
 e2e: ## tests on a three-node cluster with our images and our chart
-	$(RUN) pytest -q --timeout=600 tests/e2e
+	$(RUN) tests.suites e2e
 
-test: lint unit integration e2e ## all of the above, in this order
+test: ## lint and all suites, and how long each took
+	$(RUN) tests.suites test
+
+SUITES ?= unit process integration e2e
+RUNS   ?= 10
+soak: ## run suites again and again, half of the times beside busy processes: make soak SUITES=unit RUNS=10
+	$(RUN) tests.suites soak $(SUITES) --runs $(RUNS)
 
 bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench

@@ -22,6 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BUDGET = Path(__file__).with_name("budget.toml")
 CODE = ("operator/src", "trainer/src", "tests", "examples")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "charts", "examples")
+PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml")
+PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECTS)
 PYTEST = ("pytest", "-q", "--durations=10")
 BUSY_PROCESSES = 4
 
@@ -33,6 +36,9 @@ LINT: dict[str, Command] = {
     "imports": ("importlinter.cli", "lint_imports"),
     "code": ("ruff", "check", "--quiet", *CODE),
     "format": ("ruff", "format", "--check", "--quiet", *CODE),
+    "links": ("rumdl", "check", "--quiet", "--no-cache", *PAGES),
+    "suites and targets": ("tests.support.layout", *PAGES),
+    "words": ("tests.support.prose", *PROSE),
     "code blocks": ("tests.docs",),
 }
 
@@ -46,7 +52,7 @@ SUITES: dict[str, tuple[Command, ...]] = {
         (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
     ),
     # Unit tests that execute a line that changed since the last run.
-    "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract"),),
+    "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract", "tests/docs"),),
 }
 
 # What a command runs, in this order; `test` stops at the first that fails.

@@ -6,7 +6,6 @@ forked from it and is then what a shell would have started: own pid, own signals
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import signal
 import sys
@@ -15,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+
+from tests.support.forked import warmed
 
 DEADLINE_S = 240.0
 _OWN = ("DTJ_", "OMP_", "PET_")
@@ -81,14 +82,11 @@ class Command:
 Start = Callable[..., Command]
 
 
-def warm() -> ForkServerContext:
-    """The process with torch in it."""
-    context = multiprocessing.get_context("forkserver")
+def warm(*modules: str) -> ForkServerContext:
+    """Return what forks processes that have torch imported, and these modules."""
     # This module too: every process looks in it for what it is to run, and it imports much.
-    context.set_forkserver_preload(
-        ["torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__]
-    )
-    return context
+    ours = ("torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__)
+    return warmed(*ours, *modules)
 
 
 @contextlib.contextmanager

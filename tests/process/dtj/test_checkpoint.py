@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from dtj.checkpoint import paths, reader, save
+from dtj.checkpoint import paths, reader
 from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
+from tests.process.dtj.programs import saves
 from tests.unit.dtj.test_checkpoint import commit, found
 
 GPT = PROGRAMS / "gpt.py"
@@ -37,7 +38,7 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
     for number in range(200):
         floats = (1_000, 30_000, 1_000_000)[number % 3]
         before = claimed.value
-        writer = warm.Process(target=_save_for_ever, args=(run, before + 1, floats, claimed))
+        writer = warm.Process(target=saves.for_ever, args=(run, before + 1, floats, claimed))
         writer.start()
         wait_for(lambda: claimed.value > before, "the first commit")  # noqa: B023 - called immediately
         time.sleep(chance.uniform(0, 0.01))  # the random moment of the kill, not a wait for something
@@ -48,14 +49,6 @@ def test_what_was_committed_survives_200_kills(warm: ForkServerContext, quick_di
         state = reader.whole(run / str(name))
         assert torch.equal(state["parts"]["w"], torch.full((floats,), float(state["step"])))
         claimed.value = state["step"]  # the kill may have come between the rename and the claim
-
-
-def _save_for_ever(run: Path, step: int, floats: int, claimed: Any) -> None:
-    while True:
-        save.prepare(run, step)
-        save.commit(run, step, {"step": step, "parts": {"w": torch.full((floats,), float(step))}})
-        claimed.value = step
-        step += 1
 
 
 def test_sharded_run_that_is_killed_while_it_saves_loses_at_most_one_step(

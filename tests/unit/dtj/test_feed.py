@@ -135,17 +135,6 @@ def test_subclass_of_tensor_dataset_uses_its_own_getitem() -> None:
     assert sorted(next(iter(f.batch()))[0].tolist()) == [0, 2, 4, 6]
 
 
-def tenfold(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {"x": torch.stack([10 * x for x, _ in rows])}
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_collate_is_used_for_tensors_too(workers: int) -> None:
-    f = feed(data=TensorDataset(torch.arange(4), torch.arange(4)), batch=4, collate=tenfold, workers=workers)
-    assert sorted(next(iter(f.batch()))["x"].tolist()) == [0, 10, 20, 30]
-    f.close()
-
-
 class Many:
     """Looks up all samples of a micro-batch at once, as Hugging Face datasets do."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
@@ -64,44 +64,6 @@ def test_epoch_is_complete_when_the_world_size_changes_at_every_step(
     assert state == {"epoch": 2, "consumed": 0}
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_each_epoch_is_read_in_its_own_order(workers: int) -> None:
-    f = feed(data=Stream(10), batch=4, workers=workers)
-    found, batches = [], []
-    for _ in range(6):
-        batches.append(f.batch())
-        found += values(f)
-        f.advance()
-    f.close()
-    assert [(b.samples, b.epoch, b.ends_epoch) for b in batches] == [
-        *((4, 0, False), (4, 0, False), (2, 0, True)),
-        *((4, 1, False), (4, 1, False), (2, 1, True)),
-    ]
-    assert sorted(found[:10]) == sorted(found[10:]) == list(range(10))
-    assert found[:10] != found[10:]
-    assert f.consumed == 20
-
-
-class Divided(Stream):
-    """A stream that divides itself among the workers, as torch's own DataLoader requires."""
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        numbers = list(super().__iter__())
-        return iter(numbers[worker.id :: worker.num_workers] if worker else numbers)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_stream_that_divides_itself_among_workers_is_read_completely(workers: int) -> None:
-    f = feed(data=Divided(20), batch=4, workers=workers)
-    found = []
-    for _ in range(5):
-        found += values(f)
-        f.advance()
-    f.close()
-    assert found == list(Stream(20))
-
-
 @given(samples=st.integers(1, 40), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
 def test_in_lockstep_all_ranks_have_equally_many_micro_batches(
     samples: int, size: int, micro: int | None
@@ -128,32 +90,6 @@ def test_stream_that_can_skip_is_not_read_from_the_start() -> None:
     f.load_state_dict({"epoch": 0, "consumed": 90})
     assert values(f) == list(stream)[90:95]
     assert skipping.reads == 0
-
-
-@pytest.mark.parametrize(
-    ("n", "state", "message"),
-    [
-        pytest.param(0, {"epoch": 0, "consumed": 0}, "the stream is empty", id="empty"),
-        pytest.param(7, {"epoch": 0, "consumed": 8}, "no samples after the 8 that", id="shorter"),
-        pytest.param(
-            7,
-            {"position": 8, "length": 9, "seed": 0},
-            "with a map-style dataset; this one is a stream",
-            id="map-style",
-        ),
-    ],
-)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stream_that_differs_from_the_saved_one_is_refused(
-    n: int, state: dict[str, int], message: str, workers: int
-) -> None:
-    def resume() -> None:
-        f = feed(data=Stream(n), workers=workers)
-        f.load_state_dict(state)
-        f.batch()
-
-    with pytest.raises(RecipeError, match=message):
-        resume()
 
 
 def test_steps_per_epoch_are_known_if_the_stream_has_a_length() -> None:
