@@ -18,6 +18,11 @@ from pathlib import Path
 from tests.support.forked import warmed
 
 DEADLINE_S = 240.0
+# Arguments that make a training run of a recipe take seconds; they follow those of an example or a page.
+SMALL = {
+    "dtj.recipes.text:recipe": ("kilobytes=16", "layers=2", "width=64", "context=32"),
+    "dtj.recipes.digits:recipe": ("epochs=1",),
+}
 _OWN = ("DTJ_", "OMP_", "PET_")
 _RANKS = (
     "RANK",

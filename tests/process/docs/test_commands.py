@@ -15,12 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, Block, Line, all_blocks, blocks, lines, pages
-from tests.support.commands import Start, commands, warm
+from tests.support.commands import SMALL, Start, commands, warm
 
-SMALL = {
-    "dtj.recipes.text:recipe": ["kilobytes=40", "layers=2", "width=64", "context=32"],
-    "dtj.recipes.digits:recipe": ["epochs=1"],
-}
 NO_NETWORK = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "all")}
 FOUND = {page: [line for block in blocks(page) if block.is_run for line in lines(block)] for page in pages()}
 LINES = {page: [line for line in found if not line.on_cluster] for page, found in FOUND.items()}
