@@ -1,11 +1,11 @@
-# Every target sets up what it needs by itself. `make help` lists them.
+# Every target sets up what it needs. `make help` lists the targets.
 DTJ_CACHE ?= $(HOME)/.cache/dtj
 PYTHON    ?= python3
 export DTJ_CACHE PYTHON
-# Compiled modules are kept: without them every process that imports torch compiles it again, for 40 s.
+# Keep bytecode: otherwise every process that imports torch compiles it again, which takes 40 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Made on first use, shared by every clone with the same lock file; prints its folder.
+# Created on first use, shared by all clones with the same lock files; prints its folder.
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
 RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
 CODE  = operator/src trainer/src tests examples
@@ -16,13 +16,13 @@ CODE  = operator/src trainer/src tests examples
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-check: ## before each commit: lint, and the unit tests of what changed
+check: ## before each commit: lint, and the unit tests that execute changed lines
 	$(RUN) tests.suites check
 
-lint: ## format, lint, types, import contracts; links, words and code blocks of the docs
+lint: ## check format, style, types, import contracts; links, words and code blocks of the docs
 	$(RUN) tests.suites lint
 
-format: ## rewrite the code the way lint wants it
+format: ## format the code, and fix what ruff can fix
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
@@ -39,33 +39,33 @@ integration: ## tests against a real kube-apiserver and etcd
 e2e: ## tests on a three-node cluster with our images and our chart
 	$(RUN) tests.suites e2e
 
-test: ## lint and all suites, and how long each took
+test: ## lint and all suites; print how long each took
 	$(RUN) tests.suites test
 
 SUITES ?= unit process integration e2e
 RUNS   ?= 10
-soak: ## run suites again and again, half of the times beside busy processes: make soak SUITES=unit RUNS=10
+soak: ## run suites many times, half of them on a busy machine: make soak SUITES=unit RUNS=10
 	$(RUN) tests.suites soak $(SUITES) --runs $(RUNS)
 
-bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
+bench: ## run the benchmarks and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench
 
-bench-recovery: ## faults on real kubelets, and goodput over an hour (about 2 hours; needs make cluster's room)
+bench-recovery: ## faults on real kubelets, and goodput over an hour (about 2 hours, on make cluster)
 	$(RUN) tests.bench recovery recovery_local goodput
 
-demo: ## cluster, images, operator and a training run, shown live
+demo: ## create a cluster, install the operator, and show a training run live
 	$(RUN) tests.demo
 
-clean: cluster-delete ## remove the cluster and what was built in the checkout; the cache stays
+clean: cluster-delete ## remove the cluster and all build output; keep the cache
 	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-images: ## build the operator's and the trainer's image where they are out of date
+images: ## build the operator's and the trainer's image if they are out of date
 	$(RUN) tests.cluster images
 
-cluster: ## make or reuse the three-node cluster
+cluster: ## create the three-node cluster, or reuse the existing one
 	$(RUN) tests.cluster create
 
-cluster-delete: ## remove the cluster and all that came with it
+cluster-delete: ## remove the cluster and everything created with it
 	$(RUN) tests.cluster delete
 
 lock: ## lock the dependencies again, with hashes and without download addresses

@@ -1,4 +1,4 @@
-"""For every suite: what the test runner itself would otherwise leave open."""
+"""Settings for all suites."""
 
 import asyncio
 
@@ -9,9 +9,9 @@ hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
-    """Say that the main thread has no event loop.
+    """Set the main thread's event loop to None.
 
-    pytest-asyncio asks for one before its first test; asyncio makes one that nobody closes, and the warning
-    about it, which is an error here, hits whichever test runs when it is collected.
+    pytest-asyncio asks for the loop before its first test. asyncio would then create one that is never
+    closed; the warning about it, an error here, would fail whichever test runs when the loop is garbage collected.
     """
     asyncio.set_event_loop(None)

@@ -1,6 +1,6 @@
-"""`make demo`: from a bare machine to a finished two-node training run, shown as it happens.
+"""`make demo`: from a bare machine to a finished two-node training run, shown live.
 
-The set-up is the one that the end-to-end tests use (`tests.cluster.install`); this module only shows.
+The set-up is that of the end-to-end tests (`tests.cluster.install`); this module only shows the run.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ def main() -> int:
 
     for words in (("get", "dtj", JOB), ("get", "pods", SELECTOR, "-o", "wide")):
         quote(kubectl, *words)
-    console.print(f"\n{phase} after {time.monotonic() - began:.0f} s. The cluster stays up; try next:\n")
+    console.print(
+        f"\n{phase} after {time.monotonic() - began:.0f} s. The cluster keeps running. Next, try:\n"
+    )
     for hint in hints(kubectl):
         console.print(f"  {hint}", markup=False)
     return 0 if phase == "Succeeded" else 1
 
 
 def show(kubectl: Kubectl) -> str:
-    """Print the job's phases and the merged logs of its ranks as they come; return the final phase."""
+    """Print the job's phases and the merged logs of its ranks live; return the final phase."""
     deadline = time.monotonic() + PATIENCE_S
     threading.Thread(target=_show_logs, args=(kubectl, deadline), daemon=True).start()
     before = ""
@@ -64,7 +66,7 @@ def show(kubectl: Kubectl) -> str:
 
 
 def quote(kubectl: Kubectl, *words: str) -> None:
-    """Print a kubectl call and its answer."""
+    """Print a kubectl command and its output."""
     console.print(f"\n[bold]$ kubectl {' '.join(words)}[/bold]")
     console.print(kubectl(*words).strip() + "\n", markup=False)
 
@@ -75,13 +77,13 @@ def hints(kubectl: Kubectl) -> tuple[str, ...]:
     path = f"export PATH={kubectl.binary.parent}:$PATH"
     return (
         f"{config}; {path}; kubectl explain dtj.spec",
-        f"kubectl logs {JOB}-0        # the log of the first replica, every line with its rank",
+        f"kubectl logs {JOB}-0        # the log of replica 0; each line with its rank",
         "kubectl apply -f examples/plain-env.yaml && kubectl get dtj --watch",
     )
 
 
 def _progress(kubectl: Kubectl, deadline: float) -> Iterator[tuple[str, str]]:
-    """Yield a line for each change that a user would want to see, and the phase it belongs to."""
+    """Yield a line, and the phase, for each change of the job's progress."""
     last = ""
     for event in kubectl.watch("dtj", f"--field-selector=metadata.name={JOB}", deadline=deadline):
         status: Json = event["object"].get("status", {})
@@ -98,7 +100,7 @@ def _progress(kubectl: Kubectl, deadline: float) -> Iterator[tuple[str, str]]:
 
 
 def _show_logs(kubectl: Kubectl, deadline: float) -> None:
-    """Follow every pod of the job from its start, each in a thread of its own."""
+    """Follow the log of each pod of the job from its start, in a thread for each."""
     followed: set[str] = set()
     for event in kubectl.watch("pods", SELECTOR, deadline=deadline):
         pod = event["object"]

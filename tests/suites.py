@@ -1,10 +1,10 @@
-"""The suites: what each one runs, and how long it may take.
+"""Runs the test suites and compares their times with tests/budget.toml.
 
     python -m tests.suites unit                 run one suite, or several
-    python -m tests.suites test                 run all of them and compare their times with tests/budget.toml
-    python -m tests.suites soak unit --runs 10  run one ten times, the last five beside busy processes
+    python -m tests.suites test                 run lint and all suites
+    python -m tests.suites soak unit --runs 10  run one ten times, the last five on a busy machine
 
-docs/testing.md says what each suite proves and where a new test goes.
+docs/testing.md describes what each suite proves and where a new test goes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUSY_PROCESSES = 4
 
 Command = tuple[str, ...]  # the arguments of `python -m`
 
-# Linters do not depend on each other: they run side by side, and each reports even if another fails.
+# The linters run in parallel, and each reports even if another fails.
 LINT: dict[str, Command] = {
     "types": ("mypy",),
     "imports": ("importlinter.cli", "lint_imports"),
@@ -42,7 +42,7 @@ LINT: dict[str, Command] = {
     "code blocks": ("tests.docs",),
 }
 
-# The commands of a suite run one after the other, until one fails.
+# The commands of a suite run in order, until one fails.
 SUITES: dict[str, tuple[Command, ...]] = {
     "unit": ((*PYTEST, "-n", "2", "tests/unit", "tests/contract", "tests/docs"),),
     "process": ((*PYTEST, "-n", "4", "--dist", "worksteal", "tests/process"),),
@@ -51,11 +51,11 @@ SUITES: dict[str, tuple[Command, ...]] = {
         (*PYTEST, "--timeout=600", "-n", "4", "-m", "not exclusive", "tests/e2e"),
         (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
     ),
-    # Unit tests that execute a line that changed since the last run.
+    # Only the unit tests that execute a line changed since the last run.
     "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract", "tests/docs"),),
 }
 
-# What a command runs, in this order; `test` stops at the first that fails.
+# Command -> what it runs, in this order, until one fails.
 PLANS: dict[str, tuple[str, ...]] = {
     "check": ("lint", "changed"),
     "test": ("lint", "unit", "process", "integration", "e2e"),
@@ -64,7 +64,7 @@ PLANS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a suite ended; `seconds` on the wall clock."""
+    """The result of a suite; `seconds` of wall-clock time."""
 
     name: str
     seconds: float
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what the command line names; return the exit status of the process."""
+    """Run the suites that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
     parser.add_argument("names", nargs="+", choices=["lint", *SUITES, *PLANS, "soak"], metavar="NAME")
     parser.add_argument("--runs", type=int, default=10, help="how many times soak runs each suite")
@@ -96,14 +96,14 @@ def until_one_fails(names: Sequence[str]) -> Iterator[Outcome]:
 
 
 def run(name: str) -> Outcome:
-    """Run lint or one suite; its output goes to ours."""
+    """Run lint or one suite; its output is not captured."""
     began = time.monotonic()
     passed = lint() if name == "lint" else all(succeeds(command) for command in SUITES[name])
     return Outcome(name=name, seconds=time.monotonic() - began, passed=passed)
 
 
 def lint() -> bool:
-    """Run the linters side by side; print what the failing ones say."""
+    """Run the linters in parallel; print the output of those that fail."""
     running = {
         name: subprocess.Popen(python(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for name, command in LINT.items()
@@ -124,7 +124,7 @@ def python(command: Command) -> list[str]:
 
 
 def table(title: str, outcomes: Sequence[Outcome], budget: dict[str, float]) -> str:
-    """Return measured and budgeted seconds, a row for each suite and one for the sum."""
+    """Return a table of measured seconds and limits: a row per suite, and one for the sum."""
     rows = [(outcome.name, outcome.seconds, "" if outcome.passed else "  FAILED") for outcome in outcomes]
     if len(outcomes) > 1:
         rows.append((title, sum(outcome.seconds for outcome in outcomes), ""))
@@ -137,7 +137,7 @@ def table(title: str, outcomes: Sequence[Outcome], budget: dict[str, float]) -> 
 
 
 def soak(names: Sequence[str], *, runs: int) -> int:
-    """Run each suite `runs` times, the last half beside busy processes; return 1 if any run failed."""
+    """Run each suite `runs` times, the second half beside busy processes; return 1 if any run failed."""
     failures = []
     for name in names:
         for number in range(1, runs + 1):
@@ -154,7 +154,7 @@ def soak(names: Sequence[str], *, runs: int) -> int:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep `count` processes computing meanwhile."""
+    """Run `count` processes that use all of a CPU each, until the block ends."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -11,19 +11,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
 
-    verb = verbs.add_parser("create", help="make or reuse the three-node cluster")
+    verb = verbs.add_parser("create", help="create the three-node cluster, or reuse the existing one")
     verb.set_defaults(run=create)
 
-    verb = verbs.add_parser("delete", help="remove the cluster and all that came with it")
+    verb = verbs.add_parser("delete", help="remove the cluster and everything created with it")
     verb.set_defaults(run=lambda args: kind.delete())
 
-    verb = verbs.add_parser("images", help="build the project's images where they are out of date")
+    verb = verbs.add_parser("images", help="build those of the project's images that are out of date")
     verb.set_defaults(run=lambda args: print(*images.build(), sep="\n"))
 
-    verb = verbs.add_parser("load", help="bring images into the worker nodes")
-    verb.add_argument(
-        "image", nargs="*", help="as the container engine knows them; default: the project's own"
-    )
+    verb = verbs.add_parser("load", help="load images into the worker nodes")
+    verb.add_argument("image", nargs="*", help="names in the container engine; default: the project's images")
     verb.set_defaults(run=bring)
 
     verb = verbs.add_parser("tools", help="build programs and print their paths")
@@ -37,7 +35,7 @@ def main() -> int:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("cluster: interrupted; the same command picks up where it was", file=sys.stderr)
+        print("cluster: interrupted; run the same command to continue", file=sys.stderr)
         return 130
     return 0
 

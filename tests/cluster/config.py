@@ -1,6 +1,6 @@
 """Names, versions and folders. Nothing here starts a program or writes a file.
 
-Versions stand once: in the lock files of go/ where a program is built, and below where an image is pulled.
+Each version is written once: in the lock files of go/ for programs we build, below for images we pull.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GO_MODULES = Path(__file__).parent / "go"
 
-# Built for the kind version in go/kind, hence the digest. The patch level may differ from what
-# we build ourselves: the minor version is what our code can tell apart.
+# Built for the kind version in go/kind, hence the digest. The patch version may differ from the one
+# that we build: our code depends on the minor version only.
 STOCK_NODE_IMAGE = (
     "docker.io/kindest/node:v1.35.8@sha256:07b2536e30b803ed61d1677a79df6115f798ce64c80f9e22f6ed45afd09323c0"
 )
 WORKERS = 2
 POD_NETWORK = "10.244.0.0/16"
-SHARED_FOLDER = "/var/lib/dtj-shared"  # one folder that every node sees: stands in for shared storage
+SHARED_FOLDER = "/var/lib/dtj-shared"  # mounted in every node, in place of shared storage
 IMAGES = {
     "operator": "ghcr.io/dtj-dev/operator:0.1.0",
     "trainer": "ghcr.io/dtj-dev/trainer:0.1.0-cpu",
@@ -27,12 +27,12 @@ CUDA_TRAINER = "ghcr.io/dtj-dev/trainer:0.1.0"  # built on the Dockerfile's own 
 
 
 def cache() -> Path:
-    """The one folder outside the checkout that is written to: DTJ_CACHE, or ~/.cache/dtj."""
+    """The only folder outside the checkout that we write to: DTJ_CACHE, or ~/.cache/dtj."""
     return Path(os.environ.get("DTJ_CACHE") or Path.home() / ".cache" / "dtj").expanduser().absolute()
 
 
 def cluster_name(checkout: Path = ROOT) -> str:
-    """Each checkout has its own cluster, so that two of them on one machine do not meet."""
+    """Each checkout has its own cluster, so that two checkouts on one machine do not share one."""
     return "dtj-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:6]
 
 
@@ -42,8 +42,8 @@ def kubeconfig() -> Path:
 
 
 def borrowed_kubeconfig() -> Path | None:
-    """An existing cluster to use instead of our own, named by DTJ_TEST_KUBECONFIG. We never make, remove or
-    break that one.
+    """The kubeconfig, in DTJ_TEST_KUBECONFIG, of an existing cluster to use instead of our own. We never
+    create, remove or break that cluster.
     """
     path = os.environ.get("DTJ_TEST_KUBECONFIG")
     return Path(path).expanduser().absolute() if path else None

@@ -1,4 +1,4 @@
-"""Debian packages and the mirror they come from; who may not install them is told their names."""
+"""Installs Debian packages and finds their mirror. Without root, the error names the missing packages."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from functools import cache
 from tests.cluster import config, proc
 from tests.cluster.errors import ClusterError
 
-PATIENCE_S = 600  # with whoever else installs packages
+PATIENCE_S = 600  # to wait for another process that installs packages
 
 
 def can_install() -> bool:
@@ -16,22 +16,24 @@ def can_install() -> bool:
 
 
 def install(*packages: str, why: str) -> None:
-    """Add packages to this machine, those that it does not have yet. Safe to call from several processes."""
+    """Install the packages that this machine lacks. Safe to call from several processes."""
     if all(map(installed, packages)):
         return
     names = " ".join(package for package in packages if not installed(package))
     if not can_install():
-        raise ClusterError(f"{why} needs Debian's {names}", fix=f"sudo apt-get install {names}")
+        raise ClusterError(f"{why}: missing Debian packages: {names}", fix=f"sudo apt-get install {names}")
     with proc.lock(config.cache() / "locks" / "apt"):
-        # Another process may have done it while we waited.
+        # Another process may have installed them while we waited.
         missing = [package for package in packages if not installed(package)]
         if missing:
             add(missing, why)
 
 
 def add(packages: list[str], why: str) -> None:
-    with proc.timed(f"installing Debian's {' '.join(packages)} for {why} (about 30 s, once)"):
-        fix = "see what apt-get says above; without a package mirror, install them by other means"
+    with proc.timed(f"installing Debian packages for {why}: {' '.join(packages)} (about 30 s, once)"):
+        fix = (
+            "see the output of apt-get above; if no package mirror is reachable, install the packages by hand"
+        )
         # A machine that has just been started may be busy with its own updates.
         patience = ("--quiet", "-o", f"DPkg::Lock::Timeout={PATIENCE_S}")
         proc.run("apt-get", "update", *patience, fix=fix)
@@ -54,13 +56,13 @@ def mirror() -> str:
     found = pick_mirror(lines.splitlines())
     if found is None:
         raise ClusterError(
-            "apt on this machine has no index of Debian's main archive", fix="sudo apt-get update"
+            "apt on this machine has no package index of Debian's main archive", fix="sudo apt-get update"
         )
     return found
 
 
 def pick_mirror(lines: list[str]) -> str | None:
-    """Of lines "origin codename uri", the first of a release of Debian: no update suite, no third party."""
+    """The URI of the first line "origin codename uri" of a Debian release: no update suite or third party."""
     for line in lines:
         origin, _, rest = line.partition(" ")
         codename, _, uri = rest.partition(" ")

@@ -1,8 +1,8 @@
 """The container engine: which one works here, and how to call it.
 
-A `docker` on PATH proves nothing: only a daemon that answers does. Podman is installed where neither
-works and we may. What the machine's own settings of podman lack is given in a file of ours, through
-CONTAINERS_CONF.
+A `docker` on PATH is not enough: its daemon must answer. If neither engine works, podman is installed,
+provided that we have the rights. Settings that podman needs on this machine go into a file of our own, named
+by CONTAINERS_CONF.
 """
 
 import os
@@ -37,21 +37,21 @@ class Engine:
         return proc.works(self.name, *args, env=self.env, within_s=within_s)
 
     def image_id(self, image: str) -> str | None:
-        """The id of an image in the engine's storage, without "sha256:"; None where it has none."""
+        """The id of an image in the engine's storage, without "sha256:"; None if it is not there."""
         if not self.works("image", "inspect", image):
             return None
         return self("image", "inspect", "--format", "{{.Id}}", image).strip().removeprefix("sha256:")
 
     def can_pull(self, image: str) -> bool:
-        """Whether an image is here or comes from a registry. Without a registry the answer takes a moment."""
+        """Whether an image is in the engine's storage or can be pulled. Slow without a registry."""
         if self.image_id(image):
             return True
-        proc.say(f"looking for {image.partition('@')[0]} in its registry")
+        proc.say(f"pulling {image.partition('@')[0]}")
         return self.works("pull", "--quiet", image, within_s=900)
 
 
 def choose(*, docker_works: bool, podman_works: bool, may_install: bool) -> str | None:
-    """Docker before podman, because that is what most people look at; None where there is no way."""
+    """Prefer docker, which most people use; None if there is no engine and we may not install one."""
     if docker_works:
         return "docker"
     if podman_works or may_install:
@@ -60,13 +60,13 @@ def choose(*, docker_works: bool, podman_works: bool, may_install: bool) -> str 
 
 
 def is_there() -> bool:
-    """Whether an engine works without anything being installed for it."""
+    """Whether an engine is available without installing one."""
     return proc.works("docker", "ps") or shutil.which("podman") is not None
 
 
 @cache
 def find() -> Engine:
-    """The engine of this machine, installed if need be."""
+    """The engine of this machine; podman is installed if necessary."""
     docker_works = proc.works("docker", "ps", within_s=60)
     podman_works = not docker_works and shutil.which("podman") is not None
     name = choose(docker_works=docker_works, podman_works=podman_works, may_install=debian.can_install())
@@ -75,7 +75,7 @@ def find() -> Engine:
     if name == "docker":
         return Engine(name="docker", env={"KIND_EXPERIMENTAL_PROVIDER": "docker"})
     if not podman_works:
-        # Recommends are left out: named here are those of them that nodes need.
+        # apt installs no recommended packages here, so those that nodes need are named.
         debian.install("podman", "netavark", "aardvark-dns", "runc", "iptables", why="a container engine")
     engine = Engine(name="podman", env={"KIND_EXPERIMENTAL_PROVIDER": "podman"} | podman_settings())
     if not engine.works("info"):
@@ -84,7 +84,7 @@ def find() -> Engine:
 
 
 def podman_settings() -> dict[str, str]:
-    """Environment that makes podman work on this machine; empty where its own settings do."""
+    """Environment that makes podman work on this machine; empty if its own settings do."""
     text = containers_conf(
         root=os.geteuid() == 0,
         unified_cgroups=Path("/sys/fs/cgroup/cgroup.controllers").exists(),
@@ -102,9 +102,9 @@ def podman_settings() -> dict[str, str]:
 def containers_conf(
     *, root: bool, unified_cgroups: bool, may_raise_limits: bool, open_files: int
 ) -> str | None:
-    """What podman must be told on machines that are themselves containers or run cgroup v1.
+    """The settings that podman needs on machines that are themselves containers or run cgroup v1; else None.
 
-    open_files  our hard limit of open files: what the nodes get where we may not raise it
+    open_files  our hard limit of open files; the nodes get it if we may not raise it
     """
     if not root or (unified_cgroups and may_raise_limits):
         return None

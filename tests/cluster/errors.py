@@ -1,4 +1,4 @@
-"""What can go wrong here and a person can mend. `__main__` prints it; nothing else does."""
+"""The error of this package: a failure that the user can fix."""
 
 
 class ClusterError(Exception):

@@ -1,7 +1,7 @@
 """Breaks things on purpose: a node hangs or loses power, a pod is cut off, a rank is killed or stopped.
 
-Nodes are containers, so the engine can freeze and kill them; the processes of pods are found and signalled on
-their node, past everything that Kubernetes would do about it. Only on clusters of our own.
+Nodes are containers, so the engine can freeze and kill them. The processes of a pod are found and signalled
+on its node, bypassing Kubernetes. Works only on clusters that we created.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.support.kubectl import Json, Kubectl
 
 AGENT_PORT = 29400
 
-# Prints what `parse_processes` reads: for each process of the container $1 its ids, command and rank.
+# For each process of the container $1, prints its ids, command and rank, for `parse_processes`.
 LIST_PROCESSES = r"""
 for pid in $(ctr --namespace=k8s.io tasks ps "$1" | awk 'NR > 1 { print $1 }'); do
     [ -r "/proc/$pid/environ" ] || continue
@@ -28,7 +28,7 @@ done
 """
 
 
-# Prints the labels of all containers with a living process, those of pods among them.
+# Prints the labels of all containers that have a running process, including those of pods.
 LIST_LIVING = """
 for id in $(ctr --namespace=k8s.io tasks list --quiet); do
     ctr --namespace=k8s.io containers info "$id"
@@ -40,9 +40,9 @@ done
 class Process:
     """A process of a pod.
 
-    pid         on its node, which is where signals are sent
-    pid_in_pod  as the container itself sees it
-    local_rank  by its environment; None where that does not say
+    pid         on its node, where signals are sent
+    pid_in_pod  in the container's pid namespace
+    local_rank  from its environment; None if not set there
     """
 
     node: str
@@ -64,7 +64,7 @@ def paused(cluster: Cluster, node: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_power(cluster: Cluster, node: str) -> Iterator[None]:
-    """A node that is gone at once; afterwards it starts again, and is ready at the end."""
+    """A node that loses power. When the block ends it is started again, and is ready when this returns."""
     leases = replace(cluster.kubectl, namespace="kube-node-lease")
     cluster.runtime("kill", node)
     try:
@@ -72,15 +72,17 @@ def without_power(cluster: Cluster, node: str) -> Iterator[None]:
     finally:
         last = heartbeat(leases.get("lease", node))
         cluster.runtime("start", node)
-        # For a while the API server goes on calling a dead node ready: only a sign of life counts.
+        # The API server still reports a dead node as ready for a while: wait for a new heartbeat.
         leases.until("lease", node, lambda seen: heartbeat(seen) > last, within_s=kind.READY_WITHIN_S)
         if not kind.settle(cluster, within_s=kind.READY_WITHIN_S):
-            raise ClusterError(f"node {node} did not come back", fix="make cluster-delete cluster")
+            raise ClusterError(
+                f"node {node} did not become ready after its restart", fix="make cluster-delete cluster"
+            )
 
 
 @contextlib.contextmanager
 def cut_off(cluster: Cluster, pod: Json, others: Sequence[Json]) -> Iterator[None]:
-    """A pod whose packets to and from others vanish on its node; whoever else asks it gets an answer."""
+    """Drop a pod's packets to and from the `others`, on its node. Everything else still reaches the pod."""
     node, address = pod["spec"]["nodeName"], pod["status"]["podIP"]
     pairs = [(address, other["status"]["podIP"]) for other in others]
     rules = [("-s", a, "-d", b, "-j", "DROP") for a, b in pairs + [(b, a) for a, b in pairs]]
@@ -92,7 +94,7 @@ def cut_off(cluster: Cluster, pod: Json, others: Sequence[Json]) -> Iterator[Non
 
 
 def heartbeat(lease: Json | None) -> str:
-    """When a kubelet last renewed its lease; such timestamps sort as text."""
+    """When a kubelet last renewed its lease. These timestamps sort as text."""
     return str(lease["spec"].get("renewTime", "")) if lease else ""
 
 
@@ -104,9 +106,9 @@ def on_node(cluster: Cluster, node: str, *command: str) -> str:
 def signal_rank(
     cluster: Cluster, kubectl: Kubectl, pod: str, name: str = "KILL", *, local_rank: int = 0
 ) -> Process:
-    """Send a signal, like "KILL" or "STOP", to one rank of a pod; returns the process that got it.
+    """Send a signal, such as "KILL" or "STOP", to one rank of a pod; return the process that got it.
 
-    kubectl  of the pod's namespace
+    kubectl  for the pod's namespace
     """
     process = rank(cluster, kubectl, pod, local_rank=local_rank)
     send(cluster, process, name)
@@ -114,40 +116,40 @@ def signal_rank(
 
 
 def send(cluster: Cluster, process: Process, signal: str) -> float:
-    """Send a signal, like "KILL", to a process; when, by its node's clock, in seconds since 1970."""
+    """Send a signal, such as "KILL", to a process; return when, in Unix time by its node's clock."""
     script = f"date +%s.%N; kill -{signal} {process.pid}"
     return float(on_node(cluster, process.node, "sh", "-c", script))
 
 
 def rank(cluster: Cluster, kubectl: Kubectl, pod: str, *, local_rank: int = 0) -> Process:
-    """The process that is a rank: the agent says where there is one, else the environment does."""
+    """The process of a rank, according to the pod's agent if it has one, else by its environment."""
     manifest = kubectl.get("pod", pod)
     if manifest is None:
-        raise ClusterError(f"there is no pod {pod} in namespace {kubectl.namespace}")
+        raise ClusterError(f"pod {pod} not found in namespace {kubectl.namespace}")
     found = processes(cluster, manifest)
     chosen = pick_rank(found, local_rank=local_rank, agent=ask_agent(cluster, manifest))
     if chosen is None:
         seen = "\n".join(f"    | {each}" for each in found)
-        raise ClusterError(f"no process of pod {pod} is its local rank {local_rank}; there are\n{seen}")
+        raise ClusterError(f"pod {pod} has no process with local rank {local_rank}; its processes:\n{seen}")
     return chosen
 
 
 def pick_rank(found: list[Process], *, local_rank: int, agent: Json | None) -> Process | None:
-    """Choose among a pod's processes.
+    """Return the process of a rank, or None.
 
-    agent  what the pod's /status said, None where no agent answers; the ranks it forks share its environment
+    agent  the pod's /status, None if no agent answers; the ranks that an agent forks share its environment
     """
     if agent is not None:
         pids = [each["pid"] for each in sorted(agent["ranks"], key=lambda each: int(each["rank"]))]
         wanted = pids[local_rank] if local_rank < len(pids) else None
         return next((process for process in found if process.pid_in_pod == wanted), None)
-    # torchrun's own environment looks like that of a rank where a replica has one; its child is younger.
+    # If a replica has one rank, torchrun itself has that rank's environment; its child has the higher pid.
     same = [process for process in found if process.local_rank == local_rank]
     return max(same, key=lambda process: process.pid_in_pod, default=None)
 
 
 def pods_alive(cluster: Cluster, node: str) -> set[str]:
-    """The uids of the pods of which something runs on a node, whatever the API server believes."""
+    """The uids of the pods that have a running process on a node, whatever the API server reports."""
     return set(
         re.findall(r'"io.kubernetes.pod.uid": "([^"]+)"', on_node(cluster, node, "sh", "-c", LIST_LIVING))
     )
@@ -176,18 +178,18 @@ def parse_processes(node: str, listed: str) -> list[Process]:
 
 
 def container_id(pod: Json) -> str:
-    """The id, in containerd, of the container named trainer, else of the first."""
+    """The id, in containerd, of the container named trainer, else of the first container."""
     statuses = {each["name"]: each for each in pod["status"].get("containerStatuses", [])}
     names = [container["name"] for container in pod["spec"]["containers"]]
     name = "trainer" if "trainer" in names else names[0]
     full_id: str = statuses.get(name, {}).get("containerID", "")
     if not full_id:
-        raise ClusterError(f"container {name} of pod {pod['metadata']['name']} has not been started yet")
+        raise ClusterError(f"container {name} of pod {pod['metadata']['name']} has not started yet")
     return full_id.rpartition("/")[2]
 
 
 def ask_agent(cluster: Cluster, pod: Json) -> Json | None:
-    """The /status of a pod's agent; None where none answers."""
+    """The /status of a pod's agent; None if no agent answers."""
     url = f"http://{pod['status']['podIP']}:{AGENT_PORT}/status"
     try:
         answer = on_node(

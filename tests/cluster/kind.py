@@ -1,4 +1,4 @@
-"""The three-node cluster: made, recognised while it is good, mended or made anew when it is not, removed."""
+"""Creates, reuses, repairs, recreates and removes the three-node cluster."""
 
 import json
 import shutil
@@ -11,28 +11,28 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.health import Health, Observed, judge
 from tests.support.kubectl import Json, Kubectl
 
-KEY_LABEL = "dtj.dev/cluster-key"  # on every node: what the cluster was made of
+KEY_LABEL = "dtj.dev/cluster-key"  # on every node: a hash of what the cluster was created from
 GIB = 6  # three nodes with their unpacked images, before any of ours
 READY_WITHIN_S = 300.0
-PATIENCE_S = 60.0  # with nodes that were just unpaused or restarted
-HANGS_S = 120.0  # a node or API server that does not answer for so long is dead; a busy machine answers late
+PATIENCE_S = 60.0  # for nodes that were just unpaused or restarted
+HANGS_S = 120.0  # without an answer for this long, a node or API server is dead; a busy machine is slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """A cluster to work on.
 
-    engine  what runs its nodes; None where the cluster is borrowed: then nothing of it is ours to touch
+    engine  what runs its nodes; None if the cluster is borrowed, so that we must not change its nodes
     """
 
     name: str
     kubeconfig: Path
     engine: Engine | None
-    pod_network: bool = False  # whether the network between its nodes' pods is our making
+    pod_network: bool = False  # whether we set up the pod network
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """As kind names them: the control plane first."""
+        """The nodes by kind's names, the control plane first."""
         more = (f"{self.name}-worker{number}" for number in range(2, config.WORKERS + 1))
         return (f"{self.name}-control-plane", f"{self.name}-worker", *more)
 
@@ -42,11 +42,11 @@ class Cluster:
 
     @property
     def runtime(self) -> Engine:
-        """What runs the nodes; raises ClusterError where they are not ours."""
+        """The engine that runs the nodes; raises ClusterError if the cluster is borrowed."""
         if self.engine is None:
             raise ClusterError(
-                f"the nodes of {self.kubeconfig} are borrowed: nothing may be done to them",
-                fix="unset DTJ_TEST_KUBECONFIG, and a cluster of our own is made",
+                f"cannot change nodes: the cluster of DTJ_TEST_KUBECONFIG={self.kubeconfig} is not ours",
+                fix="unset DTJ_TEST_KUBECONFIG to create a cluster of our own",
             )
         return self.engine
 
@@ -56,7 +56,7 @@ class Cluster:
 
 
 def create() -> Cluster:
-    """A cluster that works: the one that is there, or a new one."""
+    """Return a working cluster: the existing one, or a new one."""
     borrowed = config.borrowed_kubeconfig()
     if borrowed is not None:
         return borrow(borrowed)
@@ -67,19 +67,19 @@ def create() -> Cluster:
         health = repair(cluster, examine(cluster, key(cluster, image)), key(cluster, image))
         if health is not Health.GOOD:
             if health is not Health.ABSENT:
-                proc.say(f"cluster {cluster.name}: {health.value}; making it anew")
+                proc.say(f"cluster {cluster.name}: {health.value}; recreating it")
             remove(cluster)
             make(cluster, image)
     return cluster
 
 
 def delete() -> None:
-    """Remove the cluster and all that came with it. A borrowed one stays as it is."""
+    """Remove the cluster and everything created with it. A borrowed cluster is not changed."""
     if config.borrowed_kubeconfig() is not None:
-        proc.say("DTJ_TEST_KUBECONFIG names a cluster that is not ours: it is left alone")
+        proc.say("DTJ_TEST_KUBECONFIG is set: that cluster is not ours, nothing is removed")
         return
     if not engine.is_there():
-        proc.say("there is no container engine, so there is no cluster")
+        proc.say("no container engine found, so there is no cluster to remove")
         return
     with proc.lock(lock_file()):
         remove(ours(engine.find(), None))
@@ -90,7 +90,7 @@ def borrow(kubeconfig: Path) -> Cluster:
     if not answers(cluster.kubectl):
         raise ClusterError(
             f"the cluster of DTJ_TEST_KUBECONFIG={kubeconfig} does not answer",
-            fix="check it with kubectl, or unset the variable to have a cluster made",
+            fix="check it with kubectl, or unset the variable to create a cluster",
         )
     return cluster
 
@@ -102,7 +102,7 @@ def ours(runtime: Engine, image: node_image.NodeImage | None) -> Cluster:
 
 
 def examine(cluster: Cluster, wanted: str) -> Health:
-    """Look at a cluster from outside, as little as its state allows."""
+    """Find the state of a cluster; query the API server only if all nodes answer."""
     expected = frozenset(cluster.nodes)
     containers = node_states(cluster)
     running = [name for name, state in containers.items() if state == "running"]
@@ -117,33 +117,33 @@ def examine(cluster: Cluster, wanted: str) -> Health:
 
 
 def repair(cluster: Cluster, health: Health, wanted: str) -> Health:
-    """Do what needs no new cluster: wake paused nodes, wait for those that come back."""
+    """Do what is possible without a new cluster: unpause nodes, wait for nodes to become ready."""
     if health is Health.PAUSED:
         for name, state in node_states(cluster).items():
             if state == "paused":
                 cluster.runtime("unpause", name)
         health = examine(cluster, wanted)
     if health is Health.UNREADY:
-        proc.say(f"cluster {cluster.name}: waiting at most {PATIENCE_S:.0f} s for its nodes to become ready")
+        proc.say(f"cluster {cluster.name}: waiting up to {PATIENCE_S:.0f} s for its nodes to become ready")
         settle(cluster, within_s=PATIENCE_S)
         health = examine(cluster, wanted)
     return health
 
 
 def node_states(cluster: Cluster) -> dict[str, str]:
-    """Container name -> state, of all that kind made for the cluster."""
+    """Container name -> state, for all containers that kind created for the cluster."""
     label = f"label=io.x-k8s.kind.cluster={cluster.name}"
     ids = cluster.runtime("ps", "--all", "--quiet", "--filter", label).split()
     if not ids:
         return {}
-    # `ps` has a column for this too, in which docker and podman say different things.
+    # Not the column of `ps`: docker and podman print different words there.
     listed = cluster.runtime("inspect", "--format", "{{.Name}} {{.State.Status}}", *ids)
     pairs = (line.split() for line in listed.splitlines())
     return {name.removeprefix("/"): state for name, state in pairs}
 
 
 def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
-    """Names of the ready nodes and what the cluster was made of; nothing without an API server."""
+    """Names of the ready nodes and the cluster key; none and None if the API server does not answer."""
     if not cluster.kubeconfig.exists():  # `make clean` removes the checkout's build folder
         kind(cluster, "export", "kubeconfig", "--name", cluster.name, "--kubeconfig", cluster.kubeconfig)
     if not answers(cluster.kubectl):
@@ -159,7 +159,7 @@ def ready_nodes(cluster: Cluster) -> tuple[frozenset[str], str | None]:
 
 
 def own_nodes(cluster: Cluster) -> list[Json]:
-    """The nodes as the API server knows them, without those that a benchmark only pretends to have."""
+    """The nodes as the API server knows them, without the simulated nodes of a benchmark."""
     return [node for node in cluster.kubectl.list("nodes") if node["metadata"]["name"] in cluster.nodes]
 
 
@@ -169,13 +169,13 @@ def answers(kubectl: Kubectl) -> bool:
 
 
 def make(cluster: Cluster, image: node_image.NodeImage) -> None:
-    """Make a cluster where there is none, and wait until it takes pods."""
+    """Create the cluster and wait until it can run pods."""
     proc.need_disk(Path("/var"), GIB, what="a three-node cluster")
     cluster.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
     shared_folder().mkdir(parents=True, exist_ok=True)
-    shared_folder().chmod(0o1777)  # pods write as whoever they are
+    shared_folder().chmod(0o1777)  # pods write under any user id
     if not Path("/lib/modules").exists():
-        Path("/lib/modules").mkdir()  # kind mounts it; machines with a kernel without modules do not have it
+        Path("/lib/modules").mkdir()  # kind mounts it; a kernel without modules has no such folder
     with proc.timed(f"cluster {cluster.name}: three nodes (about 60 s)"):
         try:
             kind(
@@ -193,7 +193,7 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
 
 
 def settle(cluster: Cluster, *, within_s: float) -> bool:
-    """Lay the pod network where that is our part, then wait for nodes and DNS; whether they came up."""
+    """Set up the pod network if it is ours, then wait for nodes and DNS; return whether they are ready."""
     if cluster.engine and cluster.pod_network:
         cni.configure(cluster.engine, own_nodes(cluster))
     patience = f"--timeout={within_s:.0f}s"
@@ -205,7 +205,7 @@ def settle(cluster: Cluster, *, within_s: float) -> bool:
 
 
 def remove(cluster: Cluster) -> None:
-    """Remove nodes, their volumes and network, the credentials and the shared folder; whatever there is."""
+    """Remove nodes, their volumes and network, the kubeconfig and the shared folder, if they exist."""
     left = node_states(cluster)
     if left:
         with proc.timed(f"removing cluster {cluster.name}"):
@@ -214,12 +214,12 @@ def remove(cluster: Cluster) -> None:
                     cluster.runtime("unpause", name)
             at_once = ["--time=0"] if cluster.runtime.name == "podman" else []  # docker does not wait anyway
             remove_containers = ("rm", "--force", *at_once, "--volumes", *left)
-            # Of a container whose processes others killed, podman learns by failing once to kill them itself.
+            # If another program killed a container's processes, podman's first attempt fails.
             if not cluster.runtime.works(*remove_containers, within_s=60):
                 cluster.runtime(*remove_containers)
     if cluster.runtime.works("network", "inspect", cluster.name):
         cluster.runtime("network", "rm", cluster.name)
-    # With podman kind makes the nodes' volumes by name, so they stay behind; each is a gigabyte.
+    # With podman, kind creates named volumes, which outlive the nodes; each is a gigabyte.
     for name in cluster.nodes:
         if volumes := cluster.runtime("volume", "ls", "--quiet", "--filter", f"label={name}").split():
             cluster.runtime("volume", "rm", "--force", *volumes)
@@ -228,7 +228,7 @@ def remove(cluster: Cluster) -> None:
 
 
 def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
-    """Run kind with our engine and a network of the cluster's own, which goes when the cluster goes."""
+    """Run kind with our engine and a network of the cluster's own, removed with the cluster."""
     network = {f"KIND_EXPERIMENTAL_{name}_NETWORK": cluster.name for name in ("DOCKER", "PODMAN")}
     return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.runtime.env, **network})
 
@@ -238,7 +238,7 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
     mount = {"hostPath": str(shared_folder()), "containerPath": config.SHARED_FOLDER}
     node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
     roles = ["control-plane"] + ["worker"] * config.WORKERS
-    # Without it a kubelet of 1.35 refuses to start on cgroup v1.
+    # Otherwise a kubelet of 1.35 refuses to start on cgroup v1.
     kubelet = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -256,12 +256,12 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
 
 
 def key(cluster: Cluster, image: node_image.NodeImage) -> str:
-    """Changes with whatever makes an existing cluster differ from one made now."""
+    """Changes with everything that makes an existing cluster differ from a new one."""
     return config.key(image.name, kind_config(cluster, ""), Path(cni.__file__))
 
 
 def shared_folder() -> Path:
-    """The folder on this machine that every node sees at config.SHARED_FOLDER."""
+    """The folder on this machine that is mounted in every node at config.SHARED_FOLDER."""
     return config.kubeconfig().parent / "shared"
 
 

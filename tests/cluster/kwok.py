@@ -1,7 +1,7 @@
-"""Nodes that only pretend: pods put there are said to run at once and cost nothing. For benchmarks.
+"""Simulated nodes for benchmarks: pods placed there are Running immediately and use no resources.
 
-KWOK plays the kubelets of these nodes from a process on this machine; API server, scheduler and
-controllers are the cluster's real ones.
+KWOK simulates the kubelets of these nodes in a process on this machine. API server, scheduler and
+controllers are the cluster's own.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from tests.cluster import go, proc, tools
 from tests.cluster.errors import ClusterError
 from tests.support.kubectl import Json, Kubectl, KubectlError
 
-# How nodes and pods behave: ready at once, alive by lease, running as soon as they are scheduled.
+# Nodes are ready immediately and renew their lease; pods are Running as soon as they are scheduled.
 STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 LABEL = "type=kwok"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 READY_WITHIN_S = 60
-LEASE_S = 40  # by itself KWOK renews no lease, and nodes without one are soon taken for lost
+LEASE_S = 40  # KWOK renews no lease by default, and nodes without one soon count as lost
 # What a pod's spec needs to land on these nodes and on no others.
 PLACEMENT: Json = {
     "nodeSelector": {"type": "kwok"},
@@ -29,7 +29,7 @@ PLACEMENT: Json = {
 
 @contextlib.contextmanager
 def nodes(kubectl: Kubectl, *, count: int) -> Iterator[None]:
-    """Add so many pretended nodes, ready when the body starts, and take them away afterwards."""
+    """Add `count` simulated nodes, ready when the body starts, and remove them afterwards."""
     program = tools.ensure("kwok")["kwok"]
     kubectl.apply(*(node(f"kwok-{number}") for number in range(count)))
     with tempfile.TemporaryFile() as log:
@@ -49,7 +49,7 @@ def nodes(kubectl: Kubectl, *, count: int) -> Iterator[None]:
 
 
 def stages() -> Iterator[str]:
-    """KWOK's own descriptions of behaviour, which it ships beside its source and does not read unasked."""
+    """KWOK's own stage files, which it ships beside its source and reads only if a flag names them."""
     folder = go.module_folder("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
     for stage in STAGES:
         files = sorted((folder / stage).glob("*.yaml"))
@@ -66,8 +66,8 @@ def until_ready(kubectl: Kubectl, process: subprocess.Popen[bytes], log: IO[byte
 
 
 def node(name: str) -> Json:
-    """A node with room for a thousand pods."""
-    room = {"cpu": "256", "memory": "1Ti", "pods": "1000"}
+    """A node with capacity for a thousand pods."""
+    capacity = {"cpu": "256", "memory": "1Ti", "pods": "1000"}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -77,5 +77,5 @@ def node(name: str) -> Json:
             "annotations": {"kwok.x-k8s.io/node": "fake"},
         },
         "spec": {"taints": [TAINT]},
-        "status": {"allocatable": room, "capacity": room},
+        "status": {"allocatable": capacity, "capacity": capacity},
     }

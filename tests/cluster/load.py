@@ -1,7 +1,7 @@
-"""Brings images that were built here into the worker nodes; the control plane runs none of ours.
+"""Loads locally built images into the worker nodes; the control plane runs none of them.
 
-An archive is written once, into the folder that all nodes see, and read by all workers at the same time.
-Sending it through `exec` to each of them took twice as long.
+The archive is written once, to the folder that all nodes mount, and all workers read it in parallel.
+Sending it to each worker through `exec` took twice as long.
 """
 
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from tests.cluster.engine import Engine
 from tests.cluster.errors import ClusterError
 from tests.cluster.kind import Cluster
 
-LABEL = "dtj.dev/image-id"  # put on a node's image: the id in the engine's storage that it was made from
+LABEL = "dtj.dev/image-id"  # on a node's image: the id of its source in the engine's storage
 GIB = 3  # per image: its archive and, in every worker, contents and unpacked files
 
 
 def load(cluster: Cluster, images: Mapping[str, str]) -> None:
-    """See that all workers have these images.
+    """Load these images into the workers that lack them.
 
-    images  name that the nodes know it by -> name in the engine's storage
+    images  name on the nodes -> name in the engine's storage
     """
     if cluster.engine is None:
-        proc.say("the cluster is borrowed: it must be able to pull " + " and ".join(images))
+        proc.say("DTJ_TEST_KUBECONFIG is set: that cluster must be able to pull " + " and ".join(images))
         return
     for image, source in images.items():
         wanted = cluster.engine.image_id(source)
         if wanted is None:
-            raise ClusterError(f"there is no image {source}", fix="make images")
+            raise ClusterError(f"image {source} not found in {cluster.engine.name}", fix="make images")
         lacking = [node for node in cluster.workers if id_on(cluster.engine, node, image) != wanted]
         if lacking:
             transfer(cluster.engine, image, source, lacking)
@@ -51,12 +51,12 @@ def import_archive(engine: Engine, node: str, archive: str, image: str, source: 
     if source != image:
         ctr(engine, node, "tag", "--force", source, image)
         ctr(engine, node, "rm", source)
-    # Last, so that an import that was cut short is repeated.
+    # Last, so that an interrupted import is repeated.
     ctr(engine, node, "label", image, f"{LABEL}={engine.image_id(source)}")
 
 
 def id_on(engine: Engine, node: str, image: str) -> str | None:
-    """The id that an image on a node was made from; None where the node has none, or not from us."""
+    """The id of the image's source; None if the node has no such image, or one that we did not load."""
     return parse_label(ctr(engine, node, "list", f"name=={image}"))
 
 

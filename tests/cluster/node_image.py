@@ -1,8 +1,7 @@
-"""The image that the cluster's nodes run: kind's own where a registry has it, else one of our making.
+"""The image of the cluster's nodes: kind's own if it can be pulled, else one that we build.
 
-Ours is put together like kind's: Debian packages for the system (`rootfs`), kind's unit files and scripts
-out of its Go module, Kubernetes as `tools` builds it, and the control plane's images already in
-containerd's store.
+Our image is built like kind's: Debian packages for the system (`rootfs`), kind's unit files and scripts
+from its Go module, Kubernetes as `tools` builds it, and the control plane's images preloaded in containerd.
 """
 
 import shutil
@@ -29,26 +28,26 @@ IN_PODS = (
     "kube-scheduler",
     "pause",
 )
-RECIPE = "1"  # raise it where a change to this module changes the image
+RECIPE = "1"  # increase it if a change to this module changes the image
 GIB = 4  # the image, the archive of the control plane's images, and both once more while committing
 
 
 @dataclass(frozen=True)
 class NodeImage:
-    """An image for kind, and whether it is kind's own, which brings its network plugin with it."""
+    """An image for kind, and whether it is kind's own, which includes a network plugin."""
 
     name: str
     stock: bool
 
 
 def ensure(engine: Engine) -> NodeImage:
-    """Decide which image the nodes run and see that the engine has it."""
+    """Choose the image of the nodes; pull or build it if the engine does not have it."""
     ours = f"localhost/dtj-node:{key()}"
     if engine.image_id(ours):
         return NodeImage(ours, stock=False)
     if engine.can_pull(config.STOCK_NODE_IMAGE):
         return NodeImage(config.STOCK_NODE_IMAGE, stock=True)
-    proc.say("no image registry can be reached: making the node image here")
+    proc.say("the node image cannot be pulled; building it here")
     with proc.lock(config.cache() / "locks" / "node-image"):
         if engine.image_id(ours) is None:
             build(engine, ours)
@@ -56,7 +55,7 @@ def ensure(engine: Engine) -> NodeImage:
 
 
 def key() -> str:
-    """Changes with everything that our node image is made of."""
+    """Changes with everything that goes into our node image."""
     modules = sorted({tools.PROGRAMS[name].module for name in (*ON_THE_NODE, *IN_PODS, "kind")})
     return config.key(
         NODE.image,
@@ -68,7 +67,7 @@ def key() -> str:
 
 
 def build(engine: Engine, image: str) -> None:
-    # Before the compiler runs for minutes, not after.
+    # Check before the compiler runs for minutes, not after.
     proc.need_disk(Path("/var"), GIB, what="the node image")
     programs = tools.build(*ON_THE_NODE, *IN_PODS)
     bases = {rootfs_.folder.name: rootfs.ensure(engine, rootfs_) for rootfs_ in (NODE, KUBE_PROXY)}
@@ -107,7 +106,7 @@ def build_node(
 
 
 def build_program_image(engine: Engine, image: str, program: Path, base: str) -> None:
-    """An image around one static program, where Kubernetes' manifests look for it."""
+    """Build an image of one static program, at the path that the manifests of kubeadm use."""
     with tempfile.TemporaryDirectory(prefix="dtj-image-") as scratch:
         shutil.copy(program, scratch)
         dockerfile = Path(scratch, "Dockerfile")
@@ -128,7 +127,7 @@ def control_plane_images(kubeadm: Path) -> dict[str, str]:
 
 
 def preload(engine: Engine, bare: str, image: str, archive: Path) -> None:
-    """Commit the bare node image with the archive's images in its containerd, so that nodes never pull."""
+    """Import the archive's images into the bare node image and commit it, so that nodes never pull."""
     script = (
         "containerd >/dev/null 2>&1 & "
         "until ctr version >/dev/null 2>&1; do sleep 0.1; done; "
@@ -146,5 +145,5 @@ def preload(engine: Engine, bare: str, image: str, archive: Path) -> None:
 
 
 def multi(engine: Engine) -> list[str]:
-    """Docker's archives hold several images anyway, podman's only if it is asked to."""
+    """Docker saves several images in one archive by default, podman only with this flag."""
     return ["--multi-image-archive"] if engine.name == "podman" else []

@@ -1,8 +1,8 @@
-"""The one way in which this tool starts other programs, and how it tells that it is still alive.
+"""Starts other programs and reports progress; the only module of this package that does.
 
-Short commands are silent. A long one is given `step`: what it does and about how long that takes. One line
-says so at the start, one each minute that it still runs, one when it is done, with the time it took. What the
-program printed is kept and shown only if it fails.
+Short commands print nothing. Long commands get a `step`: what they do and about how long it takes. It is
+printed at the start; a line each minute says that the command is still running, and one at the end how long
+it took. The program's output is shown only if it fails.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ TAIL_LINES = 25
 
 
 def say(text: str) -> None:
-    """Progress goes to stderr: stdout belongs to what a verb returns."""
+    """Print progress to stderr; stdout is for the result of a verb."""
     print(f"cluster: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def timed(step: str) -> Iterator[None]:
-    """Announce a step of several commands and say how long it took."""
+    """Print what a step of several commands does, and at the end how long it took."""
     say(step)
     start = time.monotonic()
     yield
@@ -46,12 +46,12 @@ def run(
     cwd: Path | None = None,
     fix: str = "",
 ) -> str:
-    """Run a program to its end and return its stdout.
+    """Run a program until it exits and return its stdout.
 
-    step   for long ones, e.g. "building etcd (about 90 s)"
+    step   for long commands, e.g. "building etcd (about 90 s)"
     stdin  text to send, or an open file to read from
     env    added to our environment
-    Raises ClusterError with the end of the output when it exits with anything but 0.
+    Raises ClusterError with the end of the output if the exit code is not 0.
     """
     if step:
         with timed(step):
@@ -65,7 +65,7 @@ def run(
                 code = process.wait(REMINDER_S)
                 break
             except subprocess.TimeoutExpired:
-                say(f"  {command[0].rsplit('/')[-1]} still runs, {time.monotonic() - began:.0f} s")
+                say(f"  {command[0].rsplit('/')[-1]} is still running after {time.monotonic() - began:.0f} s")
             except BaseException:
                 process.terminate()
                 process.wait()
@@ -100,12 +100,12 @@ def start(
         return subprocess.Popen(command, stdin=source, stdout=stdout, stderr=stderr, env=environment, cwd=cwd)
     except FileNotFoundError as error:
         raise ClusterError(
-            f"{command[0]} is not installed, it is needed for `{shlex.join(command)}`"
+            f"{command[0]} is not installed; it is needed for `{shlex.join(command)}`"
         ) from error
 
 
 def works(*argv: str | Path, env: Mapping[str, str] | None = None, within_s: float = 20) -> bool:
-    """Whether a program exists, ends within the time and says that all is well. Never raises."""
+    """Whether a program exists and exits with 0 within the time. Never raises."""
     try:
         done = subprocess.run(
             [str(a) for a in argv],
@@ -122,15 +122,15 @@ def works(*argv: str | Path, env: Mapping[str, str] | None = None, within_s: flo
 
 
 def failure(command: Sequence[str], code: int, output: str) -> str:
-    """One message for a command that failed: what it was, how it ended, the last lines it printed."""
+    """The message for a failed command: the command, its exit code, and the last lines of its output."""
     shown = shlex.join(command)
-    lines = output.strip().splitlines()[-TAIL_LINES:] or ["(it printed nothing)"]
+    lines = output.strip().splitlines()[-TAIL_LINES:] or ["(no output)"]
     quoted = "\n".join(f"    | {line}" for line in lines)
-    return f"`{shown[:300]}` ended with exit code {code}:\n{quoted}"
+    return f"`{shown[:300]}` exited with code {code}:\n{quoted}"
 
 
 def pipe(source: Sequence[str], sink: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
-    """Send one program's stdout to another's stdin, without a file between them."""
+    """Send one program's stdout to another's stdin, without a file in between."""
     with tempfile.TemporaryFile() as err:
         reader = subprocess.Popen(
             source, stdout=subprocess.PIPE, stderr=err, env={**os.environ, **(env or {})}
@@ -148,24 +148,24 @@ def pipe(source: Sequence[str], sink: Sequence[str], *, env: Mapping[str, str] |
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock that other clones on this machine respect; the kernel frees it however we end."""
+    """Hold a lock that other clones on this machine respect; the kernel releases it when we exit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting: another run holds {path}")
+            say(f"waiting for another run that holds the lock {path}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def need_disk(folder: Path, gib: float, *, what: str) -> None:
-    """Fail before a long step begins, not at its end, where a disk is too full for it."""
+    """Fail before a long step starts, not at its end, if the disk has too little free space."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 2**30
     if free < gib:
         raise ClusterError(
-            f"{what} needs {gib:g} GiB of disk, {folder} has {free:.1f} GiB free",
-            fix="free some, or set DTJ_CACHE to a folder on another disk",
+            f"not enough disk space for {what}: needs {gib:g} GiB, {folder} has {free:.1f} GiB free",
+            fix="free some space, or set DTJ_CACHE to a folder on another disk",
         )

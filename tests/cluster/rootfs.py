@@ -1,9 +1,9 @@
-"""Root file systems made of Debian packages, for machines that reach no image registry.
+"""Builds base images from Debian packages, for machines that cannot reach an image registry.
 
-A folder describes one: packages.txt names the packages, exclude.txt (optional) the paths that stay out,
-files/ (optional) what is added, customize.sh (optional) what is done at the end. mmdebstrap resolves and
-unpacks with the machine's own apt and its mirror; the result goes straight into the engine's storage, under a
-name that changes with the description.
+A folder describes an image: packages.txt lists the packages, exclude.txt (optional) the paths to leave out,
+files/ (optional) the files to add; customize.sh (optional) runs at the end. mmdebstrap resolves and unpacks
+with the machine's own apt and its mirror. The result goes straight into the engine's storage, under a name
+that changes with the description.
 """
 
 import os
@@ -15,19 +15,20 @@ from tests.cluster.engine import Engine
 from tests.cluster.errors import ClusterError
 
 EXCLUDE_EVERYWHERE = config.ROOT / "images" / "base" / "exclude.txt"
-# A frozen mirror's indexes are past their date; the signatures still hold.
+# The indexes of a frozen mirror have expired; their signatures are still checked.
 APT_OPTIONS = 'Acquire::Check-Valid-Until "false"'
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rootfs:
-    """What to make.
+    """A base image to build.
 
     folder   the description
     suite    Debian's release
     variant  mmdebstrap's starting set: "minbase" has apt, "essential" only what dpkg itself needs
-    seconds  about how long it takes; gib: what it takes in the engine's storage
+    seconds  about how long the build takes
+    gib      its size in the engine's storage
     """
 
     folder: Path
@@ -43,7 +44,7 @@ class Rootfs:
 
 
 def ensure(engine: Engine, rootfs: Rootfs) -> str:
-    """Make the image unless the engine has it; returns its name."""
+    """Build the image unless the engine has it; return its name."""
     image = rootfs.image
     with proc.lock(config.cache() / "locks" / image.rpartition("/")[2].replace(":", "-")):
         if engine.image_id(image) is None:
@@ -55,10 +56,10 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
     name = rootfs.folder.name
     if os.geteuid() != 0:
         raise ClusterError(
-            f"no image registry can be reached, and making the image {name} from packages takes root",
-            fix="let the container engine reach an image registry, or run as root on Debian",
+            f"the base image of {name} cannot be pulled, and building it from Debian packages needs root",
+            fix="give the container engine access to an image registry, or run as root on Debian",
         )
-    debian.install("mmdebstrap", why="images made from Debian packages")
+    debian.install("mmdebstrap", why="base images")
     proc.need_disk(Path("/var"), rootfs.gib, what=f"the base image {name}")
     step = f"base image {name} from Debian {rootfs.suite} packages (about {rootfs.seconds} s, once)"
     with proc.timed(step):
@@ -91,7 +92,7 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
         f"--aptopt={APT_OPTIONS}",
         f"--include={','.join(lines(rootfs.folder / 'packages.txt'))}",
         *(f"--dpkgopt=path-exclude={path}" for path in excluded),
-        "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # licences stay with what they license
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # keep the licences
         *([f"--customize-hook=copy-in {' '.join(map(str, added.iterdir()))} /"] if added.is_dir() else []),
         *([f"--customize-hook={customize}"] if customize.exists() else []),
         rootfs.suite,
@@ -101,7 +102,7 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
 
 
 def lines(file: Path) -> list[str]:
-    """The entries of a list with comments; none where there is no such file."""
+    """The entries of a list file without its comments; [] if there is no such file."""
     if not file.exists():
         return []
     entries = (line.partition("#")[0].strip() for line in file.read_text().splitlines())

@@ -1,6 +1,6 @@
 """The programs that clusters and tests need, built on first use.
 
-Tests ask `ensure("etcd", "kube-apiserver")` and get paths.
+Tests call `ensure("etcd", "kube-apiserver")` and get paths.
 """
 
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 from tests.cluster import go
 from tests.cluster.errors import ClusterError
 
-# What KUBEBUILDER_ASSETS holds by convention: whoever has these for other projects need not build ours.
+# KUBEBUILDER_ASSETS holds these by convention: a user who has them for other projects need not build them.
 ASSETS = ("etcd", "kube-apiserver", "kubectl")
 
 
 @dataclass(frozen=True)
 class Program:
-    """One program: the folder below go/, its package there, seconds to build it alone with nothing cached."""
+    """One program: its folder below go/, its package there, seconds to build it alone with nothing cached."""
 
     module: str
     package: str
@@ -48,7 +48,7 @@ PROGRAMS = {
 def ensure(*names: str) -> dict[str, Path]:
     """Paths of programs, built if the cache does not have them. Safe to call from several processes.
 
-    etcd, kube-apiserver and kubectl are taken from KUBEBUILDER_ASSETS where that is set.
+    If KUBEBUILDER_ASSETS is set, etcd, kube-apiserver and kubectl come from there.
     Raises ClusterError for an unknown name, a program missing there, or a build that fails.
     """
     assets = os.environ.get("KUBEBUILDER_ASSETS")
@@ -58,17 +58,17 @@ def ensure(*names: str) -> dict[str, Path]:
     for name, path in given.items():
         if not os.access(path, os.X_OK):
             raise ClusterError(
-                f"KUBEBUILDER_ASSETS is {assets}, which has no program {name}",
-                fix="unset it, and the tests build their own",
+                f"no program {name} in KUBEBUILDER_ASSETS={assets}",
+                fix="unset KUBEBUILDER_ASSETS; the tests then build their own",
             )
     return given | build(*(name for name in names if name not in ASSETS))
 
 
 def build(*names: str) -> dict[str, Path]:
-    """Like `ensure`, but always our own build at the locked version."""
+    """Like `ensure`, but always our own build of the locked version."""
     unknown = sorted(set(names) - set(PROGRAMS))
     if unknown:
-        raise ClusterError(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
+        raise ClusterError(f"unknown program {', '.join(unknown)}; known programs: {', '.join(PROGRAMS)}")
     paths: dict[str, Path] = {}
     for module, programs in by_module(names):
         packages = {name: PROGRAMS[name].package for name in programs}
@@ -77,7 +77,7 @@ def build(*names: str) -> dict[str, Path]:
 
 
 def by_module(names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Programs of one module are built by one command."""
+    """Group programs by module, since one command builds all programs of a module."""
 
     def module(name: str) -> str:
         return PROGRAMS[name].module

@@ -1,7 +1,7 @@
-"""A real cluster with our images and our chart, and a namespace of its own for every test.
+"""A real cluster with our images and our chart; each test gets its own namespace.
 
-The cluster is the one of `make cluster`: made once, reused, left up. Namespaces enforce the `restricted` pod
-security standard, so a pod of ours that needs a privilege is refused and the test fails.
+The cluster is that of `make cluster`: created once, reused, kept running. Namespaces enforce the `restricted`
+pod security standard, so a pod of ours that needs a privilege is rejected and the test fails.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CLUSTER = pytest.StashKey[Cluster | ClusterError]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make the cluster: it may take half an hour, and a test's time limit holds for its fixtures, too."""
+    """Create the cluster here: it may take half an hour, and a test's time limit includes its fixtures."""
     needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
     if needed and not session.config.option.collectonly:
         session.config.stash[CLUSTER] = made()
 
 
 def made() -> Cluster | ClusterError:
-    """Return the cluster with our images and our chart, or why there is none.
+    """Return the cluster with our images and our chart, or the error if that failed.
 
-    The parallel workers of a run share the cluster: the first one installs, the others wait for it.
+    The parallel pytest workers share the cluster: the first one installs, the others wait for it.
     """
     run_id = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
     installed_by = config.kubeconfig().with_name("installed-by")
@@ -55,7 +55,7 @@ def made() -> Cluster | ClusterError:
 
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Cluster:
-    """Return the cluster. It is looked at once: amid a test nobody may find it ill and make it anew."""
+    """Return the cluster. Its health is checked once per run: a test must never find it recreated."""
     found = pytestconfig.stash[CLUSTER]
     if isinstance(found, ClusterError):
         raise found
@@ -70,7 +70,7 @@ def installed(cluster: Cluster) -> Kubectl:
 
 @pytest.fixture
 def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """Return kubectl for a fresh namespace; the namespace goes with the test."""
+    """Return kubectl for a new namespace, which is deleted after the test."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))
     name = f"e2e-{words[:50].strip('-')}"
     installed("delete", "namespace", name, "--ignore-not-found", "--wait=true")
@@ -89,7 +89,7 @@ def kubectl(installed: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kube
 
 @pytest.fixture
 def runs(kubectl: Kubectl, shared_volume: str) -> Json:
-    """Return the `checkpoint` part of a spec, on a volume that every node can write."""
+    """Return a job's `spec.checkpoint`, on a volume that every node can write to."""
     claim = {
         "accessModes": ["ReadWriteMany"],
         "storageClassName": "",
@@ -104,10 +104,10 @@ def runs(kubectl: Kubectl, shared_volume: str) -> Json:
 
 @pytest.fixture
 def shared_volume(kubectl: Kubectl) -> Iterator[str]:
-    """Return a volume that every node can write and that waits for the namespace's claim `runs`."""
+    """Return the name of a volume that every node can write to, reserved for the namespace's claim `runs`."""
     name = f"{kubectl.namespace}-runs"
     everywhere = replace(kubectl, namespace=None)
-    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # of a run that was cut short
+    everywhere("delete", "persistentvolume", name, "--ignore-not-found")  # left by an interrupted run
     volume = {
         "capacity": {"storage": "1Gi"},
         "accessModes": ["ReadWriteMany", "ReadWriteOnce"],

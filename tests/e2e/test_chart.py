@@ -1,4 +1,4 @@
-"""Upgrade and uninstallation of the chart: what stays, what goes, and that training does not notice."""
+"""Upgrade and uninstall of the chart: what stays, what is removed, and training is not affected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.predicates import condition, phase
 
 
 @pytest.mark.exclusive
-def test_training_survives_upgrade_and_uninstallation_of_the_operator(kubectl: Kubectl, installed: Kubectl):
+def test_training_survives_an_upgrade_and_uninstall_of_the_operator(kubectl: Kubectl, installed: Kubectl):
     kubectl.apply(workload_job("steady", "--steps=400", "--step-s=0.1"))
     kubectl.until("dtj", "steady", phase("Running"))
     pods = {pod["metadata"]["uid"] for pod in kubectl.list("pods", "dtj.dev/job-name=steady")}

@@ -1,4 +1,4 @@
-"""The kubectl and helm lines of the pages run on the cluster, in order, with the manifests between them."""
+"""Runs the kubectl and helm lines of each docs page on the cluster, and applies its manifests, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.kubectl import Kubectl
 
 
 def steps(page: Path) -> list[Block | Line]:
-    """Return what a page does on a cluster: manifests to apply and lines to run."""
+    """Return the manifests that a page applies and the lines that it runs on the cluster, in order."""
     found: list[Block | Line] = []
     for block in blocks(page):
         if block.language == "yaml" and block.marker == "cluster":

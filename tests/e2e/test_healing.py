@@ -1,4 +1,4 @@
-"""Faults that the survivors of a training live through: they do no step twice."""
+"""In-place recovery: the surviving replicas keep their state and repeat no step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import condition
 
-STEPS = 300  # of a tenth of a second: it must still train when the fault comes, also on a slow machine
+STEPS = 300  # of 0.1 s each: long enough that the job still trains at the fault, even on a slow machine
 
 
 def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
@@ -21,8 +21,8 @@ def uids(kubectl: Kubectl, job: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_killed_rank_is_replaced_within_the_pods(cluster: Cluster, kubectl: Kubectl, rank: int):
-    """SIGKILL from the node; there is no checkpoint, so what goes on comes from the survivor's memory."""
+def test_killed_rank_is_restarted_in_the_same_pods(cluster: Cluster, kubectl: Kubectl, rank: int):
+    """SIGKILL from the node. There is no checkpoint, so the state comes from the survivor's memory."""
     kubectl.apply(workload_job("heal", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("heal-0", "did step 3 ")
     before = uids(kubectl, "heal")
@@ -37,10 +37,10 @@ def test_killed_rank_is_replaced_within_the_pods(cluster: Cluster, kubectl: Kube
     assert f"dtj: rank {rank} was killed by SIGKILL" in kubectl("logs", f"heal-{rank}")
 
 
-def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: Kubectl):
-    """A real limit, kept by the kernel of the node: it ends the container, under cgroup v1 the rank alone."""
+def test_rank_that_exceeds_its_memory_limit_is_blamed_and_the_job_completes(kubectl: Kubectl):
+    """The node's kernel enforces a real limit: it kills the container, or only the rank under cgroup v1."""
     crash = ("--crash=memory", "--crash-at=20", "--crash-rank=1")
-    # By itself the job would first have to learn that its agents can rejoin, which may take ten seconds.
+    # Scope Auto would first have to learn that the agents can rejoin, which may take ten seconds.
     manifest = workload_job("greedy", "--steps=100", "--step-s=0.1", *crash, recovery={"scope": "Replica"})
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] = {"memory": "1Gi"}
     kubectl.apply(manifest)
@@ -54,7 +54,7 @@ def test_rank_that_takes_too_much_memory_is_blamed_and_the_job_goes_on(kubectl: 
 
 
 @pytest.mark.exclusive
-def test_drained_pod_saves_with_all_others_and_costs_no_restart(kubectl: Kubectl, runs: Json):
+def test_drained_pod_saves_with_all_replicas_and_costs_no_restart(kubectl: Kubectl, runs: Json):
     kubectl.apply(workload_job("drained", f"--steps={STEPS}", "--step-s=0.1", checkpoint=runs))
     kubectl.follow("drained-1", "did step 12 ")
     node = kubectl.get("pod", "drained-1")["spec"]["nodeName"]  # type: ignore[index]
@@ -69,13 +69,15 @@ def test_drained_pod_saves_with_all_others_and_costs_no_restart(kubectl: Kubectl
     assert job["status"]["restarts"]["counted"] == 0
     assert job["status"]["restarts"]["disruptions"] >= 1
     done = steps_done(kubectl, "drained-1")
-    assert done == list(range(done[0], STEPS + 1)), "it took up where the others had saved, not at the start"
+    assert done == list(range(done[0], STEPS + 1)), (
+        "the new pod resumed at the committed step, not at the start"
+    )
     assert done[0] > 12
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_lost_pod_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
-    """Replica 0 is the coordinator's: the survivor finds the new one under the same name."""
+def test_new_pod_resumes_at_the_step_of_the_survivor(kubectl: Kubectl, lost: int):
+    """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("pods-0", "did step 3 ")
     kubectl.until("dtj", "pods", lambda job: job["status"].get("recoveryScope") == "Replica")
@@ -86,8 +88,8 @@ def test_lost_pod_takes_up_the_step_of_the_other(kubectl: Kubectl, lost: int):
 
     job = kubectl.until("dtj", "pods", condition("Complete"), within_s=300)
     assert job["status"]["attempt"] == 0
-    told = job["status"]["failure"]
-    assert (told["reason"], told["replica"], told["node"]) == ("Evicted", lost, node)
+    failure = job["status"]["failure"]
+    assert (failure["reason"], failure["replica"], failure["node"]) == ("Evicted", lost, node)
     after = uids(kubectl, "pods")
     assert after[f"pods-{lost}"] != before[f"pods-{lost}"]
     assert after[f"pods-{1 - lost}"] == before[f"pods-{1 - lost}"]

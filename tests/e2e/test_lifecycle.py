@@ -1,4 +1,4 @@
-"""Suspension, deadline, time to live, clean-up and deletion, on real kubelets."""
+"""Suspend, deadline, time to live, pod clean-up and deletion, on real kubelets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_suspended_job_resumes_at_the_committed_step(kubectl: Kubectl, runs: Jso
     kubectl.until("dtj", "pause", phase("Running"))
     kubectl.follow("pause-0", "did step ")
 
-    # Nothing is saved on schedule before the last step: only the stop on SIGTERM can have committed this.
+    # No checkpoint is due before the last step: only the agreed stop on SIGTERM can have committed this one.
     assert min(steps_done(kubectl, "pause-0")) > 20
     assert kubectl.get("dtj", "pause")["status"]["restarts"]["counted"] == 0  # type: ignore[index]
 
@@ -74,13 +74,13 @@ def test_deletion_of_a_running_job_leaves_nothing(kubectl: Kubectl, cascade: str
         kubectl.until_gone(kind, selector=OURS)
 
 
-def test_orphaned_pods_train_on_without_their_job(kubectl: Kubectl):
+def test_orphaned_pods_continue_training_without_their_job(kubectl: Kubectl):
     kubectl.apply(workload_job("left", "--steps=100000"))
     kubectl.until("dtj", "left", phase("Running"))
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
 
     kubectl("delete", "dtj", "left", "--cascade=orphan", "--timeout=60s")
-    # Once the operator has seen to a later deletion it has seen this one.
+    # Once the operator has handled a later deletion, it has handled this one.
     kubectl.apply(workload_job("later", "--steps=100000"))
     kubectl.until("dtj", "later", phase("Running"))
     kubectl("delete", "dtj", "later", "--timeout=60s")

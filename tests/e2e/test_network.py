@@ -1,4 +1,4 @@
-"""Packets between pods vanish while every pod and every node looks well to Kubernetes."""
+"""Packets between pods are dropped while Kubernetes reports every pod and node as healthy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.test_recovery import steps_done
 from tests.support.kubectl import Json, Kubectl
 from tests.support.predicates import phase
 
-CUT = {"first": 0, "last": 3}  # job -> whom its other replicas lose
+CUT = {"first": 0, "last": 3}  # job -> the replica that its other replicas lose
 
 
 def spread_job(name: str) -> Json:
@@ -30,8 +30,8 @@ def spread_job(name: str) -> Json:
     return manifest
 
 
-def test_pod_that_is_cut_off_from_the_others_is_replaced(kubectl: Kubectl):
-    """Only the operator still reaches all of them; the others keep the run in memory meanwhile."""
+def test_isolated_replica_is_replaced(kubectl: Kubectl):
+    """Only the operator still reaches all pods; meanwhile the other replicas keep their state in memory."""
     for name in CUT:
         kubectl.apply(spread_job(name))
     for name in CUT:
@@ -51,7 +51,7 @@ def test_pod_that_is_cut_off_from_the_others_is_replaced(kubectl: Kubectl):
         assert (status["failure"]["reason"], status["failure"]["replica"]) == ("PeerLost", lone)
         after = uids(kubectl, name)
         assert [pod for pod in after if after[pod] != before[name][pod]] == [f"{name}-{lone}"]
-        assert min(steps_done(kubectl, f"{name}-{lone}")) > 3, "what was done is not done again"
+        assert min(steps_done(kubectl, f"{name}-{lone}")) > 3, "the new pod does not start at step 1"
         done = steps_done(kubectl, f"{name}-1")
         assert done == list(range(1, len(done) + 1)), "no step was done twice"
 

@@ -1,4 +1,4 @@
-"""A node is lost under a running job: the job leaves it, and nothing of it runs there when it comes back."""
+"""A node of a running job is lost: the job moves to other nodes, no old pod runs when the node returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = "dtj.dev/job-name"
 
 @pytest.mark.exclusive
 @pytest.mark.parametrize("fault", [faults.without_power, faults.paused])
-def test_job_leaves_a_node_that_is_lost(
+def test_job_moves_off_a_lost_node(
     cluster: Cluster,
     kubectl: Kubectl,
     runs: Json,
@@ -39,12 +39,12 @@ def test_job_leaves_a_node_that_is_lost(
         job = kubectl.until("dtj", "moving", recovered(disruptions=1), within_s=240)
         assert job["status"]["failure"]["reason"] == "NodeLost"
         assert job["status"]["failure"]["node"] == lost
-        # Kubernetes calls it NotReady after 50 s, and nodeLostSeconds begin then; nobody waited for that.
+        # Kubernetes reports NotReady after 50 s, and nodeLostSeconds starts then; the operator did not wait.
         assert "the agent is silent and the node's Lease expired" in job["status"]["failure"]["message"]
-        assert job["status"]["restarts"]["counted"] == 0, "a lost node is nobody's fault"
+        assert job["status"]["restarts"]["counted"] == 0, "a lost node does not count as a restart"
         assert [each["node"] for each in job["status"]["avoidedNodes"]] == [lost]
         kubectl.follow("moving-1", "did step ")
-        assert min(steps_done(kubectl, "moving-1")) > 5, "what was done is not done again from the start"
+        assert min(steps_done(kubectl, "moving-1")) > 5, "the new pod resumed from the checkpoint"
         assert lost not in (node_of(kubectl, "moving-0"), node_of(kubectl, "moving-1"))
 
     after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in kubectl.list("pods", OURS)}
@@ -54,22 +54,22 @@ def test_job_leaves_a_node_that_is_lost(
 
 
 def until_dead(cluster: Cluster, node: str, uid: str, within_s: float = 60) -> None:
-    """Wait until nothing of a pod runs on its node: a kubelet that slept learns late that the pod is gone."""
+    """Wait until no process of the pod runs on its node: a kubelet that was paused learns of it late."""
     deadline = time.monotonic() + within_s
     while uid in faults.pods_alive(cluster, node):
-        assert time.monotonic() < deadline, f"pod {uid} still runs on {node} after {within_s} s"
+        assert time.monotonic() < deadline, f"pod {uid} is still running on {node} after {within_s} s"
         time.sleep(0.5)
 
 
 def recovered(*, disruptions: int) -> Callable[[Json], bool]:
-    """Return a predicate: the job runs again after so many disruptions."""
+    """Return a predicate: the job is Running again after this number of disruptions."""
     return lambda job: (
         phase("Running")(job) and job["status"].get("restarts", {}).get("disruptions") == disruptions
     )
 
 
 def node_of(kubectl: Kubectl, pod: str) -> str:
-    """Return where a pod runs."""
+    """Return the node of a pod."""
     found = kubectl.get("pod", pod)
     assert found is not None
     name: str = found["spec"]["nodeName"]

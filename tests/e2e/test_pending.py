@@ -1,4 +1,4 @@
-"""Jobs that cannot start say why, in the job itself, and start once the reason is gone."""
+"""A job that cannot start reports why in its status, and starts once the cause is removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.predicates import condition, phase
 
 
 def not_ready(reason: str, *words: str) -> Callable[[Json], bool]:
-    """Return a predicate: the pods are not ready for this reason, and the message has all these words."""
+    """Return a predicate: PodsReady is False for this reason, and its message contains all these words."""
 
     def holds(seen: Json) -> bool:
         return any(
@@ -22,7 +22,7 @@ def not_ready(reason: str, *words: str) -> Callable[[Json], bool]:
     return holds
 
 
-def test_image_that_cannot_be_pulled_is_named(kubectl: Kubectl):
+def test_status_names_an_image_that_cannot_be_pulled(kubectl: Kubectl):
     manifest = workload_job("noimage")
     manifest["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost:1/no/such:image"
     kubectl.apply(manifest)
@@ -32,7 +32,7 @@ def test_image_that_cannot_be_pulled_is_named(kubectl: Kubectl):
     assert job["status"]["phase"] == "Pending"
 
 
-def test_pod_that_fits_no_node_names_the_resource(kubectl: Kubectl):
+def test_status_names_the_resource_of_an_unschedulable_pod(kubectl: Kubectl):
     manifest = workload_job("huge")
     manifest["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"memory": "9Ti"}}
     kubectl.apply(manifest)
@@ -42,7 +42,7 @@ def test_pod_that_fits_no_node_names_the_resource(kubectl: Kubectl):
     assert job["status"]["phase"] == "Pending"
 
 
-def test_quota_refusal_is_quoted_and_the_job_starts_once_there_is_room(kubectl: Kubectl):
+def test_exceeded_quota_is_quoted_and_the_job_starts_once_it_is_removed(kubectl: Kubectl):
     quota = {
         "kind": "ResourceQuota",
         "apiVersion": "v1",
@@ -58,7 +58,7 @@ def test_quota_refusal_is_quoted_and_the_job_starts_once_there_is_room(kubectl: 
     assert kubectl.until("dtj", "squeezed", condition("Complete"), within_s=240)
 
 
-def test_pod_that_the_security_standard_refuses_is_quoted(kubectl: Kubectl):
+def test_rejection_by_the_pod_security_standard_is_quoted(kubectl: Kubectl):
     manifest = workload_job("rude")
     manifest["spec"]["template"]["spec"]["hostNetwork"] = True
     kubectl.apply(manifest)
@@ -68,7 +68,7 @@ def test_pod_that_the_security_standard_refuses_is_quoted(kubectl: Kubectl):
     assert job["status"]["phase"] == "Pending"
 
 
-def test_foreign_service_of_the_same_name_is_left_alone(kubectl: Kubectl):
+def test_service_of_the_same_name_that_is_not_ours_is_not_changed(kubectl: Kubectl):
     ports = [{"port": 80}]
     foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": {"ports": ports}}
     kubectl.apply(foreign)

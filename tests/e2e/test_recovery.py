@@ -1,4 +1,4 @@
-"""What happens when ranks fail: restarts, resumption from a checkpoint, blame, and the end of the budget."""
+"""Ranks fail: restarts, resuming from a checkpoint, blame, and a spent restart budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.predicates import condition, phase
 
 
 def steps_done(kubectl: Kubectl, pod: str) -> list[int]:
-    """Return the steps that the present container of a pod reports in its log, in order."""
+    """Return the steps in the log of a pod's current container, in order."""
     return [int(number) for number in re.findall(r"did step (\d+) ", kubectl("logs", pod))]
 
 
@@ -25,7 +25,7 @@ def test_crash_of_all_ranks_restarts_them_in_place_from_the_checkpoint(kubectl: 
 
     assert job["status"]["attempt"] == 0
     for pod in ("crash-0", "crash-1"):
-        # Saved every 5 steps and killed before step 18: the second generation begins after step 15.
+        # Saved every 5 steps and killed before step 18: the second generation resumes after step 15.
         assert steps_done(kubectl, pod) == [*range(1, 18), *range(16, 41)]
 
 
@@ -43,7 +43,7 @@ def test_spent_budget_fails_the_job_and_names_rank_and_traceback(kubectl: Kubect
     assert failure["node"] == kubectl.get("pod", "hopeless-1")["spec"]["nodeName"]  # type: ignore[index]
 
 
-def test_bad_recipe_fails_at_once(kubectl: Kubectl):
+def test_bad_recipe_fails_the_job_without_a_restart(kubectl: Kubectl):
     manifest = workload_job("typo")
     manifest["spec"]["template"]["spec"]["containers"][0]["args"] = ["train", "dtj.recipes.digitz:recipe"]
     kubectl.apply(manifest)

@@ -1,4 +1,4 @@
-"""Jobs that simply work: our recipe, a user's own script, torchrun; on pods of different nodes."""
+"""Jobs without faults: our recipe, a user's own script, torchrun; on several nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def example(name: str) -> list[Json]:
 
 
 def job_of(objects: list[Json]) -> str:
-    """Return the name of the one job among these objects."""
+    """Return the name of the only job among these objects."""
     (job,) = (each for each in objects if each["kind"] == "DistributedTrainingJob")
     name: str = job["metadata"]["name"]
     return name
@@ -61,11 +61,11 @@ def test_a_users_own_script_reaches_world_size_four(kubectl: Kubectl, name: str)
     job = kubectl.until("dtj", job_of(objects), condition("Complete"), within_s=240)
 
     assert job["status"]["worldSize"] == 4
-    # Every rank puts in its number plus one and prints what all of them have in common afterwards.
+    # Every rank contributes its number plus one to an all-reduce and prints the sum.
     assert merged_logs(kubectl, job_of(objects)).count("sum 10 of 4 ranks") == 4
 
 
-def test_every_strategy_has_the_losses_of_one_process(kubectl: Kubectl):
+def test_every_strategy_has_the_losses_of_a_single_process(kubectl: Kubectl):
     """One job each, on pods of several nodes: losses of all 38 steps, and the score of the final weights."""
     found = {}
     for job in example("strategies"):
@@ -85,11 +85,11 @@ def test_every_strategy_has_the_losses_of_one_process(kubectl: Kubectl):
 
 
 @pytest.mark.usefixtures("shared_volume")
-def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
+def test_checkpointed_example_resumes_after_a_pod_is_deleted(kubectl: Kubectl):
     *others, job = example("checkpointed")
     claim = next(each for each in others if each["kind"] == "PersistentVolumeClaim")
     claim["spec"]["storageClassName"] = ""  # the volume of the fixture: not every cluster makes volumes
-    # Longer than the example: it must still train when the pod is deleted, also on a slow machine.
+    # Longer than the example, so that it still trains when the pod is deleted, even on a slow machine.
     args = ["train", "--save-every=20", RECIPE, "epochs=150"]
     job["spec"]["template"]["spec"]["containers"][0]["args"] = args
     kubectl.apply(*others, job)
@@ -102,7 +102,7 @@ def test_checkpointed_example_goes_on_after_a_pod_was_deleted(kubectl: Kubectl):
     done = kubectl.until("dtj", "checkpointed", condition("Complete"), within_s=500)
     restarts = done["status"]["restarts"]
     assert (restarts["counted"], restarts["disruptions"]) == (0, 1), (
-        "an agreed stop of both is one disruption"
+        "the agreed stop of both replicas counts as one disruption"
     )
 
 
@@ -124,7 +124,9 @@ def test_elastic_example_grows_and_shrinks_while_it_trains(kubectl: Kubectl):
 
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
     kubectl("wait", "--for=delete", "pod/elastic-1", "pod/elastic-2", "--timeout=60s")
-    assert pods_of(kubectl, "elastic") == {"elastic-0": first["elastic-0"]}, "who stays is not touched"
+    assert pods_of(kubectl, "elastic") == {"elastic-0": first["elastic-0"]}, (
+        "the remaining pod is not replaced"
+    )
 
 
 def pods_of(kubectl: Kubectl, job: str) -> dict[str, str]:
@@ -134,7 +136,7 @@ def pods_of(kubectl: Kubectl, job: str) -> dict[str, str]:
 
 
 def trains_with(replicas: int, *, beyond: int = 0) -> Callable[[Json], bool]:
-    """Return a predicate: the job runs with so many ranks, and is beyond this step."""
+    """Return a predicate: the job runs with this number of replicas, and is beyond this step."""
 
     def holds(seen: Json) -> bool:
         status = seen.get("status", {})
@@ -145,7 +147,7 @@ def trains_with(replicas: int, *, beyond: int = 0) -> Callable[[Json], bool]:
     return holds
 
 
-def test_suspended_example_starts_when_it_is_told_to(kubectl: Kubectl):
+def test_suspended_example_starts_when_it_is_resumed(kubectl: Kubectl):
     kubectl.apply(*example("suspended"))
     kubectl.until("dtj", "suspended", phase("Suspended"))
     assert not kubectl.list("pods")
@@ -158,7 +160,7 @@ def test_suspended_example_starts_when_it_is_told_to(kubectl: Kubectl):
 def test_status_reports_progress_while_the_job_runs(kubectl: Kubectl):
     kubectl.apply(workload_job("walk", "--steps=400", "--step-s=0.1"))
 
-    # Steps are told at once, a loss with the first line of the log.
+    # The agent reports steps immediately, and a loss with the first line that the ranks log.
     job = kubectl.until(
         "dtj", "walk", lambda seen: seen.get("status", {}).get("progress", {}).get("loss"), within_s=120
     )

@@ -1,6 +1,6 @@
-"""A small training program whose faults are ordered on its command line; it runs inside the pods.
+"""A small training program for tests, which runs in the pods; its flags choose a fault.
 
-Prints one line a step with the step's number: a test can tell from the logs which steps ran, and where.
+It prints a line with the number of each step, so that a test can read in the logs which steps ran, and where.
 """
 
 import argparse
@@ -15,12 +15,17 @@ import dtj
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=40)
-parser.add_argument("--step-s", type=float, default=0.05, help="seconds of pretended work in a step")
+parser.add_argument("--step-s", type=float, default=0.05, help="seconds to sleep in each step")
 parser.add_argument("--save-every", type=int, default=5)
 parser.add_argument("--crash", choices=["raise", "exit", "memory"])
-parser.add_argument("--crash-rank", type=int, default=1, help="-1: all of them")
+parser.add_argument("--crash-rank", type=int, default=1, help="-1: all ranks")
 parser.add_argument("--crash-at", type=int, default=17)
-parser.add_argument("--crash-lives", type=int, default=1, help="crash in this many lives, then behave")
+parser.add_argument(
+    "--crash-lives",
+    type=int,
+    default=1,
+    help="crash in the first N generations or attempts, then run normally",
+)
 parser.add_argument("--code", type=int, default=1)
 given = parser.parse_args()
 
@@ -35,11 +40,11 @@ life = attempt + int(os.environ.get("DTJ_GENERATION", "1"))
 
 
 def crash() -> None:
-    """End this rank the way that was asked for."""
+    """End this rank as --crash says."""
     if given.crash == "raise":
         raise RuntimeError(f"ordered failure of rank {run.rank}")
     hoard = []
-    while given.crash == "memory":  # until the kernel ends it
+    while given.crash == "memory":  # until the kernel kills it
         hoard.append(b"x" * 2**26)
     sys.exit(given.code)
 

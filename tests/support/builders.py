@@ -1,4 +1,4 @@
-"""Jobs and pods in some state, for tests. Every verb returns a copy, so rows of a table can share a base.
+"""Builders of jobs and pods for tests. Every method returns a copy, so rows of a table can share a base.
 
 The defaults are the simplest case: a new job of one replica with one process, without pods or status.
 """
@@ -16,14 +16,14 @@ from dtj_operator.spec import Job, parse
 
 Json = dict[str, Any]
 
-NOW = 1_800_000_000.0  # a whole second, so that timestamps survive the way through RFC 3339
+NOW = 1_800_000_000.0  # a whole second, so that conversion to RFC 3339 and back is exact
 UID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 NAMESPACE = "team-a"
 NAME = "digits"
 
 
 def at(offset_s: float) -> str:
-    """RFC 3339 of a moment relative to NOW."""
+    """Return NOW plus an offset as an RFC 3339 timestamp."""
     return times.rfc3339(NOW + offset_s)
 
 
@@ -54,7 +54,7 @@ class PodBuilder:
         return self._with(phase="Failed", conditions=(), containers=(end,))
 
     def reported(self, code: int = 1, *, at: float = NOW, **fields: Any) -> Self:
-        """Crashed with the JSON object that a trainer writes when it ends."""
+        """Crashed, with the JSON report that a trainer writes when it exits."""
         report = {"exitCode": code, "generation": 0, "at": times.rfc3339(at), **fields}
         return self.crashed(code, at=at, message=json.dumps(report))
 
@@ -88,7 +88,7 @@ class PodBuilder:
         return self._with(attempt=number, uid=f"{self.pod.uid}-{number}")
 
     def placed(self, since: float) -> Self:
-        """Bound to its node at that moment."""
+        """Bound to its node at this time."""
         condition = ConditionView(type="PodScheduled", status="True", since=since)
         return self._with(conditions=(*self.pod.conditions, condition))
 
@@ -114,7 +114,7 @@ def pod(index: int = 0, *, attempt: int = 0, job: str = NAME) -> PodBuilder:
 
 @dataclass(frozen=True, kw_only=True)
 class JobBuilder:
-    """A job in some state; `raw()` is its custom resource, `snapshot()` what the planner sees."""
+    """A job in some state; `raw()` returns its custom resource, `snapshot()` the input of the planner."""
 
     spec: Json = field(default_factory=lambda: {"template": template()})
     status: Json = field(default_factory=dict)
@@ -164,7 +164,7 @@ class JobBuilder:
         return replace(self, pods=tuple(builder.pod for builder in pods))
 
     def running(self) -> Self:
-        """All pods run, and the status says so."""
+        """All pods are running, and so is the job's phase."""
         up = (
             pod(i, attempt=self.status.get("attempt", 0)).running()
             for i in range(self.spec.get("replicas", 1))
@@ -172,7 +172,7 @@ class JobBuilder:
         return self.was("Running").having(*up)
 
     def but(self, *changed: PodBuilder) -> Self:
-        """A copy with these pods instead of those of the same index."""
+        """Replace the pods that have the same indices."""
         new = {builder.pod.index: builder.pod for builder in changed}
         kept = tuple(view for view in self.pods if view.index not in new)
         return replace(self, pods=(*kept, *new.values()))
@@ -181,7 +181,7 @@ class JobBuilder:
         return replace(self, pods=tuple(view for view in self.pods if view.index not in indices))
 
     def seeing(self, **fields: Any) -> Self:
-        """Set what gather found besides job and pods: service, network_policy, refusals, progress, now."""
+        """Set what else is in the snapshot: service, network_policy, refusals, progress, now."""
         return replace(self, known={**self.known, **fields})
 
     def with_network(self) -> Self:

@@ -1,7 +1,7 @@
 """Runs the real `dtj` command in real processes, from a process that has already imported torch.
 
-Importing torch takes seconds; a fork takes milliseconds. Python's own forkserver does it: each command is
-forked from it and is then what a shell would have started: own pid, own signals, own exit code.
+Importing torch takes seconds; a fork takes milliseconds. Each command is forked from Python's forkserver, and
+is then like one started by a shell: it has its own pid, signals and exit code.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _RANKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int | None
     out: str
@@ -71,10 +71,10 @@ class Command:
         os.kill(self.pid, number)
 
     def wait(self, *, deadline_s: float = DEADLINE_S) -> Finished:
-        """Its end; fails where it does not come."""
+        """Wait until it exits; fail after the deadline, with the stacks of the command."""
         self._process.join(deadline_s)
         if self._process.exitcode is None:
-            self.signal(signal.SIGUSR1)  # its stacks, see `_be_dtj`
+            self.signal(signal.SIGUSR1)  # makes it print its stacks, see `_be_dtj`
             self._process.join(1.0)
             raise AssertionError(f"the command hangs: {self.out}\n{self.err}")
         return Finished(code=self._process.exitcode, out=self.out, err=self.err)
@@ -88,15 +88,15 @@ Start = Callable[..., Command]
 
 
 def warm(*modules: str) -> ForkServerContext:
-    """Return what forks processes that have torch imported, and these modules."""
-    # This module too: every process looks in it for what it is to run, and it imports much.
+    """Return a context that forks processes which have imported torch and these modules."""
+    # Also this module: every process finds its target function in it, and it has many imports.
     ours = ("torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__)
     return warmed(*ours, *modules)
 
 
 @contextlib.contextmanager
 def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
-    """What starts commands, each in a folder of its own below `folder`; all are ended afterwards."""
+    """Yield a function that starts commands, each in its own folder below `folder`; kill all at the end."""
     started: list[Command] = []
 
     def begin(*argv: object, **env: object) -> Command:
@@ -108,7 +108,7 @@ def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
         process.start()
         started.append(Command(process, own))
         wait_for(lambda: (own / "err").exists() or process.exitcode is not None, "the command to start")
-        assert (own / "err").exists(), f"the command ended with {process.exitcode} before it began"
+        assert (own / "err").exists(), f"the command exited with {process.exitcode} before it started"
         return started[-1]
 
     try:
@@ -119,7 +119,7 @@ def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Poll until the condition holds; fail after a deadline that is far beyond any honest duration."""
+    """Poll until the condition holds; fail after a deadline far longer than any normal duration."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
@@ -127,7 +127,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def is_dead(pid: int) -> bool:
-    """No process has this id, or only a zombie."""
+    """Whether no process has this id, or only a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     return True
@@ -143,7 +143,7 @@ def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, fd)
         os.close(file)
-    faulthandler.register(signal.SIGUSR1, chain=False)  # where does it hang?
+    faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs
     from dtj.cli import main
 
     main(words)

@@ -1,7 +1,7 @@
-"""HTTP sessions that leave no socket behind.
+"""HTTP sessions that leave no socket open.
 
-Closing a TLS connection takes a few turns of the event loop, which a test's own loop no longer has; the
-garbage collector then closes the socket, with a warning in a later test. Here the end waits for every socket.
+Closing a TLS connection takes a few iterations of the event loop. A test's own loop no longer runs then, so
+the garbage collector closes the socket, with a warning in a later test. This session waits for every socket.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ async def session(tls: ssl.SSLContext, **options: Any) -> AsyncIterator[aiohttp.
             await connector.close(abort_ssl=True)
     finally:
         async with asyncio.timeout(FAREWELL_S):
-            while any(each.fileno() != -1 for each in sockets):  # noqa: ASYNC110 - a socket tells nobody
+            while any(each.fileno() != -1 for each in sockets):  # noqa: ASYNC110 - a socket has no event for it
                 await asyncio.sleep(0.01)
 
 
 def hang_up(answer: aiohttp.ClientResponse) -> None:
-    """Drop the connection of an answer that goes on and on."""
+    """Drop the connection of a response that does not end by itself."""
     if answer.connection is not None and answer.connection.transport is not None:
         answer.connection.transport.abort()

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: what a program has started and written is cleaned up, however it is told to end."""
+"""Treats SIGTERM like Ctrl-C, so that a program cleans up after either of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def clean_up_on_sigterm() -> None:
-    """Have SIGTERM unwind the main thread, event loop included, instead of ending the process at once."""
-    # What a shell puts into the background is started with Ctrl-C ignored.
+    """Make SIGTERM unwind the main thread and its event loop, instead of killing the process."""
+    # A shell starts background commands with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))

@@ -1,8 +1,8 @@
-"""A proxy between a client and the API server that misbehaves on demand, as networks and busy servers do.
+"""A proxy between a client and the API server that injects faults of networks and busy servers.
 
-A fault says which requests it hits, how often, and how: an HTTP status instead of an answer, an answer that
-is lost after the server has acted, or one that comes late. Open watches can be cut or fall silent at any
-moment, and their lines can be lost, doubled or told in another order.
+A fault defines which requests it hits, how many, and how: an HTTP error status, a response that is lost after
+the server has acted, or a late response. Open watches can be cut or go silent at any time, and their lines
+can be lost, duplicated or reordered.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep
 class Fault:
     """What happens to the next requests that match.
 
-    matches  chooses requests
-    status   answer with this HTTP status and pass nothing on; 0 passes the request on and loses the answer
+    matches  whether it hits a request
+    status   answer with this HTTP status and do not forward; 0: forward the request, but lose the response
     times    how many requests it hits
-    headers  of the answer
-    late_s   only late: pass the request on after so many seconds, and the answer back
+    headers  of the response
+    late_s   if not 0, only delay: forward the request after this many seconds, and return the response
     """
 
     matches: Callable[[web.Request], bool]
@@ -42,15 +42,15 @@ class Fault:
     late_s: float = 0.0
 
 
-Mangle = Callable[[bytes], list[bytes]]  # what becomes of a line of a watch
+Mangle = Callable[[bytes], list[bytes]]  # line of a watch -> lines to send instead
 
 
 class FaultProxy:
     """Forwards everything to `target`, unless a fault is due.
 
     url      where it listens, plain HTTP on loopback
-    hits     how many requests each kind of fault has hit, by status; "cut" for watches, "late" for delays
-    mangle   makes, for each watch, what decides about its lines
+    hits     number of requests that each kind of fault has hit, by status; "cut": watches, "late": delays
+    mangle   makes the Mangle of a watch
     """
 
     def __init__(self, target: str, tls: ssl.SSLContext) -> None:
@@ -65,7 +65,7 @@ class FaultProxy:
 
     @property
     def silent(self) -> bool:
-        """Whether watches are open and say nothing, as behind a firewall that forgot them."""
+        """Whether open watches get no data, as behind a firewall that has dropped the connections."""
         return not self._speaks.is_set()
 
     @silent.setter
@@ -76,11 +76,11 @@ class FaultProxy:
             self._speaks.set()
 
     def inject(self, *faults: Fault) -> None:
-        """Have these happen."""
+        """Add these faults."""
         self._faults.extend(faults)
 
     def clear(self) -> None:
-        """Have nothing more happen."""
+        """Remove all faults."""
         self._faults.clear()
 
     def cut_watches(self) -> int:
@@ -92,7 +92,7 @@ class FaultProxy:
         return len(watches)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Forward one request, or not."""
+        """Forward one request, unless a fault hits it."""
         fault = next((each for each in self._faults if each.times and each.matches(request)), None)
         if fault is not None:
             fault.times -= 1
@@ -102,7 +102,7 @@ class FaultProxy:
                 fault = None
             elif fault.status:
                 return refusal(fault, stream=is_watch(request))
-        body = await request.read() or None  # else aiohttp invents a content type for it
+        body = await request.read() or None  # else aiohttp adds a content type
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_BY_HOP}
         url = f"{self._target}{request.raw_path}"
         try:
@@ -111,7 +111,7 @@ class FaultProxy:
                     return await self._relay(request, answer)
                 await answer.read()  # the server has acted by now
         except (aiohttp.ClientError, OSError):
-            pass  # the server is away: what a client without a proxy would see is a broken connection
+            pass  # the server is unavailable: break the connection, as a client without a proxy would see
         if request.transport is not None:
             request.transport.abort()
         return web.Response()
@@ -142,9 +142,9 @@ class FaultProxy:
             if begin is not self.mangle:
                 begin = self.mangle
                 mangle = begin()
-            for told in mangle(line):
+            for sent in mangle(line):
                 await self._speaks.wait()
-                yield told
+                yield sent
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FaultProxy]:
@@ -168,7 +168,7 @@ class FaultProxy:
 
 
 def refusal(fault: Fault, *, stream: bool) -> web.Response:
-    """Return the API server's own form of an error; that history is too old it says inside of a watch."""
+    """Return an error in the API server's format. In a watch, status 410 is an ERROR event in the stream."""
     reasons = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
     said = {
         "apiVersion": "v1",
@@ -187,7 +187,7 @@ def refusal(fault: Fault, *, stream: bool) -> web.Response:
 def losing(
     chance: Random, *, lost: float = 0.0, doubled: float = 0.0, swapped: float = 0.0
 ) -> Callable[[], Mangle]:
-    """Mangle streams: so many lines, from 0 to 1, are lost, come twice, or come after the next one."""
+    """Mangle watches: these shares of lines (0 to 1) are lost, sent twice, or swapped with the next line."""
 
     def begin() -> Mangle:
         held: list[bytes] = []
@@ -211,7 +211,7 @@ def losing(
 
 
 def faithful() -> Mangle:
-    """Tell every line once and in order."""
+    """Send every line once and in order."""
     return lambda line: [line]
 
 
@@ -221,12 +221,12 @@ def is_watch(request: web.Request) -> bool:
 
 
 def watching(resource: str) -> Callable[[web.Request], bool]:
-    """Return a predicate: a watch of this resource."""
+    """Return a predicate: the request is a watch of this resource."""
     return lambda request: is_watch(request) and request.path.endswith(f"/{resource}")
 
 
 def calling(method: str, resource: str) -> Callable[[web.Request], bool]:
-    """Return a predicate: an ordinary call of this method on this resource, or on a named one."""
+    """Return a predicate: a request, not a watch, with this method for this resource or one object."""
     return lambda request: (
         request.method == method and not is_watch(request) and f"/{resource}" in request.path
     )

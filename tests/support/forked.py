@@ -1,7 +1,7 @@
-"""Starts a Python module as a program without waiting for its imports: forked from a process that has them.
+"""Starts a Python module as a program, forked from a process that has already imported what it needs.
 
-Importing kopf takes three seconds of CPU time, a fork milliseconds. The child is otherwise what a shell would
-have started: its own pid, environment, standard streams, signals and exit code.
+Importing kopf takes three seconds of CPU time, a fork milliseconds. Otherwise the child is like one started
+by a shell: it has its own pid, environment, standard streams, signals and exit code.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 
 
 def warmed(*modules: str) -> ForkServerContext:
-    """Return what forks processes that have these modules; the first call of a test process decides which."""
+    """Return a context that forks processes with these modules; the first call in a process sets the list."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules, __name__])
     return context
 
 
 class Forked:
-    """A running program, with the part of asyncio.subprocess.Process that tests use."""
+    """A running program, with those methods of asyncio.subprocess.Process that tests use."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process
@@ -42,7 +42,7 @@ class Forked:
         return self._process.pid
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal; ProcessLookupError if it has ended."""
+        """Send it a signal; raise ProcessLookupError if it has exited."""
         if self.returncode is not None:
             raise ProcessLookupError(self.pid)
         os.kill(self.pid, number)
@@ -51,11 +51,11 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
     async def wait(self) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait until it exits and return its exit code."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         sentinel = os.dup(
             self._process.sentinel
-        )  # a loop has one reader for each descriptor, and several may wait
+        )  # a loop has one reader per descriptor, but several callers may wait
         loop.add_reader(sentinel, ended.set)
         try:
             if self.returncode is None:

@@ -1,7 +1,7 @@
-"""kubectl as the tests and the demo use it: a user's tool against a real cluster, answers as dicts.
+"""Runs kubectl for tests and the demo, on a real cluster; returns dicts.
 
-Waiting is always on a watch with a deadline, never a sleep: `until` returns as soon as the object looks right
-and says what it looked like last when it never does.
+It waits with a watch and a deadline, never with a sleep: `until` returns as soon as the condition holds, and
+at the deadline raises an error with the last state of the object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class KubectlError(AssertionError):
-    """kubectl refused; the message is its own."""
+    """kubectl failed; the message is the one that kubectl printed."""
 
 
 class NeverHappenedError(AssertionError):
@@ -31,11 +31,11 @@ class NeverHappenedError(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Kubectl:
-    """One cluster and one namespace of it.
+    """kubectl for one cluster and one namespace.
 
     binary      path of kubectl
     kubeconfig  path of the cluster's kubeconfig
-    namespace   where everything happens; None for kubectl's default
+    namespace   namespace of all commands; None for kubectl's default
     """
 
     binary: Path
@@ -43,12 +43,12 @@ class Kubectl:
     namespace: str | None = None
 
     def command(self, *words: str) -> list[str]:
-        """Return the argument vector of a call, for those who start it themselves."""
+        """Return the argument vector of a command, for callers that start it themselves."""
         namespace = ["--namespace", self.namespace] if self.namespace else []
         return [str(self.binary), "--kubeconfig", str(self.kubeconfig), *namespace, *words]
 
     def __call__(self, *words: str, given: str | None = None, check: bool = True) -> str:
-        """Run kubectl and return what it printed; `given` goes to its standard input."""
+        """Run kubectl and return its output; `given` is its standard input."""
         done = subprocess.run(
             self.command(*words), input=given, capture_output=True, text=True, check=False, timeout=120
         )
@@ -57,12 +57,12 @@ class Kubectl:
         return done.stdout
 
     def refusal(self, *words: str, given: str | None = None) -> str:
-        """Run a call that must be refused and return the reason."""
+        """Run a command that must fail and return its error message."""
         done = subprocess.run(
             self.command(*words), input=given, capture_output=True, text=True, check=False, timeout=120
         )
         if not done.returncode:
-            raise KubectlError(f"kubectl {' '.join(words)} was accepted, it must not be: {done.stdout}")
+            raise KubectlError(f"kubectl {' '.join(words)} succeeded, but must fail: {done.stdout}")
         return done.stderr
 
     def apply(self, *manifests: Mapping[str, Any]) -> None:
@@ -70,19 +70,19 @@ class Kubectl:
         self("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
 
     def get(self, kind: str, name: str) -> Json | None:
-        """Return one object, or None where there is none."""
+        """Return one object, or None if it does not exist."""
         text = self("get", kind, name, "-o", "json", "--ignore-not-found")
         return json.loads(text) if text.strip() else None
 
     def list(self, kind: str, selector: str = "") -> list[Json]:
-        """Return all objects of a kind, those that a label selector picks."""
+        """Return all objects of a kind that match a label selector."""
         items: list[Json] = json.loads(self("get", kind, "-l", selector, "-o", "json"))["items"]
         return items
 
     def until(
         self, kind: str, name: str, holds: Callable[[Json], bool], *, within_s: float = 120, hint: str = ""
     ) -> Json:
-        """Watch one object until `holds` and return it as it was then; it may not exist yet.
+        """Watch one object until `holds` is true for it, and return it; it may not exist yet.
 
         Raises NeverHappenedError with the last state after `within_s` seconds.
         """
@@ -100,7 +100,7 @@ class Kubectl:
         )
 
     def until_gone(self, kind: str, *, selector: str = "", within_s: float = 100) -> None:
-        """Wait until no object of the kind is left that the label selector picks."""
+        """Wait until no object of the kind matches the label selector."""
         deadline = time.monotonic() + within_s
         left = {item["metadata"]["name"] for item in self.list(kind, selector)}
         while left and time.monotonic() < deadline:
@@ -108,15 +108,15 @@ class Kubectl:
             self("wait", "--for=delete", f"{kind}/{name}", f"--timeout={within_s}s", check=False)
             left = {item["metadata"]["name"] for item in self.list(kind, selector)}
         if left:
-            raise NeverHappenedError(f"{kind} {sorted(left)} still there after {within_s} s")
+            raise NeverHappenedError(f"{kind} {sorted(left)} still exist after {within_s} s")
 
     def follow(self, pod: str, text: str, *, within_s: float = 120) -> str:
-        """Read a pod's log as it grows until `text` stands in it, and return the log so far."""
+        """Follow a pod's log until it contains `text`, and return the log so far."""
         deadline = time.monotonic() + within_s
         log, of = "", ""
         while time.monotonic() < deadline:
             left_s = deadline - time.monotonic()
-            # One whose log has ended without the text is not read again: its successor may have it.
+            # If a pod's log ended without the text, wait for the next pod of that name: it may have it.
             begun = partial(_started, besides=of)
             of = self.until("pod", pod, begun, within_s=left_s)["metadata"]["uid"]
             log = ""
@@ -124,14 +124,12 @@ class Kubectl:
                 log += chunk
                 if text in log:
                     return log
-        raise NeverHappenedError(
-            f"{text!r} never stood in the log of {pod} within {within_s} s; last: {log[-2000:]}"
-        )
+        raise NeverHappenedError(f"{text!r} not in the log of {pod} within {within_s} s; last: {log[-2000:]}")
 
     def watch(self, kind: str, *flags: str, deadline: float) -> Iterator[Json]:
-        """Yield watch events, `type` and `object`; a watch that ends is begun again.
+        """Yield watch events, `type` and `object`; a watch that ends is restarted.
 
-        flags       what narrows the watch, say `--selector=a=b`
+        flags       flags of `kubectl get`, such as `--selector=a=b`
         deadline    when to stop, in monotonic seconds
         """
         decoder = json.JSONDecoder()
@@ -149,7 +147,7 @@ class Kubectl:
                     yield event
 
     def stream(self, *words: str, deadline: float) -> Iterator[str]:
-        """Yield what a long-running call prints, as it comes, until the call ends or the deadline passes."""
+        """Yield the output of a long-running command, until it ends or the deadline passes."""
         with (
             subprocess.Popen(
                 self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -170,6 +168,6 @@ class Kubectl:
 
 
 def _started(pod: Json, *, besides: str) -> bool:
-    """Whether a pod other than that of this uid has a log to read."""
+    """Whether the pod has a log to read and is not the pod with this uid."""
     phase = pod.get("status", {}).get("phase")
     return phase in ("Running", "Succeeded", "Failed") and pod["metadata"]["uid"] != besides

@@ -1,4 +1,4 @@
-"""Names tests that no make target runs, and make targets that Markdown pages name and the Makefile lacks."""
+"""Reports tests that no make target runs, and make targets on Markdown pages that the Makefile lacks."""
 
 import re
 import sys

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes every lock file anew: hashes, no download addresses.
+# Writes all lock files again: with hashes, without download addresses.
 set -eu
 uv=$1
 cd "$(dirname "$0")/../.."

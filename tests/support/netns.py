@@ -1,4 +1,4 @@
-"""Pods with networks of their own on this machine: namespaces on one switch, which can be cut apart.
+"""Network namespaces on this machine, as pods on one switch; packets between them can be dropped.
 
 Needs root and `ip` and `iptables`; `lacking` says what is missing.
 """
@@ -17,16 +17,18 @@ _PACKAGES = {"ip": "iproute2", "iptables": "iptables"}
 
 
 def lacking() -> str:
-    """Why there can be no networks here, empty where there can."""
+    """Why network namespaces cannot be used here; empty if they can."""
     missing = [tool for tool in _PACKAGES if not shutil.which(tool)]
     if missing and debian.can_install():
-        debian.install(*(_PACKAGES[tool] for tool in missing), why="the tests that cut networks apart")
+        debian.install(*(_PACKAGES[tool] for tool in missing), why="tests with network namespaces")
     elif missing:
         return f"{' and '.join(missing)} not installed"
     tried = subprocess.run(
         ["unshare", "--net", "iptables", "-L"], capture_output=True, text=True, check=False
     )
-    return "" if tried.returncode == 0 else f"no right to make network namespaces: {tried.stderr.strip()}"
+    return (
+        "" if tried.returncode == 0 else f"no permission to create network namespaces: {tried.stderr.strip()}"
+    )
 
 
 class Networks:
@@ -37,7 +39,7 @@ class Networks:
         self._names = [f"dtj-{os.getpid()}-{pod}" for pod in range(count)]
 
     def up(self) -> None:
-        """Make them."""
+        """Create them."""
         self._ip("netns", "add", self._switch)
         self._ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
         self._ip("-n", self._switch, "link", "set", "br0", "up")
@@ -51,22 +53,22 @@ class Networks:
             self._ip("-n", self._switch, "link", "set", f"port{pod}", "master", "br0", "up")
 
     def down(self) -> None:
-        """Remove what there is of them."""
+        """Remove those that exist."""
         for name in (*self._names, self._switch):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
     @staticmethod
     def address(pod: int) -> str:
-        """Of a pod."""
+        """The address of a pod."""
         return f"10.77.0.{pod + 1}"
 
     def inside(self, pod: int) -> list[str]:
-        """What to write before a command that is to run in a pod."""
+        """The words that run a command in a pod's namespace, to put before it."""
         return ["ip", "netns", "exec", self._names[pod]]
 
     @contextlib.contextmanager
     def cut(self, one: int, other: int) -> Iterator[None]:
-        """Packets between two pods vanish, without a word to either."""
+        """Drop packets between two pods, without an error to either."""
         rules = [(one, "INPUT", "-s", other), (one, "OUTPUT", "-d", other)]
         for pod, chain, side, peer in rules:
             self._iptables(pod, "-A", chain, side, self.address(peer), "-j", "DROP")
@@ -86,7 +88,7 @@ class Networks:
 
 @contextlib.contextmanager
 def networks(count: int) -> Iterator[Networks]:
-    """Made, and removed in the end."""
+    """Create `count` namespaces, and remove them at the end."""
     found = Networks(count)
     try:
         found.up()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A port that is free, and stays so until it is used: no connection and no other test process gets it."""
+    """Return a free port that no outgoing connection and no other test process will get."""
     for port in _ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
@@ -18,14 +18,14 @@ def free_port() -> int:
 
 
 def _own_ports() -> list[int]:
-    """Below those that the kernel gives to whoever needs any; each process of pytest-xdist has its own."""
+    """Ports below the kernel's range for outgoing connections; each process of pytest-xdist has its own."""
     kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(kernel.read_text().split()[0]) if kernel.exists() else 32768
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     found = list(
         range(10_000 + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     )
-    random.SystemRandom().shuffle(found)  # another run on this machine begins elsewhere
+    random.SystemRandom().shuffle(found)  # so that another run on this machine starts at another port
     return found
 
 

@@ -1,4 +1,4 @@
-"""What tests wait for: predicates over objects as the API server returns them."""
+"""Predicates over objects as the API server returns them, for tests to wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 def condition(kind: str, status: str = "True", reason: str = "") -> Callable[[Json], bool]:
-    """Return a predicate: the object has this condition (and reason, where one is given)."""
+    """Return a predicate: the object has this condition (and reason, if one is given)."""
 
     def holds(seen: Json) -> bool:
         return any(

@@ -1,4 +1,4 @@
-"""Names the words of prose.yaml in documents, comments, strings and test names: file:line, what to write.
+"""Reports words of prose.yaml in documents, comments, strings and test names: file:line, suggestion.
 
 Why no library does it: `told` and `room` are names of variables here too. codespell, and Vale with Python
 read as text, compare every word of a file; Vale with a tree-sitter view reads comments and strings, but not
@@ -40,13 +40,13 @@ def findings(roots: list[Path]) -> Iterator[str]:
 
 
 def only_sentences(source: str) -> str:
-    """Test names with spaces, and blanks for what is filled into an f-string: same length, same lines."""
+    """Put spaces into test names and blank the fields of f-strings; lengths and lines stay the same."""
     text = re.sub(r"(?<=def )test_\w+", lambda name: name[0].replace("_", " "), source)
     return re.sub(r"\{[^{}\n'\"]*\}", lambda field: " " * len(field[0]), text)
 
 
 def python_prose(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """From where to where comments, strings and test names go."""
+    """Start and end of each comment, string and test name."""
     return [
         (token.start, token.end)
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Makes the virtual environment of the tools and tests and prints its folder.
+# Creates the virtual environment of the tools and tests and prints its folder.
 #
-# It lives in DTJ_CACHE, named by what it holds, so that every clone of the same commit shares it and a
-# changed lock file makes a new one. The packages of this repository are not installed in it: they are
-# found by path, so that two clones never see each other's code.
+# It is in DTJ_CACHE, named by a hash of the lock files: all clones with the same lock files share it, and a
+# changed lock file creates a new one. The packages of this repository are not installed in it but found by path, so that
+# two clones never import each other's code.
 set -eu
 cache=$1
 python=${PYTHON:-python3}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
-    echo "setup: Python 3.11 or newer is needed; install it, or name it: make PYTHON=/path/to/python3" >&2
+    echo "setup: Python 3.11 or newer not found; install it, or name it: make PYTHON=/path/to/python3" >&2
     exit 1
 }
 key=$(cat "$root/requirements/bootstrap.txt" "$root/requirements/dev.txt" |
@@ -22,7 +22,7 @@ if [ -f "$venv/.complete" ]; then
 fi
 
 mkdir -p "$cache/locks"
-if command -v flock >/dev/null; then # another clone may be making the same one
+if command -v flock >/dev/null; then # another clone may be creating the same one
     exec 9>"$cache/locks/venv-$key"
     flock 9
     if [ -f "$venv/.complete" ]; then
@@ -31,21 +31,21 @@ if command -v flock >/dev/null; then # another clone may be making the same one
     fi
 fi
 free_kb=$(df -Pk "$cache" | awk 'NR == 2 { print $4 }')
-need_kb=$((14 * 1024 * 1024)) # torch and its libraries, once packed in the download cache and once installed
+need_kb=$((14 * 1024 * 1024)) # torch and its libraries, packed in the download cache and installed
 [ "$free_kb" -ge "$need_kb" ] || {
-    echo "setup: $cache has $((free_kb / 1024 / 1024)) GB free, the Python packages need 14 GB; free some, or set DTJ_CACHE to a folder on another disk" >&2
+    echo "setup: not enough disk space for the Python packages: they need 14 GB, $cache has $((free_kb / 1024 / 1024)) GB free; free some space, or set DTJ_CACHE to a folder on another disk" >&2
     exit 1
 }
 "$python" -c 'import ensurepip, venv' 2>/dev/null || {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "setup: installing Debian's python3-venv" >&2
+        echo "setup: installing the Debian package python3-venv" >&2
         apt-get update -qq >&2 && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >&2
     else
         echo "setup: this Python has no venv module; on Debian or Ubuntu: sudo apt-get install python3-venv" >&2
         exit 1
     fi
 }
-echo "setup: Python packages into $venv (about 2 minutes, 6 GB; torch is most of it)" >&2
+echo "setup: installing the Python packages into $venv (about 2 minutes, 6 GB, most of it torch)" >&2
 rm -rf "$venv"
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r "$root/requirements/bootstrap.txt" >&2

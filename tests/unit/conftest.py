@@ -1,4 +1,4 @@
-"""What a unit test may not do: start a process, or form a process group."""
+"""Makes a unit test fail if it starts a process or forms a process group."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 
 
 class Guard:
-    """An audit hook, which sees every start of a process and cannot be removed; it refuses while `is_on`."""
+    """An audit hook, called for each start of a process; it raises while `is_on`. Hooks cannot be removed."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -20,7 +20,7 @@ class Guard:
     def _refuse(self, event: str, arguments: tuple[object, ...]) -> None:
         if self.is_on and event in STARTS and os.getpid() == self._pid:
             raise AssertionError(
-                f"{event}{arguments}: a unit test starts no process; move it to tests/process"
+                f"{event}{arguments}: a unit test must not start a process; move it to tests/process"
             )
 
 
@@ -29,7 +29,7 @@ GUARD = Guard()
 
 @pytest.fixture(autouse=True)
 def in_one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Refuse to start a process, or to form a group of them, while a test runs."""
+    """Raise if the test starts a process or forms a process group."""
     if distributed := sys.modules.get("torch.distributed"):
         monkeypatch.setattr(distributed, "init_process_group", refuse_group)
     GUARD.is_on = True
@@ -38,4 +38,4 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def refuse_group(*_: object, **__: object) -> None:
-    raise AssertionError("a unit test forms no process group; move it to tests/process")
+    raise AssertionError("a unit test must not form a process group; move it to tests/process")

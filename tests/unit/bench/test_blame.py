@@ -1,4 +1,4 @@
-"""The plan of the blame benchmark, and how it judges."""
+"""The blame benchmark: its plan of crashes, and whether it counts a blame as right."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ RIGHT = {
 EARLIER = {"rank": 0, "reason": "Signal", "exitCode": 137}
 
 
-def test_plan_is_the_seeds_and_covers_all_places_ways_and_ranks() -> None:
+def test_plan_depends_only_on_the_seed_and_covers_all_places_faults_and_ranks() -> None:
     crashes = draw(200, 1)
     assert crashes == draw(200, 1)
     assert crashes != draw(200, 2)
@@ -29,13 +29,13 @@ def test_plan_is_the_seeds_and_covers_all_places_ways_and_ranks() -> None:
     [
         pytest.param({}, (True, True), id="right"),
         pytest.param({1: {"rank": 3}}, (False, True), id="another rank"),
-        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="nothing but echoes"),
+        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="only consequences in other ranks"),
         pytest.param({1: {"reason": "Exception"}}, (True, False), id="another class"),
         pytest.param({1: {"exitCode": 1}}, (True, False), id="another exit code"),
         pytest.param({0: EARLIER}, (False, False), id="an earlier failure of the other pod"),
         pytest.param({0: EARLIER | {"at": "2026-01-01T00:00:00.300Z"}}, (True, True), id="a later one"),
     ],
 )
-def test_verdict(wrong: dict[int, dict[str, Any]], expected: tuple[bool, bool]) -> None:
+def test_blame_is_right_or_wrong(wrong: dict[int, dict[str, Any]], expected: tuple[bool, bool]) -> None:
     messages = {replica: message | wrong.get(replica, {}) for replica, message in RIGHT.items()}
     assert is_right(TRUTH, messages) == expected

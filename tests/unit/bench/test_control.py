@@ -1,4 +1,4 @@
-"""The control run of hang detection: what it plans, and that it can fail."""
+"""The control run of hang detection: its plan, and that it can fail."""
 
 import pytest
 
@@ -12,7 +12,7 @@ HEALTHY = (
 
 
 @pytest.mark.parametrize(("step_s", "nproc"), control.JOBS)
-def test_plan_has_all_kinds_in_its_time_and_no_step_that_is_a_hang_by_definition(step_s: float, nproc: int):
+def test_plan_has_all_kinds_within_its_time_and_no_step_slow_enough_to_be_a_hang(step_s: float, nproc: int):
     found = plan(7, seconds=870, step_s=step_s, ranks=2 * nproc)
     assert {event.kind for event in found.values()} == {START_UP, *KINDS}
     total_s = sum(event.seconds for event in found.values()) + step_s * max(found)
@@ -22,7 +22,7 @@ def test_plan_has_all_kinds_in_its_time_and_no_step_that_is_a_hang_by_definition
             assert event.seconds + step_s < max(30, 5 * step_s)
 
 
-def test_plan_is_the_same_for_the_same_seed_alone():
+def test_plan_depends_only_on_the_seed():
     assert plan(1, seconds=500, step_s=1, ranks=2) == plan(1, seconds=500, step_s=1, ranks=2)
     assert plan(1, seconds=500, step_s=1, ranks=2) != plan(2, seconds=500, step_s=1, ranks=2)
 
@@ -37,7 +37,7 @@ def test_plan_is_the_same_for_the_same_seed_alone():
         ),
         pytest.param("dtj: rank 0 was killed by SIGKILL after step 3", True, id="death"),
         pytest.param("dtj: no message from replica 1 for 20 s: treating it as lost", True, id="silent agent"),
-        pytest.param("[rank 0] the loss is lost", False, id="a rank's own words"),
+        pytest.param("[rank 0] the loss is lost", False, id="the output of a rank"),
     ],
 )
 def test_alarms(line: str, expected: bool):
@@ -45,7 +45,7 @@ def test_alarms(line: str, expected: bool):
     assert alarms(f"{HEALTHY}{line}\n") == ([line] if expected else [])
 
 
-def test_named_are_those_that_hang():
+def test_named_ranks_are_those_that_hang():
     assert named("dtj: rank 2 failed: no step for 31 s: rank 2 is stopped\ndtj: rank 1 failed: oh") == {2}
 
 
@@ -62,7 +62,7 @@ def test_events_are_counted_once_and_the_longest_kept():
     assert job.longest_s == {"evaluation": 40.0, "checkpoint": 50.0}
 
 
-def test_page_says_what_went_wrong():
+def test_page_reports_false_alarms_and_undetected_hangs():
     job = Job(step_s=1, ranks=2, alarms=["dtj: no step for 31 s: the stacks of all ranks follow"])
     assert "| 1 | never |" in text([job])
     assert "| 0 | 33.5 |" in text([Job(step_s=1, ranks=2, found_s=33.5)])

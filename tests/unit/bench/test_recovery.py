@@ -1,4 +1,4 @@
-"""The table of recoveries, and the rounds in which nodes are lost."""
+"""The table of recovery times, and the rounds of lost nodes."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tests.cluster.kind import Cluster
 from tests.support.kubectl import NeverHappenedError
 
 
-def test_table_has_the_stages_that_occurred_and_says_what_never_healed():
+def test_table_has_the_stages_that_occurred_and_counts_jobs_that_never_recovered():
     healed = [Trial(number=n, spent={"detect": 0.1 * n, "all": float(n)}) for n in (1, 2, A_JOB)]
     found = text([*healed, Trial(number=3, spent={})])
     assert "| seconds | faults | detect | **all** |" in found
@@ -26,7 +26,7 @@ def test_table_has_the_stages_that_occurred_and_says_what_never_healed():
 
 @dataclass(kw_only=True)
 class Stub:
-    """Stands for the cluster and for every job on it; `troubles` by the jobs' names."""
+    """Replaces the cluster and every job on it; `troubles`: name of a job -> what goes wrong."""
 
     troubles: dict[str, str] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
@@ -42,12 +42,12 @@ class Stub:
         return self
 
     def make(self, name: str) -> Job:
-        assert name not in self.made, "names are not used twice"
+        assert name not in self.made, "a name is used only once"
         self.made.append(name)
         return cast(Job, Stub(troubles=self.troubles, name=name))
 
     def until(self, *_: object) -> None:
-        """Every node is as it should be."""
+        """Every node is ready."""
 
     def settle(self) -> None:
         if self.troubles.get(self.name) == "does not settle":
@@ -65,7 +65,7 @@ class Stub:
         return {"all": 60.0}
 
     def delete_job(self) -> None:
-        """It goes."""
+        """Do nothing."""
 
 
 def rounds(monkeypatch: pytest.MonkeyPatch, stub: Stub, losses: int) -> list[Trial]:
@@ -73,18 +73,18 @@ def rounds(monkeypatch: pytest.MonkeyPatch, stub: Stub, losses: int) -> list[Tri
     return list(lost_nodes(cast(Cluster, stub), stub.make, losses=losses))
 
 
-def test_rounds_of_lost_nodes_go_on_until_enough_pods_are_lost(monkeypatch: pytest.MonkeyPatch):
+def test_rounds_of_lost_nodes_repeat_until_enough_pods_are_lost(monkeypatch: pytest.MonkeyPatch):
     stub = Stub(troubles={"node-0-1": "elsewhere", "node-0-2": "does not settle"})
     found = rounds(monkeypatch, stub, 2 * JOBS)
     assert len(found) == 3 * JOBS - 2
     assert len(stub.made) == 3 * JOBS
 
 
-def test_loss_that_cannot_be_measured_is_not_passed_over_in_silence(monkeypatch: pytest.MonkeyPatch):
+def test_loss_that_cannot_be_measured_is_reported(monkeypatch: pytest.MonkeyPatch):
     found = rounds(monkeypatch, Stub(troubles={"node-0-0": "cannot be read"}), JOBS)
     assert sorted(bool(trial.spent) for trial in found) == [False] + [True] * (JOBS - 1)
 
 
-def test_rounds_that_bring_nothing_come_to_an_end(monkeypatch: pytest.MonkeyPatch):
+def test_rounds_without_a_result_stop_after_a_limit(monkeypatch: pytest.MonkeyPatch):
     troubles = {f"node-{number}-{index}": "does not settle" for number in range(9) for index in range(JOBS)}
     assert rounds(monkeypatch, Stub(troubles=troubles), 2 * JOBS) == []

@@ -1,4 +1,4 @@
-"""When a killed rank's job trains again, by the ranks' books."""
+"""When a job trains again after a rank was killed, from the ranks' logs of steps."""
 
 import pytest
 
@@ -12,8 +12,13 @@ from tests.bench.recovery_local import trains_again_at
         pytest.param(
             "1 start 7, 9 4, 12 start 8, 14 5", "1 start 6, 9 4, 15 5", 15, id="the last of all ranks"
         ),
-        pytest.param("1 start 7, 9 4, 12 start 8, 14 5", "1 start 6, 9 4, 11 5, 16 6", 16, id="under way"),
-        pytest.param("1 start 7, 9 4", "1 start 6, 9 4, 11 5", None, id="not begun anew"),
+        pytest.param(
+            "1 start 7, 9 4, 12 start 8, 14 5",
+            "1 start 6, 9 4, 11 5, 16 6",
+            16,
+            id="a step under way at the fault does not count",
+        ),
+        pytest.param("1 start 7, 9 4", "1 start 6, 9 4, 11 5", None, id="the rank has not restarted"),
         pytest.param("1 start 7, 9 4, 12 start 8", "1 start 6, 9 4, 13 5", None, id="no step yet"),
     ],
 )

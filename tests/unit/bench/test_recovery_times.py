@@ -1,4 +1,4 @@
-"""Logs and watches -> the stages of a recovery."""
+"""The stages of a recovery, from logs and watches."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_killed_rank():
 
 
 @pytest.mark.parametrize("kept", range(len(NEWCOMER)))
-def test_not_over_before_all_ranks_have_done_a_new_step(kept: int):
+def test_recovery_is_not_over_before_all_ranks_have_done_a_new_step(kept: int):
     logs = {"a": COORDINATOR, "b": NEWCOMER[:kept]}
     assert marks(RANK, fault=10, victim="b", logs=logs, seen=Seen()) is None
 
@@ -55,7 +55,7 @@ def test_step_that_was_under_way_when_the_rank_died_is_not_the_first_new_one():
     assert marks(RANK, fault=10, victim="b", logs={"a": late, "b": NEWCOMER}, seen=Seen()) is None
 
 
-def test_hang_is_detected_by_the_first_word_of_it():
+def test_hang_is_detected_at_its_first_log_line():
     word = Line(at=10.02, text="dtj: no step for 31 s: the stacks of all ranks follow")
     logs = {"a": [*COORDINATOR[:3], word, *COORDINATOR[3:]], "b": NEWCOMER}
     found = marks(HANG, fault=10, victim="b", logs=logs, seen=Seen())
@@ -80,14 +80,14 @@ def test_replaced_pod_and_lost_node_are_seen_by_watches():
     for known in ({"blamed": 10.01}, {"blamed": 10.01, "unready": 10.02}):
         found = marks(NODE, fault=10, victim="b", logs=logs, seen=Seen(created=10.03, running=10.2, **known))
         assert found
-        assert found["detect"] == 10.01, "Kubernetes was not waited for"
+        assert found["detect"] == 10.01, "the operator did not wait for Kubernetes"
     assert marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.03)) is None
     found = marks(POD, fault=10, victim="b", logs=logs, seen=Seen(created=10.005, running=10.2))
     assert found
     assert found["detect"] == 10.005, "the operator knew before the agents"
 
 
-def test_stage_that_was_over_before_the_one_before_it_took_no_time():
+def test_stage_that_ended_before_the_previous_stage_took_no_time():
     spent = stages(10, {"detect": 10.5, "decide": 10.25, "pod runs": 11.0, "first step": 12.0})
     assert spent == {"detect": 0.5, "decide": 0.0, "pod runs": 0.5, "first step": 1.0, "all": 2.0}
 

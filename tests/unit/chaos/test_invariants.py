@@ -1,4 +1,4 @@
-"""The judge of the chaos runs must itself be beyond doubt: it sees each crime and blames no honest life."""
+"""The checker of the chaos runs finds each kind of violation and has no false positives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ param = pytest.param
 
 
 class Story:
-    """A history written by verbs; each is one event, and the next version."""
+    """A builder of histories; each call adds one event with the next resourceVersion."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -32,7 +32,7 @@ class Story:
         return {"ownerReferences": [{"kind": JOB, "name": name, "uid": owner, "controller": True}]}
 
     def pod(self, index: int, phase: str = "Running", **how: Any) -> Story:
-        """An event of a pod: `attempt`, `uid`, `event`, `owner`, and `name` may be told."""
+        """Add an event of a pod; `how` may set `attempt`, `uid`, `event`, `owner` and `name`."""
         attempt, owner = how.get("attempt", 0), how.get("owner", "u")
         labels = {"dtj.dev/replica-index": str(index), "dtj.dev/attempt": str(attempt)}
         uid = how.get("uid", f"p{index}.{attempt}")
@@ -57,29 +57,34 @@ def running() -> Story:
 
 
 def restarted() -> Story:
-    """One crash, honestly dealt with."""
-    told = running().pod(1, "Failed", event="MODIFIED")
-    told.job("Recovering", attempt=1, restarts={"counted": 1, "total": 1})
-    told.pod(0, event="DELETED").pod(1, event="DELETED").pod(0, attempt=1).pod(1, attempt=1)
-    return told.job("Running", attempt=1, restarts={"counted": 1, "total": 1})
+    """One crash, handled correctly."""
+    history = running().pod(1, "Failed", event="MODIFIED")
+    history.job("Recovering", attempt=1, restarts={"counted": 1, "total": 1})
+    history.pod(0, event="DELETED").pod(1, event="DELETED").pod(0, attempt=1).pod(1, attempt=1)
+    return history.job("Running", attempt=1, restarts={"counted": 1, "total": 1})
 
 
-def conflict(told: Story, what: str) -> Story:
+def conflict(history: Story, what: str) -> Story:
     condition = {"type": "PodsReady", "reason": "NameConflict", "message": f"{what} exists and does not ..."}
-    return told.job("Pending", conditions=[condition])
+    return history.job("Pending", conditions=[condition])
 
 
-HONEST = [
-    param(running(), id="a job that runs"),
+VALID = [
+    param(running(), id="a running job"),
     param(restarted(), id="a restart"),
     param(
-        running().pod(1, "Failed", event="MODIFIED").pod(1, uid="new"), id="a pod replaced after it had ended"
+        running().pod(1, "Failed", event="MODIFIED").pod(1, uid="new"), id="a pod is replaced after it failed"
     ),
-    param(conflict(story().pod(1, owner="", name="j-1"), "Pod j-1"), id="a stranger in the way"),
-    param(conflict(Story().job(event="ADDED").child(SERVICE, owner=""), "Service j"), id="their Service"),
+    param(
+        conflict(story().pod(1, owner="", name="j-1"), "Pod j-1"), id="a pod of another owner has the name"
+    ),
+    param(
+        conflict(Story().job(event="ADDED").child(SERVICE, owner=""), "Service j"),
+        id="a Service of another owner has the name",
+    ),
     param(
         running().pod(0, event="DELETED").job("Succeeded").job("Succeeded", message="x"),
-        id="an end told twice",
+        id="the final phase is reported twice",
     ),
     param(story().job("Suspended").job("Pending").pod(0), id="pods after a suspension"),
     param(
@@ -88,103 +93,129 @@ HONEST = [
     ),
 ]
 
-CRIMES = [
-    param(running().pod(1, uid="twin", name="j-x"), "of the same rank was alive", id="a rank lives twice"),
+INVALID = [
     param(
-        running().pod(0, attempt=1, event="ADDED", name="j-9"), "of the same rank", id="twice, by attempts"
+        running().pod(1, uid="twin", name="j-x"),
+        "of the same rank was alive",
+        id="two live pods of a replica",
+    ),
+    param(
+        running().pod(0, attempt=1, event="ADDED", name="j-9"),
+        "of the same rank",
+        id="two live pods of a replica, of different attempts",
     ),
     param(story().pod(0).pod(1, attempt=1), "of attempt 1 was created while", id="attempts overlap"),
     param(
-        running().job("Running", restarts={"counted": 11}), "maxRestarts is 10", id="the budget is overdrawn"
+        running().job("Running", restarts={"counted": 11}),
+        "maxRestarts is 10",
+        id="more restarts than the budget",
     ),
     param(
         story()
         .job("Running", restarts={"counted": 0}, spec={"recovery": {"maxRestarts": 0}})
         .job("Recovering", restarts={"counted": 1}, spec={"recovery": {"maxRestarts": 0}}),
         "maxRestarts is 0",
-        id="a budget of none is overdrawn",
+        id="a restart with a budget of 0",
     ),
-    param(restarted().job("Running", attempt=1, restarts={"counted": 0}), "counted went", id="forgotten"),
+    param(
+        restarted().job("Running", attempt=1, restarts={"counted": 0}),
+        "counted went",
+        id="a counted restart is forgotten",
+    ),
     param(
         restarted().job("Running", attempt=0, restarts={"counted": 1, "total": 1}),
         "attempt went from 1 to 0",
-        id="back in time",
+        id="the attempt decreases",
     ),
     param(restarted().job(), "attempt went from 1 to 0", id="the status is lost"),
     param(
-        running().job("Succeeded").job("Running"), "was Succeeded and is Running", id="success is taken back"
+        running().job("Succeeded").job("Running"), "was Succeeded and is Running", id="success is reverted"
     ),
-    param(running().job("Failed").job("Succeeded"), "was Failed and is", id="failure is taken back"),
-    param(running().job("Failed").pod(1, uid="new", name="j-1b"), "that is Failed", id="born after the end"),
-    param(story().job("Suspended").pod(0), "for a job that is Suspended", id="born while suspended"),
-    param(conflict(running(), "Pod j-1"), "conflict without one", id="a conflict without a cause"),
+    param(running().job("Failed").job("Succeeded"), "was Failed and is", id="failure is reverted"),
+    param(
+        running().job("Failed").pod(1, uid="new", name="j-1b"),
+        "that is Failed",
+        id="a pod is created after the end",
+    ),
+    param(
+        story().job("Suspended").pod(0), "for a job that is Suspended", id="a pod is created while suspended"
+    ),
+    param(conflict(running(), "Pod j-1"), "conflict without one", id="a conflict without another owner"),
     param(
         conflict(story().child(SERVICE, owner="earlier"), "Service j"),
         "conflict without one",
-        id="a conflict with what an earlier job of ours left",
+        id="a conflict with an object of an earlier job of ours",
     ),
 ]
 
 
-@pytest.mark.parametrize("told", HONEST)
-def test_honest_lives_are_not_blamed(told: Story) -> None:
-    assert violations(told.events) == []
+@pytest.mark.parametrize("history", VALID)
+def test_valid_history_has_no_violation(history: Story) -> None:
+    assert violations(history.events) == []
 
 
-@pytest.mark.parametrize(("told", "words"), CRIMES)
-def test_a_crime_is_seen(told: Story, words: str) -> None:
-    assert any(words in each for each in violations(told.events)), violations(told.events)
+@pytest.mark.parametrize(("history", "words"), INVALID)
+def test_violation_is_found(history: Story, words: str) -> None:
+    assert any(words in each for each in violations(history.events)), violations(history.events)
 
 
-def test_history_is_judged_by_versions_and_not_by_arrival() -> None:
+def test_events_are_ordered_by_version_and_not_by_arrival() -> None:
     assert violations(reversed(running().events)) == []
-    crime = running().pod(1, uid="twin", name="j-x").events
-    assert violations(reversed(crime)) == violations(crime)
+    invalid = running().pod(1, uid="twin", name="j-x").events
+    assert violations(reversed(invalid)) == violations(invalid)
 
 
 def gone() -> Story:
-    told = running().pod(0, event="DELETED").pod(1, event="DELETED").network(event="DELETED")
-    return told.job(event="DELETED")
+    history = running().pod(0, event="DELETED").pod(1, event="DELETED").network(event="DELETED")
+    return history.job(event="DELETED")
 
 
 def succeeded() -> Story:
-    told = running().pod(0, "Succeeded", event="MODIFIED").pod(1, "Succeeded", event="MODIFIED")
-    return told.network(event="DELETED").job("Succeeded")
+    history = running().pod(0, "Succeeded", event="MODIFIED").pod(1, "Succeeded", event="MODIFIED")
+    return history.network(event="DELETED").job("Succeeded")
 
 
 def suspended() -> Story:
-    told = running().pod(0, event="DELETED").pod(1, event="DELETED")
-    return told.job("Suspended", spec={"replicas": 2, "suspend": True})
+    history = running().pod(0, event="DELETED").pod(1, event="DELETED")
+    return history.job("Suspended", spec={"replicas": 2, "suspend": True})
 
 
 @pytest.mark.parametrize(
-    "told",
+    "history",
     [
-        param(running(), id="runs"),
-        param(restarted(), id="runs again"),
-        param(gone(), id="is gone"),
-        param(running().pod(1, "Succeeded", event="MODIFIED"), id="runs, and a rank is done"),
-        param(succeeded(), id="is done"),
-        param(suspended(), id="is suspended"),
-        param(Story().child(SERVICE, owner=""), id="what is somebody else's may stay"),
+        param(running(), id="running"),
+        param(restarted(), id="running after a restart"),
+        param(gone(), id="deleted"),
+        param(running().pod(1, "Succeeded", event="MODIFIED"), id="running, one replica succeeded"),
+        param(succeeded(), id="succeeded"),
+        param(suspended(), id="suspended"),
+        param(Story().child(SERVICE, owner=""), id="an object of another owner may stay"),
     ],
 )
-def test_a_good_end(told: Story) -> None:
-    assert remains(told.events) == []
+def test_valid_end_leaves_nothing_to_report(history: Story) -> None:
+    assert remains(history.events) == []
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("history", "words"),
     [
         param(running().job(event="DELETED"), "Pod ns/j-0 (p0.0) is left", id="orphaned pods"),
         param(gone().child(SERVICE, uid="back"), "Service ns/j (back) is left", id="a Service comes back"),
         param(
             story().pod(0).job("Running"), "Running with 1 pods running or finished", id="a pod is missing"
         ),
-        param(story().pod(0).pod(1).job("Starting"), "Starting with 2 pods", id="the phase is behind"),
-        param(running().child(POLICY, event="DELETED"), "runs without its NetworkPolicy", id="unprotected"),
-        param(running().job("Failed"), "Failed, but still has", id="pods outlive the end"),
-        param(succeeded().child(SERVICE, uid="back"), "Succeeded, but still has", id="so does a Service"),
+        param(story().pod(0).pod(1).job("Starting"), "Starting with 2 pods", id="the phase is out of date"),
+        param(
+            running().child(POLICY, event="DELETED"),
+            "runs without its NetworkPolicy",
+            id="the NetworkPolicy is missing",
+        ),
+        param(running().job("Failed"), "Failed, but still has", id="a finished job still has pods"),
+        param(
+            succeeded().child(SERVICE, uid="back"),
+            "Succeeded, but still has",
+            id="a finished job still has a Service",
+        ),
         param(
             running().job("Running", spec={"replicas": 2, "suspend": True}),
             "should be suspended, is Running with 2 pods",
@@ -192,5 +223,5 @@ def test_a_good_end(told: Story) -> None:
         ),
     ],
 )
-def test_a_bad_end_is_named(told: Story, words: str) -> None:
-    assert any(words in each for each in remains(told.events)), remains(told.events)
+def test_invalid_end_is_reported(history: Story, words: str) -> None:
+    assert any(words in each for each in remains(history.events)), remains(history.events)

@@ -1,4 +1,4 @@
-"""Names and keys: stable where nothing changed, different where something did."""
+"""Names and keys change if, and only if, their inputs change."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 from tests.cluster import config
 
 
-def test_two_checkouts_have_two_clusters(tmp_path: Path):
+def test_two_checkouts_have_different_clusters(tmp_path: Path):
     assert config.cluster_name(tmp_path / "one") != config.cluster_name(tmp_path / "two")
 
 
-def test_a_checkout_has_one_cluster_however_its_path_is_written(tmp_path: Path):
+def test_cluster_name_is_the_same_for_a_symlink_to_the_checkout(tmp_path: Path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert config.cluster_name(tmp_path / "link") == config.cluster_name(tmp_path / "real")
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_key_of_a_folder_changes_with_contents_and_with_names(folder: Path):
+def test_key_of_a_folder_changes_with_file_contents_and_names(folder: Path):
     before = config.key(folder)
     (folder / "a").write_text("3")
     changed = config.key(folder)
@@ -33,7 +33,7 @@ def test_key_of_a_folder_changes_with_contents_and_with_names(folder: Path):
     assert len({before, changed, config.key(folder)}) == 3
 
 
-def test_key_of_a_folder_does_not_depend_on_where_it_lies_or_on_bytecode(folder: Path, tmp_path_factory):
+def test_key_of_a_folder_depends_on_neither_its_path_nor_bytecode(folder: Path, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     before = config.key(folder)
     folder.rename(elsewhere)
@@ -42,7 +42,7 @@ def test_key_of_a_folder_does_not_depend_on_where_it_lies_or_on_bytecode(folder:
     assert config.key(elsewhere) == before
 
 
-def test_key_keeps_neighbouring_parts_apart():
+def test_key_depends_on_the_boundary_between_parts():
     assert config.key("ab", "c") != config.key("a", "bc")
 
 

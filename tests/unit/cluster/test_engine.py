@@ -1,4 +1,4 @@
-"""Which engine is taken, and what podman is told on which machine."""
+"""The choice of the container engine, and the settings of podman on unusual machines."""
 
 import pytest
 
@@ -8,10 +8,10 @@ from tests.cluster.engine import CAP_SYS_RESOURCE, choose, containers_conf, has_
 @pytest.mark.parametrize(
     ("docker_works", "podman_works", "may_install", "chosen"),
     [
-        pytest.param(True, True, True, "docker", id="docker comes first"),
-        pytest.param(False, True, False, "podman", id="podman where no daemon answers"),
-        pytest.param(False, False, True, "podman", id="podman is installed where we may"),
-        pytest.param(False, False, False, None, id="without engine and without root there is no way"),
+        pytest.param(True, True, True, "docker", id="docker is preferred"),
+        pytest.param(False, True, False, "podman", id="podman if no docker daemon answers"),
+        pytest.param(False, False, True, "podman", id="podman is installed if we may"),
+        pytest.param(False, False, False, None, id="no engine and no rights to install one"),
     ],
 )
 def test_choice_of_the_engine(docker_works, podman_works, may_install, chosen):
@@ -22,13 +22,13 @@ def test_choice_of_the_engine(docker_works, podman_works, may_install, chosen):
     ("given", "contained", "absent"),
     [
         pytest.param({}, 'runtime = "runc"', None, id="an old machine without privileges needs both"),
-        pytest.param({"unified_cgroups": True}, "nofile=1024:1024", "runc", id="limits alone on cgroup v2"),
+        pytest.param({"unified_cgroups": True}, "nofile=1024:1024", "runc", id="only limits on cgroup v2"),
         pytest.param(
-            {"may_raise_limits": True}, 'runtime = "runc"', "nofile", id="runtime alone on cgroup v1"
+            {"may_raise_limits": True}, 'runtime = "runc"', "nofile", id="only the runtime on cgroup v1"
         ),
     ],
 )
-def test_podman_is_told_what_the_machine_lacks(given, contained, absent):
+def test_podman_gets_settings_for_what_the_machine_lacks(given, contained, absent):
     machine = {"root": True, "unified_cgroups": False, "may_raise_limits": False, "open_files": 1024} | given
     text = containers_conf(**machine)
     assert text is not None
@@ -37,7 +37,7 @@ def test_podman_is_told_what_the_machine_lacks(given, contained, absent):
 
 
 @pytest.mark.parametrize("root", [True, False], ids=["as root", "as a user"])
-def test_settings_of_an_ordinary_machine_are_left_alone(root):
+def test_ordinary_machine_needs_no_settings(root):
     assert containers_conf(root=root, unified_cgroups=True, may_raise_limits=True, open_files=1024) is None
 
 

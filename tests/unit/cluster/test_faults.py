@@ -1,4 +1,4 @@
-"""Which process of a pod is a rank."""
+"""Finds the process of a rank among the processes of a pod."""
 
 import pytest
 
@@ -30,15 +30,15 @@ STATUS = {"ranks": [{"rank": 3, "pid": 8}, {"rank": 2, "pid": 7}]}
     ("listed", "local_rank", "agent", "pid"),
     [
         pytest.param(
-            "pid 9 1\ncommand python train.py\nlocal_rank 0\n", 0, None, 9, id="a plain program is its rank"
+            "pid 9 1\ncommand python train.py\nlocal_rank 0\n", 0, None, 9, id="a plain program is the rank"
         ),
         pytest.param(TORCHRUN, 0, None, 310, id="torchrun is not a rank, its child is"),
         pytest.param(TORCHRUN, 1, None, 311, id="second rank below torchrun"),
-        pytest.param(AGENT, 1, STATUS, 402, id="forked ranks are known to their agent, lowest rank first"),
+        pytest.param(AGENT, 1, STATUS, 402, id="the agent reports forked ranks, lowest rank first"),
         pytest.param(AGENT, 2, STATUS, None, id="there is no third rank"),
-        pytest.param(AGENT, 0, None, None, id="nothing says who is who"),
+        pytest.param(AGENT, 0, None, None, id="neither agent nor environment names the ranks"),
     ],
 )
-def test_rank_is_found(listed, local_rank, agent, pid):
+def test_process_of_a_rank(listed, local_rank, agent, pid):
     chosen = pick_rank(parse_processes("node", listed), local_rank=local_rank, agent=agent)
     assert (chosen and chosen.pid) == pid

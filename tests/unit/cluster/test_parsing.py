@@ -1,11 +1,11 @@
-"""What other programs print and other files say, read by us."""
+"""Parsing of other programs' output and of list files."""
 
 import pytest
 
 from tests.cluster import debian, go, images, load, rootfs
 
 
-def test_mirror_is_that_of_the_release_not_of_updates_or_third_parties():
+def test_mirror_is_that_of_a_release_not_of_updates_or_third_parties():
     lines = [
         "Elsewhere stable http://elsewhere.example/",
         "Debian bookworm-security http://security.example/",
@@ -26,8 +26,8 @@ def test_go_versions(text, version):
 @pytest.mark.parametrize(
     ("package", "name"),
     [
-        pytest.param("k8s.io/kubernetes/cmd/kubelet", "kubelet", id="last element"),
-        pytest.param("go.etcd.io/etcd/server/v3", "server", id="a major version is no name"),
+        pytest.param("k8s.io/kubernetes/cmd/kubelet", "kubelet", id="last path element"),
+        pytest.param("go.etcd.io/etcd/server/v3", "server", id="a major version is skipped"),
         pytest.param(".", "coredns", id="a module's own main"),
     ],
 )
@@ -50,7 +50,7 @@ def test_label_is_found_in_containerds_table():
     assert load.parse_label(listing.replace(load.LABEL, "other")) is None
 
 
-def test_lists_may_be_commented(tmp_path):
+def test_lists_may_have_comments(tmp_path):
     (tmp_path / "packages.txt").write_text("# why\npython3  # the interpreter\n\nconntrack\n")
     assert rootfs.lines(tmp_path / "packages.txt") == ["python3", "conntrack"]
     assert rootfs.lines(tmp_path / "absent.txt") == []

@@ -1,4 +1,4 @@
-"""The images contain the versions that the tests ran with."""
+"""The images contain the versions with which the tests run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOCKERFILES = sorted((ROOT / "images").rglob("Dockerfile*"))
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Return the version that a lock file names for each package."""
+    """Return the version of each package in a lock file."""
     return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", lock.read_text(), re.MULTILINE))
 
 
@@ -36,7 +36,7 @@ def test_operator_image_has_the_tested_versions():
     assert {name: version for name, version in image.items() if tested.get(name) != version} == {}
 
 
-def test_operator_image_starts_without_a_shell_and_as_a_plain_user():
+def test_operator_image_starts_without_a_shell_and_not_as_root():
     text = (ROOT / "images/operator/Dockerfile").read_text()
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["python", "-P", "-m", "dtj_operator"\]$', text, re.MULTILINE)

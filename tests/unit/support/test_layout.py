@@ -3,7 +3,7 @@ from pathlib import Path
 from tests.support.layout import stray_tests, unknown_targets
 
 
-def test_test_outside_the_suites_is_named(tmp_path: Path):
+def test_test_outside_the_suites_is_reported(tmp_path: Path):
     for name in ("unit/a/test_a.py", "support/test_b.py", "test_c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -14,7 +14,7 @@ def test_test_outside_the_suites_is_named(tmp_path: Path):
     ]
 
 
-def test_unknown_make_target_on_a_page_is_named(tmp_path: Path):
+def test_unknown_make_target_on_a_page_is_reported(tmp_path: Path):
     page, makefile = tmp_path / "page.md", tmp_path / "Makefile"
     makefile.write_text("lint: ## check\n")
     page.write_text(

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.prose import findings
 
-# Put together here, or lint would find them in this file.
+# Concatenated, or lint would find them in this file.
 WORD, PHRASE = "an" + "ew", "in" + " vain"
 
 
