@@ -17,11 +17,10 @@ _HEAD_WIDTH = 32
 _CLIP = 1.0  # as in the GPT papers; without it, a single batch sometimes raises the loss by tenths
 _HELD_OUT = 10  # one file in ten
 _PROMPT = b"def forward(self, "
-_SAMPLE = 240  # bytes
 _TEMPERATURE = 0.7
 
 
-def recipe(
+def recipe(  # noqa: PLR0913, PLR0917 - its arguments are those of the command line
     epochs: int = 2,
     lr: float = 2e-3,
     global_batch: int = 32,
@@ -29,9 +28,10 @@ def recipe(
     layers: int = 4,
     width: int = 128,
     kilobytes: int = 1000,
+    sample: int = 240,
     seed: int = 0,
 ) -> Recipe:
-    """Train a small byte-level GPT on the Python sources of torch, then print a sample of its text.
+    """Train a small byte-level GPT on the Python sources of torch, then print `sample` bytes of its text.
 
     Logs bits per byte on held-out files: 8 is random guessing, gzip needs about 2. Takes minutes on a
     laptop CPU.
@@ -39,12 +39,17 @@ def recipe(
     heads = max(1, width // _HEAD_WIDTH)
     shape = Shape(vocabulary=text.VOCABULARY, context=context, layers=layers, heads=heads, width=width)
     return _language_model(
-        shape, epochs=epochs, lr=lr, global_batch=global_batch, kilobytes=kilobytes, seed=seed
+        shape, epochs=epochs, lr=lr, global_batch=global_batch, kilobytes=kilobytes, sample=sample, seed=seed
     )
 
 
 def gpt2(
-    epochs: int = 1, lr: float = 6e-4, global_batch: int = 480, kilobytes: int = 20_000, seed: int = 0
+    epochs: int = 1,
+    lr: float = 6e-4,
+    global_batch: int = 480,
+    kilobytes: int = 20_000,
+    sample: int = 240,
+    seed: int = 0,
 ) -> Recipe:
     """Train GPT-2 with 124 million parameters, for GPUs.
 
@@ -52,12 +57,18 @@ def gpt2(
     are bytes, so most of the vocabulary is unused.
     """
     return _language_model(
-        GPT2_124M, epochs=epochs, lr=lr, global_batch=global_batch, kilobytes=kilobytes, seed=seed
+        GPT2_124M,
+        epochs=epochs,
+        lr=lr,
+        global_batch=global_batch,
+        kilobytes=kilobytes,
+        sample=sample,
+        seed=seed,
     )
 
 
 def _language_model(
-    shape: Shape, *, epochs: int, lr: float, global_batch: int, kilobytes: int, seed: int
+    shape: Shape, *, epochs: int, lr: float, global_batch: int, kilobytes: int, sample: int, seed: int
 ) -> Recipe:
     train, held_out = split(context=shape.context, limit=1000 * kilobytes)
     return Recipe(
@@ -73,7 +84,7 @@ def _language_model(
         score=_bits_per_byte,
         metric="bits_per_byte",
         tokens=shape.context,
-        sample=lambda model: _write(model, context=shape.context),
+        sample=lambda model: _write(model, sample, context=shape.context),
         seed=seed,
     )
 
@@ -105,8 +116,8 @@ def _bits_per_byte(model: nn.Module, mb: Any) -> torch.Tensor:
     return losses.mean(1) / math.log(2)
 
 
-def _write(model: nn.Module, *, context: int) -> str:
+def _write(model: nn.Module, tokens: int, *, context: int) -> str:
     device = next(model.parameters()).device
     prompt = torch.tensor(list(_PROMPT), device=device)
-    generated = generate(model, prompt, tokens=_SAMPLE, context=context, temperature=_TEMPERATURE, seed=0)
+    generated = generate(model, prompt, tokens=tokens, context=context, temperature=_TEMPERATURE, seed=0)
     return bytes(min(token, text.VOCABULARY - 1) for token in generated.tolist()).decode(errors="replace")
