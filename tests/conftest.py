@@ -12,6 +12,6 @@ def pytest_configure() -> None:
     """Set the main thread's event loop to None.
 
     pytest-asyncio asks for the loop before its first test. asyncio would then create one that is never
-    closed; the warning about it, an error here, would fail whichever test runs when the loop is garbage collected.
+    closed; the warning about it, an error here, would fail whichever test runs when it is garbage collected.
     """
     asyncio.set_event_loop(None)

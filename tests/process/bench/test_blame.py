@@ -1,4 +1,4 @@
-"""The blame benchmark's plan and judgement, and a few of its crashes for real."""
+"""Runs one crash of each kind from the blame benchmark, with real ranks."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.commands import commands, warm
 
 @pytest.mark.parametrize("place", PLACES)
 def test_right_rank_is_blamed(tmp_path: Path, place: str) -> None:
-    """Of several that die at once any: an agent that waits for a processor learns late which was first."""
+    """If several ranks die at once, any of them is right: on a busy machine the order is seen late."""
     crash = next(crash for crash in draw(200, 3) if crash.place == place)
     with commands(warm(), tmp_path) as start:
         verdict = judge(start, tmp_path, crash)

@@ -1,4 +1,4 @@
-"""The commands of the pages run: `dtj` lines as real processes with real ranks, next to our examples.
+"""Runs the commands of the docs pages: `dtj` lines with real ranks, in a folder with our examples.
 
 Recipes get further arguments that make them small. Downloads fail: the proxy leads nowhere.
 """
@@ -25,13 +25,13 @@ PYTHON = [block for block in all_blocks("python") if block.marker == "run"]
 
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
-    """Return the process with torch in it."""
+    """Return a context that forks processes with torch imported."""
     return warm()
 
 
 @pytest.fixture
 def start(context: ForkServerContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Return what starts `dtj` commands, in a folder like a checkout."""
+    """Return a function that starts `dtj` commands, in a folder like a checkout."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     (checkout / "examples").symlink_to(ROOT / "examples")
@@ -49,7 +49,7 @@ def test_commands_of_a_page_run(start: Start, page: Path):
 
 
 def run(start: Start, line: Line) -> None:
-    """Run one line; fail with its place and its output unless it ends with 0."""
+    """Run one line; fail with its place and output unless it exits with 0."""
     first = line.commands[0]
     if first[0] != "dtj":
         done = subprocess.run(
@@ -58,7 +58,7 @@ def run(start: Start, line: Line) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"{line.place}: {line.text}\n{done.stdout}{done.stderr}"
         return
-    assert len(line.commands) == 1, f"{line.place}: a dtj command is not part of a pipe here"
+    assert len(line.commands) == 1, f"{line.place}: a dtj command in a pipe is not supported here"
     small = [] if "--help" in first else [word for name in SMALL if name in first for word in SMALL[name]]
     ended = start(*first[1:], *small, **NO_NETWORK).wait(deadline_s=500)
     assert ended.code == 0, f"{line.place}: {line.text}\n{ended.out}{ended.err}"

@@ -1,4 +1,4 @@
-"""What the coordinator says of a job's time, against the books of the ranks themselves."""
+"""The coordinator's ledger of a job's time, compared with the logs of steps that the ranks write."""
 
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +11,9 @@ STEPS = 60
 
 
 def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path: Path) -> None:
-    """Five crashes, of rank 0 too and of two ranks at once.
+    """Five crashes, including one of rank 0 and one of two ranks at once.
 
-    A step takes four times as long as the agent takes to read of it: on a busy machine it reads later.
+    A step takes four times as long as the agent's polling interval: on a busy machine the agent polls late.
     """
     port = free_port()
     flags = ("run", "--nproc", 3, "--max-restarts", 9, "--port", port, PROGRAMS / "pace.py")
@@ -24,12 +24,12 @@ def test_ledger_is_within_one_percent_of_the_ranks_books(start: Start, tmp_path:
         texts = [(tmp_path / f"book-{rank}").read_text() for rank in range(3)]
         return [parse(text) for text in texts]
 
-    wait_for(lambda: all((tmp_path / f"book-{rank}").exists() for rank in range(3)), "all ranks to begin")
+    wait_for(lambda: all((tmp_path / f"book-{rank}").exists() for rank in range(3)), "all ranks to start")
     wait_for(lambda: any(line.step == STEPS for line in books()[0]), "the last step")
     last = next(line.at for line in books()[0] if line.step == STEPS)
     truth = productive(books(), until=last)
 
-    def is_reported() -> bool:  # the step before the last; the last one is not over, for the agent
+    def is_reported() -> bool:  # the step before the last; the agent counts the last step as unfinished
         return bool(status(port).get("step") == STEPS - 1 and status(port)["ledger"])
 
     wait_for(is_reported, "the step before to be reported")

@@ -18,7 +18,7 @@ PACE = PROGRAMS / "pace.py"
 
 
 def files(out: Path) -> dict[str, Path]:
-    """Where the program writes its records; it need not wait at its end."""
+    """The environment that names the output folder; the file `go` makes the program not wait at its end."""
     (out / "go").touch()
     return {"OUT": out}
 

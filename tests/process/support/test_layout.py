@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_broken_link_on_a_page_is_named(tmp_path: Path):
+def test_broken_link_on_a_page_is_reported(tmp_path: Path):
     (tmp_path / "page.md").write_text("[a](page.md#part)\n[b](gone.md)\n[c](#nope)\n\n## Part\n")
     rumdl = str(Path(sys.executable).with_name("rumdl"))
     config = str(ROOT / "pyproject.toml")

@@ -1,4 +1,4 @@
-"""Saves as fast as it can, to be killed; a module of its own, since what forks it has it loaded."""
+"""Saves as fast as it can, until it is killed. A module of its own, so that the forkserver can preload it."""
 
 from pathlib import Path
 from typing import Any
