@@ -257,7 +257,8 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
 
 def key(cluster: Cluster, image: node_image.NodeImage) -> str:
     """Changes with everything that makes an existing cluster differ from a new one."""
-    return config.key(image.name, kind_config(cluster, ""), Path(cni.__file__))
+    settings = () if cluster.engine is None else sorted(cluster.engine.env.values())
+    return config.key(image.name, kind_config(cluster, ""), Path(cni.__file__), *settings)
 
 
 def shared_folder() -> Path:

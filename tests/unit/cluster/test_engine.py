@@ -33,6 +33,7 @@ def test_podman_gets_settings_for_what_the_machine_lacks(given, contained, absen
     text = containers_conf(**machine)
     assert text is not None
     assert contained in text
+    assert "pids_limit = 0" in text
     assert absent is None or absent not in text
 
 
