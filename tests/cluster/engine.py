@@ -17,8 +17,8 @@ from tests.cluster import config, debian, proc
 from tests.cluster.errors import ClusterError
 
 CAP_SYS_RESOURCE = 24
-# By default podman allows a node 2,048 processes and threads, of which systemd allows containerd 15 %: then fork
-# fails for one of the first fifty pods.
+# By default podman allows a node 2,048 processes and threads, of which systemd allows containerd 15 %: fork
+# then fails for one of the first fifty pods.
 NO_PIDS_LIMIT = "[containers]\npids_limit = 0\n"
 INSTALL_HINT = (
     "install Docker (and start it), or podman; as root on Debian or Ubuntu this tool installs podman itself"
