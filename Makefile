@@ -47,6 +47,10 @@ RUNS   ?= 10
 soak: ## run suites again and again, half of the times beside busy processes: make soak SUITES=unit RUNS=10
 	$(RUN) tests.suites soak $(SUITES) --runs $(RUNS)
 
+AREAS ?=
+mutants: ## change the code a little, many times, and list the changes that no test detects: make mutants AREAS="plan crd"
+	$(RUN) tests.mutants $(AREAS)
+
 bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench
 
