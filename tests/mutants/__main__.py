@@ -97,7 +97,7 @@ def copy(root: Path, stage: Path, files: Sequence[str], tests: Sequence[str]) ->
             "no:testmon",
             "--hypothesis-seed=1",
         ],
-        "timeout_multiplier": 2.0,
+        "timeout_multiplier": 1.0,
         "timeout_constant": 5.0,
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]

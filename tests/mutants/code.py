@@ -1,8 +1,8 @@
 """Mutants of Python code, by mutmut, in the current folder: see tests/mutants/__main__.py.
 
 mutmut changes comparisons, arithmetic, numbers, booleans, assignments, arguments, `not`, `and` and `or` in
-the bodies of functions. It does not change decorated functions, nor constants of modules. Changes of strings are
-left out here, because most strings are texts for people.
+the bodies of functions. It does not change decorated functions, nor constants of modules. Changes of strings
+are left out here, because most strings are texts for people.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.file_utils import walk_mutatable_files
 from mutmut.utils.format_utils import get_mutant_name
+from mutmut.workers import isolation
 
 SEED = 1
 KILLED = ("killed", "timeout", "segfault", "suspicious")
@@ -32,6 +33,8 @@ def main(area: str, count: int) -> int:
     began = time.monotonic()
     operators = mutators.mutation_operators
     operators[:] = [pair for pair in operators if pair[1] is not mutators.operator_string]
+    # On a busy machine only the limit on CPU time tells an endless loop from a slow test.
+    isolation.register_timeout = lambda pid, timeout_s: None
     names = [
         get_mutant_name(path, name)
         for path in sorted(walk_mutatable_files())
