@@ -8,10 +8,12 @@ are left out here, because most strings are texts for people.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import mutmut.__main__ as engine
@@ -41,7 +43,7 @@ def main(area: str, count: int) -> int:
         for name in file_mutation.mutate_file_contents(str(path), path.read_text()).mutant_names
     ]
     sample = random.Random(SEED).sample(names, min(count, len(names)))
-    with Path("log").open("w") as log, contextlib.redirect_stdout(log):
+    with stdout_in(Path("log")):
         engine._run(sample, 1)
 
     counts: Counter[str] = Counter()
@@ -60,6 +62,21 @@ def main(area: str, count: int) -> int:
         f" ({len(names)} possible, {seconds:.0f} s; {dict(counts)})"
     )
     return int(counts.total() != len(sample))
+
+
+@contextlib.contextmanager
+def stdout_in(path: Path) -> Iterator[None]:
+    """Send what is printed to a file; mutmut prints to sys.__stdout__, too, so the descriptor changes."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with path.open("w") as log:
+        os.dup2(log.fileno(), 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def changed(name: str, path: Path) -> str:
