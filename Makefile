@@ -47,7 +47,11 @@ RUNS   ?= 10
 soak: ## run suites many times, half of them on a busy machine: make soak SUITES=unit RUNS=10
 	$(RUN) tests.suites soak $(SUITES) --runs $(RUNS)
 
-bench: ## run the benchmarks and write docs/benchmarks.md (about 40 minutes)
+AREAS ?=
+mutants: ## change the code a little, many times, and list the changes that no test detects: make mutants AREAS="plan crd"
+	$(RUN) tests.mutants $(AREAS)
+
+bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 	$(RUN) tests.bench
 
 bench-recovery: ## faults on real kubelets, and goodput over an hour (about 2 hours, on make cluster)

@@ -28,18 +28,22 @@ PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECT
 PYTEST = ("pytest", "-q", "--durations=10")
 BUSY_PROCESSES = 4
 
-Command = tuple[str, ...]  # the arguments of `python -m`
+Command = tuple[str, ...]  # a program of the virtual environment and its arguments
 
 # The linters run in parallel, and each reports even if another fails.
 LINT: dict[str, Command] = {
     "types": ("mypy",),
-    "imports": ("importlinter.cli", "lint_imports"),
+    "imports": ("lint-imports", "--no-logo"),
     "code": ("ruff", "check", "--quiet", *CODE),
     "format": ("ruff", "format", "--check", "--quiet", *CODE),
     "links": ("rumdl", "check", "--quiet", "--no-cache", *PAGES),
-    "suites and targets": ("tests.support.layout", *PAGES),
-    "words": ("tests.support.prose", *PROSE),
-    "code blocks": ("tests.docs",),
+    "suites and targets": ("python", "-m", "tests.support.layout", *PAGES),
+    "words": ("python", "-m", "tests.support.prose", *PROSE),
+    "code blocks": (
+        "python",
+        "-m",
+        "tests.docs",
+    ),
 }
 
 # The commands of a suite run in order, until one fails.
@@ -48,7 +52,7 @@ SUITES: dict[str, tuple[Command, ...]] = {
     "process": ((*PYTEST, "-n", "4", "--dist", "worksteal", "tests/process"),),
     "integration": ((*PYTEST, "-n", "4", "--dist", "loadgroup", "tests/integration"),),
     "e2e": (
-        (*PYTEST, "--timeout=600", "-n", "4", "-m", "not exclusive", "tests/e2e"),
+        (*PYTEST, "--timeout=600", "-n", "2", "--dist", "worksteal", "-m", "not exclusive", "tests/e2e"),
         (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
     ),
     # Only the unit tests that execute a line changed since the last run.
@@ -105,7 +109,9 @@ def run(name: str) -> Outcome:
 def lint() -> bool:
     """Run the linters in parallel; print the output of those that fail."""
     running = {
-        name: subprocess.Popen(python(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        name: subprocess.Popen(
+            arguments(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for name, command in LINT.items()
     }
     said = {name: process.communicate()[0] for name, process in running.items()}
@@ -116,11 +122,11 @@ def lint() -> bool:
 
 
 def succeeds(command: Command) -> bool:
-    return subprocess.run(python(command), cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(arguments(command), cwd=ROOT, check=False).returncode == 0
 
 
-def python(command: Command) -> list[str]:
-    return [sys.executable, "-m", *command]
+def arguments(command: Command) -> list[str]:
+    return [str(Path(sys.executable).with_name(command[0])), *command[1:]]
 
 
 def table(title: str, outcomes: Sequence[Outcome], budget: dict[str, float]) -> str:

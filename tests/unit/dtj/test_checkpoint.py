@@ -59,6 +59,21 @@ def test_what_a_save_removes(names: list[str], committed: int, removed: list[str
     assert paths.to_remove(names, committed=committed) == removed
 
 
+def test_save_keeps_as_many_as_asked_for_and_the_best(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    commit(run, 1, 2, 3)
+    save.prepare(run, 4)
+    save.commit(run, 4, STATE | {"step": 4}, keep=1, best=2)
+    assert sorted(p.name for p in run.iterdir()) == ["step-2", "step-4"]
+
+
+def test_checkpoint_that_could_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()  # where the folder should be
+    with pytest.raises(CheckpointError, match=r"run/step-7 could not be written: File exists") as raised:
+        save.prepare(tmp_path / "run", 7)
+    assert "check that the volume is mounted" in str(raised.value.fix)
+
+
 def test_newest_two_stay_after_saves(tmp_path: Path) -> None:
     commit(tmp_path / "run", 5, 10, 15)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-10", "step-15"]

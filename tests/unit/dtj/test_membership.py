@@ -124,6 +124,15 @@ def test_lost_replica_is_reported_missing_until_it_is_back() -> None:
     assert found.waited_for(NOW + 9) == {}
 
 
+def test_failure_reported_late_for_an_earlier_generation_is_not_the_cause_in_this_one() -> None:
+    found = formed()
+    found.leave("pod-1", NOW)
+    found.join(hello(1, "again"), NOW)
+    found.failing(end(0, 1), 1)
+    found.ended(end(2, 1, after_s=5), 2, NOW + 5)
+    assert found.failure == end(2, 1, after_s=5)
+
+
 def test_no_replica_is_missing_once_all_ranks_are_done() -> None:
     found = formed(replicas=2)
     found.ended(end(0, 0), 1, NOW)
