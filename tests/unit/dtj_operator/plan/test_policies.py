@@ -204,6 +204,16 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         ),
         param(TWO.but(pod(1).crashed(76, at=NOW - 5)), COUNTED, id="a lost peer whose cause does not come"),
         param(
+            TWO.but(pod(0).reported(76, at=NOW - 10, rank=1, reason="PeerLost")),
+            AwaitCause(until=NOW + 20),
+            id="a lost peer that names the failed rank waits longer for its pod, as kubelets may be busy",
+        ),
+        param(
+            TWO.but(pod(0).reported(76, at=NOW - 30, rank=1, reason="PeerLost")),
+            COUNTED,
+            id="the pod of the failed rank does not terminate",
+        ),
+        param(
             TWO.but(pod(1).crashed(76, at=NOW + 900)),
             COUNTED,
             id="a node with a wrong clock delays nothing",

@@ -18,6 +18,7 @@ MAX_BACKOFF_S = 300.0
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
+NAMED_CAUSE_WAIT_S = 30.0  # the same if it names the rank that failed, whose pod is about to terminate
 
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
@@ -25,8 +26,8 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     fault = blame.first_fault(s)
     if fault is None or s.memory.phase == SUSPENDED:
         return None
-    if fault.secondary and _cause_may_follow(s, fault):
-        return AwaitCause(until=fault.at + CAUSE_WAIT_S)
+    if fault.secondary and (wait_s := _cause_wait_s(s, fault)) > abs(s.now - fault.at):
+        return AwaitCause(until=fault.at + wait_s)
     action = _action(s, fault)
     if action == "FailJob":
         return Fail("RecoveryRule", f"{fault.sentence}; not restarted because a FailJob rule matched", fault)
@@ -150,10 +151,13 @@ def _matches(rule: Rule, fault: Fault) -> bool:
     return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
 
 
-def _cause_may_follow(s: Snapshot, fault: Fault) -> bool:
-    """Whether some pod has not terminated yet, and the consequence is recent by any plausible clock."""
-    undecided = any(not s.succeeded(pod) and not s.failed(pod) for pod in s.participating.values())
-    return undecided and abs(s.now - fault.at) < CAUSE_WAIT_S
+def _cause_wait_s(s: Snapshot, fault: Fault) -> float:
+    """Seconds, by any plausible clock, in which the cause may follow a consequence; 0 if all pods ended."""
+    running = {pod.index for pod in s.participating.values() if not s.succeeded(pod) and not s.failed(pod)}
+    named = None if fault.rank is None else fault.rank // s.job.processes
+    if named != fault.replica and named in running:
+        return NAMED_CAUSE_WAIT_S
+    return CAUSE_WAIT_S if running else 0.0
 
 
 def _jitter(seed: str) -> float:
