@@ -68,14 +68,14 @@ def run(area: str, root: Path) -> int:
     # -P and scripts by path: `tests` must be the package of the copy, or of the other checkout.
     if area == "crd":
         path = os.pathsep.join(str(root / part) for part in ("operator/src", "trainer/src", "."))
-        command = [sys.executable, "-P", HERE / "crd.py", str(CRD_MUTANTS), stage]
+        command = [sys.executable, "-P", str(HERE / "crd.py"), str(CRD_MUTANTS), str(stage)]
         return subprocess.run(
             command, cwd=root, env=os.environ | {"PYTHONPATH": path}, check=False
         ).returncode
     files, tests, count = CODE[area]
     copy(root, stage, files, tests)
     environment = os.environ | {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", HERE / "code.py", area, str(count)]
+    command = [sys.executable, "-P", str(HERE / "code.py"), area, str(count)]
     return subprocess.run(command, cwd=stage, env=environment, check=False).returncode
 
 
