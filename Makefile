@@ -61,7 +61,7 @@ demo: ## create a cluster, install the operator, and show a training run live
 	$(RUN) tests.demo
 
 clean: cluster-delete ## remove the cluster and all build output; keep the cache
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build .testmondata* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 images: ## build the operator's and the trainer's image if they are out of date
 	$(RUN) tests.cluster images
