@@ -25,6 +25,7 @@ CODE = ("operator/src", "trainer/src", "tests", "examples")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "charts", "examples")
 PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml")
 PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECTS)
+DOCKERFILES = tuple(sorted(map(str, (ROOT / "images").rglob("Dockerfile*"))))
 PYTEST = ("pytest", "-q", "--durations=10")
 BUSY_PROCESSES = 4
 
@@ -39,11 +40,8 @@ LINT: dict[str, Command] = {
     "links": ("rumdl", "check", "--quiet", "--no-cache", *PAGES),
     "suites and targets": ("python", "-m", "tests.support.layout", *PAGES),
     "words": ("python", "-m", "tests.support.prose", *PROSE),
-    "code blocks": (
-        "python",
-        "-m",
-        "tests.docs",
-    ),
+    "code blocks": ("python", "-m", "tests.docs"),
+    "Dockerfiles": ("hadolint", "--no-color", *DOCKERFILES),
 }
 
 # The commands of a suite run in order, until one fails.
@@ -67,7 +65,7 @@ PLANS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Result:
     """The result of a suite; `seconds` of wall-clock time."""
 
     name: str
@@ -85,25 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return soak(given.names[1:], runs=given.runs)
     failed = False
     for name in given.names:
-        outcomes = list(until_one_fails(PLANS.get(name, (name,))))
-        print(table(name, outcomes, tomllib.loads(BUDGET.read_text())))
-        failed = failed or not all(outcome.passed for outcome in outcomes)
+        results = list(until_one_fails(PLANS.get(name, (name,))))
+        print(table(name, results, tomllib.loads(BUDGET.read_text())))
+        failed = failed or not all(result.passed for result in results)
     return int(failed)
 
 
-def until_one_fails(names: Sequence[str]) -> Iterator[Outcome]:
+def until_one_fails(names: Sequence[str]) -> Iterator[Result]:
     for name in names:
-        outcome = run(name)
-        yield outcome
-        if not outcome.passed:
+        result = run(name)
+        yield result
+        if not result.passed:
             return
 
 
-def run(name: str) -> Outcome:
+def run(name: str) -> Result:
     """Run lint or one suite; its output is not captured."""
     began = time.monotonic()
     passed = lint() if name == "lint" else all(succeeds(command) for command in SUITES[name])
-    return Outcome(name=name, seconds=time.monotonic() - began, passed=passed)
+    return Result(name=name, seconds=time.monotonic() - began, passed=passed)
 
 
 def lint() -> bool:
@@ -129,11 +127,11 @@ def arguments(command: Command) -> list[str]:
     return [str(Path(sys.executable).with_name(command[0])), *command[1:]]
 
 
-def table(title: str, outcomes: Sequence[Outcome], budget: dict[str, float]) -> str:
+def table(title: str, results: Sequence[Result], budget: dict[str, float]) -> str:
     """Return a table of measured seconds and limits: a row per suite, and one for the sum."""
-    rows = [(outcome.name, outcome.seconds, "" if outcome.passed else "  FAILED") for outcome in outcomes]
-    if len(outcomes) > 1:
-        rows.append((title, sum(outcome.seconds for outcome in outcomes), ""))
+    rows = [(result.name, result.seconds, "" if result.passed else "  FAILED") for result in results]
+    if len(results) > 1:
+        rows.append((title, sum(result.seconds for result in results), ""))
     lines = [f"{'':12} {'seconds':>8} {'limit':>8}"]
     for name, seconds, note in rows:
         limit = budget.get(name)
@@ -149,11 +147,11 @@ def soak(names: Sequence[str], *, runs: int) -> int:
         for number in range(1, runs + 1):
             busy = number > runs - runs // 2
             with busy_processes(BUSY_PROCESSES if busy else 0):
-                outcome = run(name)
-            verdict = "passed" if outcome.passed else "FAILED"
+                result = run(name)
+            verdict = "passed" if result.passed else "FAILED"
             beside = ", busy" if busy else ""
-            print(f"soak: {name}, run {number} of {runs}{beside}: {verdict}, {outcome.seconds:.0f} s")
-            failures += [] if outcome.passed else [f"{name} {number}"]
+            print(f"soak: {name}, run {number} of {runs}{beside}: {verdict}, {result.seconds:.0f} s")
+            failures += [] if result.passed else [f"{name} {number}"]
     print(f"soak: {len(failures)} of {len(names) * runs} runs failed", *failures)
     return int(bool(failures))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+from dtj.parent_death import die_with
 from tests.support.forked import warmed
 
 DEADLINE_S = 240.0
@@ -87,11 +88,10 @@ class Command:
 Start = Callable[..., Command]
 
 
-def warm(*modules: str) -> ForkServerContext:
-    """Return a context that forks processes which have imported torch and these modules."""
+def warm() -> ForkServerContext:
+    """Return a context that forks processes which have imported torch and dtj."""
     # Also this module: every process finds its target function in it, and it has many imports.
-    ours = ("torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__)
-    return warmed(*ours, *modules)
+    return warmed("torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__)
 
 
 @contextlib.contextmanager
@@ -135,6 +135,7 @@ def is_dead(pid: int) -> bool:
 
 def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path: list[str]) -> None:
     sys.path[:] = path
+    die_with(os.getppid())  # the forkserver ends with pytest, also after Ctrl-C
     for name in [n for n in os.environ if n.startswith(_OWN) or n in _RANKS]:
         del os.environ[name]
     os.environ.update(env)

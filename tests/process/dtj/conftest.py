@@ -23,7 +23,7 @@ SIZES = {"STEPS": STEPS, "SAMPLES": 96}
 @pytest.fixture(scope="session")
 def warm() -> ForkServerContext:
     """The server process that has torch imported; commands are forked from it."""
-    return warm_context("tests.process.dtj.programs.saves")
+    return warm_context()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Saves as fast as it can, until it is killed. A module of its own, so that the forkserver can preload it."""
+"""Saves as fast as it can, until it is killed."""
 
 from pathlib import Path
 from typing import Any
