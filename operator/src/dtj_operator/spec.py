@@ -61,10 +61,18 @@ class Elastic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResumeFrom:
+    """An earlier run on the checkpoint volume; exactly one field is set."""
+
+    job: str | None = None  # in the same namespace
+    path: str | None = None  # below the mount
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     mount_path: str
     volume: Json
-    resume_from: str | None = None
+    resume_from: ResumeFrom | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,12 +337,22 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
         raise fields.fail(
             "volume", "must be a volume source, such as persistentVolumeClaim: {claimName: runs}"
         )
-    resume = fields.raw.get("resumeFrom")
-    if resume is not None and (not isinstance(resume, str) or not resume or ".." in resume.split("/")):
-        raise fields.fail(
-            "resumeFrom",
-            "must be the name of a job in this namespace, or a path below the mount without '..'",
-        )
+    resume = fields.child("resumeFrom")
     return Checkpoint(
-        mount_path=mount_path, volume={k: v for k, v in volume.raw.items() if k != "name"}, resume_from=resume
+        mount_path=mount_path,
+        volume={k: v for k, v in volume.raw.items() if k != "name"},
+        resume_from=_resume_from(resume) if resume else None,
     )
+
+
+def _resume_from(fields: _Fields) -> ResumeFrom:
+    job, path = fields.raw.get("job"), fields.raw.get("path")
+    if (job is None) == (path is None):
+        raise fields.fail("job", "exactly one of job and path must be set")
+    if job is not None and (not isinstance(job, str) or not job or "/" in job):
+        raise fields.fail("job", "must be the name of an earlier job in this namespace")
+    if path is not None and (
+        not isinstance(path, str) or not path or path[0] == "/" or ".." in path.split("/")
+    ):
+        raise fields.fail("path", "must be a path relative to mountPath, without '..'")
+    return ResumeFrom(job=job, path=path)

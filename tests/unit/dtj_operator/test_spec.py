@@ -3,7 +3,7 @@
 import pytest
 
 from dtj_operator import quantity, spec
-from dtj_operator.spec import Checkpoint, Recovery, Rule
+from dtj_operator.spec import Checkpoint, Recovery, ResumeFrom, Rule
 from tests.support.builders import job, template
 
 param = pytest.param
@@ -67,7 +67,7 @@ def test_rules_and_checkpoint_are_parsed_completely() -> None:
         },
     ]
     volume = {"persistentVolumeClaim": {"claimName": "runs"}}
-    checkpoint = {"mountPath": "/ckpt", "volume": volume, "resumeFrom": "monday"}
+    checkpoint = {"mountPath": "/ckpt", "volume": volume, "resumeFrom": {"job": "monday"}}
     made = job().recovery(rules=rules, maxRestarts=2).wants(checkpoint=checkpoint).job()
 
     assert made.recovery.rules == (
@@ -75,7 +75,9 @@ def test_rules_and_checkpoint_are_parsed_completely() -> None:
         Rule(action="Restart", conditions=(("Odd", "True"), ("DisruptionTarget", "False"))),
     )
     assert made.recovery.max_restarts == 2
-    assert made.checkpoint == Checkpoint(mount_path="/ckpt", volume=volume, resume_from="monday")
+    assert made.checkpoint == Checkpoint(
+        mount_path="/ckpt", volume=volume, resume_from=ResumeFrom(job="monday")
+    )
 
 
 PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
@@ -161,9 +163,24 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         ),
         param(job().wants(checkpoint={"mountPath": "/c"}), "spec.checkpoint.volume", id="no volume"),
         param(
-            job().wants(checkpoint={"mountPath": "/c", "volume": PVC, "resumeFrom": "../other"}),
-            "spec.checkpoint.resumeFrom",
+            job().wants(checkpoint={"volume": PVC, "resumeFrom": {"path": "../other"}}),
+            "spec.checkpoint.resumeFrom.path",
             id="a path out of the mount",
+        ),
+        param(
+            job().wants(checkpoint={"volume": PVC, "resumeFrom": {"path": "/archive"}}),
+            "spec.checkpoint.resumeFrom.path",
+            id="an absolute path to resume from",
+        ),
+        param(
+            job().wants(checkpoint={"volume": PVC, "resumeFrom": {"job": "team-b/monday"}}),
+            "spec.checkpoint.resumeFrom.job",
+            id="a job of another namespace to resume from",
+        ),
+        param(
+            job().wants(checkpoint={"volume": PVC, "resumeFrom": {"job": "a", "path": "b"}}),
+            "spec.checkpoint.resumeFrom.job",
+            id="a job and a path to resume from",
         ),
         param(
             job()

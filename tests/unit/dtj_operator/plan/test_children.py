@@ -101,12 +101,12 @@ def test_with_several_processes_per_replica_no_rank_is_set() -> None:
 @pytest.mark.parametrize(
     ("resume_from", "folder"),
     [
-        param("monday", "/ckpt/team-a/monday", id="a job of the same namespace"),
-        param("archive/best", "/ckpt/archive/best", id="a path below the mount"),
-        param("/archive", "/ckpt/archive", id="a path that looks absolute stays below the mount"),
+        param({"job": "monday"}, "/ckpt/team-a/monday", id="a job of the same namespace"),
+        param({"path": "archive/best"}, "/ckpt/archive/best", id="a path below the mount"),
+        param({"path": "best"}, "/ckpt/best", id="a path of one folder is not a job"),
     ],
 )
-def test_directories_of_a_checkpointed_job(resume_from: str, folder: str) -> None:
+def test_directories_of_a_checkpointed_job(resume_from: dict[str, str], folder: str) -> None:
     builder = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC, "resumeFrom": resume_from})
     env = environment(builder)
 

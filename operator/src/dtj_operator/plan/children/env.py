@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtj_operator import names, quantity
-from dtj_operator.spec import Checkpoint, Job
+from dtj_operator.spec import Job, ResumeFrom
 
 Json = dict[str, Any]
 
@@ -81,13 +81,12 @@ def _folders(job: Job) -> Iterator[tuple[str, object]]:
     mount = job.checkpoint.mount_path
     yield "DTJ_CHECKPOINT_DIR", posixpath.join(mount, job.namespace, job.name, job.uid[:8])
     if job.checkpoint.resume_from:
-        yield "DTJ_RESUME_DIR", _resume_folder(job, job.checkpoint, job.checkpoint.resume_from)
+        yield "DTJ_RESUME_DIR", posixpath.join(mount, _resume_path(job, job.checkpoint.resume_from))
 
 
-def _resume_folder(job: Job, checkpoint: Checkpoint, resume_from: str) -> str:
-    """A plain name is an earlier job in this namespace; with a slash it is a path below the mount."""
-    below = resume_from.strip("/") if "/" in resume_from else posixpath.join(job.namespace, resume_from)
-    return posixpath.join(checkpoint.mount_path, below)
+def _resume_path(job: Job, earlier: ResumeFrom) -> str:
+    """Path below the mount; of an earlier job it is the folder of all runs with that name."""
+    return earlier.path or posixpath.join(job.namespace, earlier.job or "")
 
 
 def _defaults(job: Job, container: Json) -> Iterator[tuple[str, object]]:
