@@ -23,14 +23,14 @@ from dtj_operator.plan.actions import Action, CreatePod, CreateService, DeletePo
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.plan.children.service import service
 from tests.support.builders import job, pod
-from tests.unit.dtj_operator.kube.server import Handler, Server, refuses, says, serving
+from tests.unit.dtj_operator.kube.server import Handler, Server, lacks, refuses, says, serving
 
 param = pytest.param
 Json = dict[str, Any]
 
 JOB = job().snapshot().job
 KEY = Key(JOB.namespace, JOB.name)
-GONE = refuses(404, "NotFound")
+GONE = lacks("pods", "digits-0")
 TAKEN = refuses(409, "AlreadyExists")
 REMOVED = says({"kind": "Status", "metadata": {}})
 QUOTA = refuses(403, "Forbidden", "exceeded quota: small")

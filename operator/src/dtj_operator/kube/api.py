@@ -174,9 +174,14 @@ def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
     try:
         status = decode(raw)
         reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+        details = status.get("details") or {}
+        object_path = f"/{details.get('kind')}/{details.get('name')}"
     except (ValueError, AttributeError):
         reason, message = str(response.reason or ""), raw[:300].decode(errors="replace")
-    return kind_of(response.status)(call, response.status, reason, message, _retry_after_s(response))
+        object_path = ""
+    names_object = bool(object_path) and call.removesuffix("/status").endswith(object_path)
+    error = kind_of(response.status, names_object=names_object)
+    return error(call, response.status, reason, message, _retry_after_s(response))
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:

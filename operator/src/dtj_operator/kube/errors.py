@@ -1,7 +1,8 @@
 """Errors of calls to the API server.
 
 ApiError
-  NotFound      404
+  NotFound      404 that names the object; any other 404 is a plain ApiError: the API server does not serve
+                this kind or version, which says nothing about the object
   Conflict      409: the object exists, or changed since it was read
   Refused       400, 403, 422: the same request will not be accepted later; the message is the API server's
   Expired       410: a list or watch must start again
@@ -47,10 +48,15 @@ class Withheld(ApiError):  # noqa: N818
     pass
 
 
-def kind_of(status: int) -> type[ApiError]:
-    """Return the class for an HTTP status of 400 or more, or for 0 (no answer)."""
+def kind_of(status: int, *, names_object: bool) -> type[ApiError]:
+    """Return the class for an HTTP status of 400 or more, or for 0 (no answer).
+
+    names_object   whether the answer names the object of the request
+    """
+    if status == 404:
+        return NotFound if names_object else ApiError
     if status in (400, 403, 422):
         return Refused
     if status in (0, 429) or status >= 500:
         return Unavailable
-    return {404: NotFound, 409: Conflict, 410: Expired}.get(status, ApiError)
+    return {409: Conflict, 410: Expired}.get(status, ApiError)

@@ -70,6 +70,13 @@ def refuses(status: int, reason: str = "", message: str = "", **headers: str) ->
     return says({"kind": "Status", "reason": reason, "message": message}, status, **headers)
 
 
+def lacks(kind: str, name: str) -> Handler:
+    """Answer as the API server does if there is no object of this kind (plural) and name."""
+    message = f'{kind} "{name}" not found'
+    details = {"kind": kind, "name": name}
+    return says({"kind": "Status", "reason": "NotFound", "message": message, "details": details}, 404)
+
+
 async def stall(_: object) -> Any:
     """Send nothing more, and keep the connection open."""
     await asyncio.Event().wait()

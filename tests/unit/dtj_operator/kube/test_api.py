@@ -14,6 +14,7 @@ from tests.unit.dtj_operator.kube.server import (
     Handler,
     Server,
     hangs_up,
+    lacks,
     refuses,
     says,
     serving,
@@ -41,7 +42,7 @@ async def talking(*script: Handler) -> AsyncIterator[tuple[Api, Server]]:
         param(400, Refused, id="bad request"),
         param(403, Refused, id="forbidden, by a role or a quota"),
         param(422, Refused, id="invalid"),
-        param(404, NotFound, id="not found"),
+        param(404, ApiError, id="a 404 that names no object"),
         param(409, Conflict, id="exists, or changed"),
         param(410, Expired, id="gone"),
         param(401, ApiError, id="not logged in"),
@@ -61,6 +62,31 @@ async def test_permanent_error_is_raised_at_once_with_the_servers_message(
         )
         assert str(caught.value) == f"GET /x: {status} Because: exceeded quota: q"
         assert len(server.asked) == 1
+
+
+NODE, JOBS = "/api/v1/nodes/n1", "/apis/dtj.dev/v1alpha1/namespaces/a/distributedtrainingjobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "kind"),
+    [
+        param(NODE, lacks("nodes", "n1"), NotFound, id="the object"),
+        param(f"{NODE}/status", lacks("nodes", "n1"), NotFound, id="the object of a subresource"),
+        param(NODE, lacks("nodes", "n2"), ApiError, id="another object of this kind"),
+        param(f"{JOBS}/n1", lacks("nodes", "n1"), ApiError, id="an object of another kind"),
+        param(JOBS, lacks("namespaces", "a"), ApiError, id="the namespace of a new object"),
+        param(f"{JOBS}/j", refuses(404, "NotFound"), ApiError, id="nothing: the version is not served"),
+        param(f"{JOBS}/j", says({"details": ["j"]}, 404), ApiError, id="nothing that we understand"),
+    ],
+)
+async def test_only_a_404_that_names_the_object_means_that_it_does_not_exist(
+    path: str, answer: Handler, kind: type[ApiError]
+) -> None:
+    async with talking(answer) as (api, _):
+        with pytest.raises(ApiError) as caught:
+            await api.get(path)
+
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(
