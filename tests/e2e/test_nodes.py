@@ -26,7 +26,7 @@ def test_job_moves_off_a_lost_node(
     runs: Json,
     fault: Callable[[Cluster, str], AbstractContextManager[None]],
 ):
-    recovery = {"avoidNodeAfter": 1}
+    recovery = {"avoidNodeAfterFaults": 1}
     kubectl.apply(
         workload_job("moving", "--steps=100000", "--step-s=0.2", checkpoint=runs, recovery=recovery)
     )

@@ -15,6 +15,7 @@ from dtj_operator import names, quantity
 Json = dict[str, Any]
 
 MAX_REPLICAS = 10_000  # as in the schema
+NEVER = "Never"  # instead of a number: off
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
 RESERVED_ENV = frozenset((*_RENDEZVOUS, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -47,8 +48,8 @@ class Recovery:
     max_restarts: int = 10
     max_restarts_without_progress: int = 3
     backoff_s: int = 1
-    node_lost_s: int = 40  # 0: a node never counts as lost
-    avoid_node_after: int = 2  # faults; 0: nodes are never avoided
+    node_lost_s: int | None = 40  # None: a node never counts as lost
+    avoid_node_after_faults: int | None = 2  # None: nodes are never avoided because of faults
     rules: tuple[Rule, ...] = ()
 
 
@@ -79,7 +80,7 @@ class Checkpoint:
 class Hang:
     """When the agents treat the job as hung, and what they do about it."""
 
-    timeout_s: int = 0  # 0: derived from the step times
+    timeout_s: int | None = None  # None: derived from the step times
     action: str = "Restart"  # | Report
 
 
@@ -169,14 +170,22 @@ class _Fields:
     def fail(self, name: str, fix: str) -> SpecError:
         return SpecError(f"{self.path}.{name}", self.raw.get(name), fix)
 
-    def integer(self, name: str, default: int, minimum: int, maximum: int = 2**31 - 1) -> int:
+    def integer(
+        self, name: str, default: int, minimum: int, maximum: int = 2**31 - 1, or_else: str = ""
+    ) -> int:
         value = self.raw.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self.fail(name, f"must be an integer between {minimum} and {maximum}")
+            raise self.fail(name, f"must be an integer between {minimum} and {maximum}{or_else}")
         return value
 
     def optional_integer(self, name: str, minimum: int) -> int | None:
         return None if self.raw.get(name) is None else self.integer(name, minimum, minimum)
+
+    def integer_or_never(self, name: str, default: int) -> int | None:
+        """A number of at least 1, or None for the word Never."""
+        if self.raw.get(name) == NEVER:
+            return None
+        return self.integer(name, default, 1, or_else=f", or {NEVER}")
 
     def flag(self, name: str) -> bool:
         value = self.raw.get(name) or False
@@ -294,15 +303,16 @@ def _recovery(fields: _Fields) -> Recovery:
         max_restarts=fields.integer("maxRestarts", 10, 0),
         max_restarts_without_progress=fields.integer("maxRestartsWithoutProgress", 3, 0),
         backoff_s=fields.integer("backoffSeconds", 1, 0),
-        node_lost_s=fields.integer("nodeLostSeconds", 40, 0),
-        avoid_node_after=fields.integer("avoidNodeAfter", 2, 0),
+        node_lost_s=fields.integer_or_never("nodeLostSeconds", 40),
+        avoid_node_after_faults=fields.integer_or_never("avoidNodeAfterFaults", 2),
         rules=tuple(_rule(rule) for rule in fields.items("rules")),
     )
 
 
 def _hang(fields: _Fields) -> Hang:
     return Hang(
-        timeout_s=fields.integer("timeoutSeconds", 0, 0), action=fields.choice("action", "Restart", "Report")
+        timeout_s=fields.optional_integer("timeoutSeconds", 1),
+        action=fields.choice("action", "Restart", "Report"),
     )
 
 

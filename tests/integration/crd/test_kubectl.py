@@ -101,7 +101,7 @@ def test_status_is_ignored_when_the_spec_is_written(running: Kubectl):
         ("dtj.spec.elastic", "kubectl scale"),
         ("dtj.spec.hang.action", "the ranks that the others wait for"),
         ("dtj.spec.recovery.scope", "the agents in the others can recover in place"),
-        ("dtj.spec.recovery.nodeLostSeconds", "force-deleted and replaced"),
+        ("dtj.spec.recovery.nodeLostSeconds", "force-deleted and replaced, uncounted. Never:"),
         ("dtj.status.failure", "Rank that failed first"),
         ("dtj.status.avoidedNodes", "Nodes on which this job had faults"),
         ("dtj.status.goodput", "Where the time went"),

@@ -92,7 +92,7 @@ async def test_node_is_not_lost_before_the_timeout_or_if_that_is_disabled(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
     await cluster.submit("patient", recovery={**HEALING, "nodeLostSeconds": 3600})
-    await cluster.submit("never", recovery={**HEALING, "nodeLostSeconds": 0})
+    await cluster.submit("never", recovery={**HEALING, "nodeLostSeconds": "Never"})
     await cluster.submit("quick", recovery={**HEALING, "nodeLostSeconds": 1})
     names = [f"{job}-{index}" for job in ("patient", "never", "quick") for index in (0, 1)]
     before = uids(await kubelet.until_running(*names))

@@ -23,7 +23,7 @@ def test_absent_fields_have_the_defaults_of_the_schema() -> None:
         max_restarts_without_progress=3,
         backoff_s=1,
         node_lost_s=40,
-        avoid_node_after=2,
+        avoid_node_after_faults=2,
         rules=(),
     )
 
@@ -103,12 +103,17 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         param(job().recovery(scope="Pod"), "spec.recovery.scope", id="an unknown scope"),
         param(job().wants(hang={"action": "Ignore"}), "spec.hang.action", id="an unknown hang action"),
         param(
-            job().wants(hang={"timeoutSeconds": -1}), "spec.hang.timeoutSeconds", id="a negative hang timeout"
+            job().wants(hang={"timeoutSeconds": 0}), "spec.hang.timeoutSeconds", id="a hang timeout of 0 s"
         ),
         param(
-            job().recovery(nodeLostSeconds=-1),
+            job().recovery(nodeLostSeconds=0),
             "spec.recovery.nodeLostSeconds",
-            id="a negative nodeLostSeconds",
+            id="nodes that are lost after 0 s",
+        ),
+        param(
+            job().recovery(avoidNodeAfterFaults="never"),
+            "spec.recovery.avoidNodeAfterFaults",
+            id="a word that is not Never",
         ),
         param(job().wants(masterPort=29400), "spec.masterPort", id="the agent's port"),
         param(job().wants(masterPort=70000), "spec.masterPort", id="an invalid port"),

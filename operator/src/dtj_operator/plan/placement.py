@@ -32,8 +32,8 @@ class PodsOnNodes:
     now: float
 
     @property
-    def node_lost_s(self) -> int:
-        """How long a node may be NotReady or gone before it counts as lost; 0: never."""
+    def node_lost_s(self) -> int | None:
+        """How long a node may be NotReady or gone before it counts as lost; None: never."""
         return Recovery().node_lost_s
 
     @cached_property
@@ -44,7 +44,7 @@ class PodsOnNodes:
     @property
     def nodes_to_check(self) -> tuple[str, ...]:
         """Nodes of silent pods, whose Leases have to be read."""
-        if not self.node_lost_s or self.nodes is None:
+        if self.node_lost_s is None or self.nodes is None:
             return ()
         return tuple(sorted({pod.node for pod in self.silent_pods if pod.node})[:MAX_LEASES])
 
@@ -55,11 +55,11 @@ class PodsOnNodes:
     def lost_at(self, pod: PodView) -> float | None:
         """When its node counts, or counted, as lost; None if nothing indicates that."""
         nodes = self.nodes
-        if not self.node_lost_s or not pod.node or nodes is None:
+        if self.node_lost_s is None or not pod.node or nodes is None:
             return None
         if not any(node.ready for node in nodes.values()):
             return None
-        return soonest(self._away_at(pod), self._silent_at(pod))
+        return soonest(self._away_at(pod, self.node_lost_s), self._silent_at(pod))
 
     def lease_expired_s(self, pod: PodView) -> float | None:
         """Seconds since the Lease of its node expired, if that is why the node is lost."""
@@ -69,11 +69,11 @@ class PodsOnNodes:
         lease = self.leases[pod.node]
         return self.now - lease.renewed_at - lease.duration_s
 
-    def _away_at(self, pod: PodView) -> float | None:
+    def _away_at(self, pod: PodView, node_lost_s: int) -> float | None:
         """When the node is lost because it is NotReady or gone."""
         view = self.nodes.get(pod.node) if self.nodes is not None else None
         since = view.not_ready_since if view is not None else self.gone_since.get(pod.node)
-        return None if since is None else _counts_from(pod, since) + self.node_lost_s
+        return None if since is None else _counts_from(pod, since) + node_lost_s
 
     def _silent_at(self, pod: PodView) -> float | None:
         """When the node is lost because its agent is silent and its Lease has expired."""

@@ -257,7 +257,7 @@ class Snapshot(PodsOnNodes):
     operator_namespace: str = "dtj-system"
 
     @property
-    def node_lost_s(self) -> int:
+    def node_lost_s(self) -> int | None:
         return self.job.recovery.node_lost_s
 
     def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":

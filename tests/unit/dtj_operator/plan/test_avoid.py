@@ -113,8 +113,8 @@ GPU = cluster(node("n0", labels={"gpu": "a"}), node("n1", labels={"gpu": "a"}), 
     [
         param(FAULTY, ["n0", "n1"], id="at most half of four nodes, latest fault first"),
         param(FAULTY.seeing(nodes=cluster(count=8)), ["n0", "n1", "n2"], id="all nodes with enough faults"),
-        param(FAULTY.recovery(avoidNodeAfter=3), ["n1"], id="a higher avoidNodeAfter"),
-        param(FAULTY.recovery(avoidNodeAfter=0), [], id="turned off"),
+        param(FAULTY.recovery(avoidNodeAfterFaults=3), ["n1"], id="a higher number of faults"),
+        param(FAULTY.recovery(avoidNodeAfterFaults="Never"), [], id="turned off"),
         param(FAULTY.seeing(nodes=CORDONED), ["n0"], id="half of the uncordoned nodes"),
         param(FAULTY.seeing(nodes=cluster(away("n2"), away("n3"))), ["n0"], id="half of the ready nodes"),
         param(

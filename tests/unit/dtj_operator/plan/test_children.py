@@ -63,7 +63,6 @@ def test_the_environment_of_the_contract() -> None:
         "DTJ_RESTARTS_IN_PLACE": "0",
         "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "3",
         "DTJ_GRACE_SECONDS": "30",
-        "DTJ_HANG_SECONDS": "0",
         "DTJ_HANG_ACTION": "Restart",
         "PYTHONUNBUFFERED": "1",
     }

@@ -75,7 +75,7 @@ class Jobs(RuleBasedStateMachine):
         elastic: bool,
     ) -> None:
         wanted = job().replicas(replicas).wants(successPolicy=success, cleanPodPolicy=clean)
-        wanted = wanted.recovery(scope=scope, avoidNodeAfter=1)
+        wanted = wanted.recovery(scope=scope, avoidNodeAfterFaults=1)
         if elastic:
             wanted = wanted.elastic(1, 4)
         if deadline is not None:

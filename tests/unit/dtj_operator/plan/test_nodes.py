@@ -52,7 +52,7 @@ LOST = TWO.seeing(nodes=cluster(away("n1")))
         param(LOST, True, id="NotReady for long enough"),
         param(TWO.seeing(nodes=cluster(away("n1", for_s=39))), False, id="not yet"),
         param(LOST.recovery(nodeLostSeconds=41), False, id="a higher nodeLostSeconds"),
-        param(LOST.recovery(nodeLostSeconds=0), False, id="turned off"),
+        param(LOST.recovery(nodeLostSeconds="Never"), False, id="turned off"),
         param(TWO.seeing(nodes=cluster(away("n3"))), False, id="another node"),
         param(
             TWO.seeing(nodes={name: away(name) for name in ("n0", "n1")}),
@@ -118,7 +118,7 @@ EXPIRED = {"n1": lease()}
         param(silent(1, since=180).seeing(leases=EXPIRED), [], id="silent for too long"),
         param(SILENT.seeing(leases=EXPIRED, now=NOW + 160), [], id="an answer that is old"),
         param(SILENT.answering(attempt=7).seeing(leases=EXPIRED), [], id="an answer of another attempt"),
-        param(SILENT.seeing(leases=EXPIRED).recovery(nodeLostSeconds=0), [], id="turned off"),
+        param(SILENT.seeing(leases=EXPIRED).recovery(nodeLostSeconds="Never"), [], id="turned off"),
         param(
             SILENT.seeing(leases=EXPIRED, nodes={name: away(name, for_s=1) for name in ("n0", "n1")}),
             [],
@@ -173,7 +173,7 @@ def test_message_of_a_node_lost_by_silence_and_lease() -> None:
         ),
         param(silent(), (), None, id="no silent agent"),
         param(SILENT.was("Succeeded").having(pod(1).succeeded().on("n1")), (), None, id="its pod has ended"),
-        param(SILENT.recovery(nodeLostSeconds=0), (), None, id="turned off"),
+        param(SILENT.recovery(nodeLostSeconds="Never"), (), None, id="turned off"),
     ],
 )
 def test_leases_are_read_often_but_only_of_nodes_with_silent_agents(
@@ -224,9 +224,15 @@ def test_pods_on_a_node_lost_by_silence_and_lease_are_force_deleted(
     [
         param(job().was("Recovering", **RECOVERING), ("n1",), id="just lost"),
         param(
-            job().was("Recovering", **RECOVERING).recovery(avoidNodeAfter=0), ("n1",), id="avoidNodeAfter 0"
+            job().was("Recovering", **RECOVERING).recovery(avoidNodeAfterFaults="Never"),
+            ("n1",),
+            id="none is avoided because of faults",
         ),
-        param(job().was("Recovering", **RACK).recovery(avoidNodeAfter=0), ("n1", "n0"), id="two at once"),
+        param(
+            job().was("Recovering", **RACK).recovery(avoidNodeAfterFaults="Never"),
+            ("n1", "n0"),
+            id="two at once",
+        ),
         param(
             job().was("Recovering", **RACK, lastTransitionTime=at(-30)),
             ("n1",),

@@ -72,7 +72,9 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield "DTJ_RESTARTS_IN_PLACE", context.in_place_restarts
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield "DTJ_GRACE_SECONDS", job.grace_s
-    yield from (("DTJ_HANG_SECONDS", job.hang.timeout_s), ("DTJ_HANG_ACTION", job.hang.action))
+    yield "DTJ_HANG_ACTION", job.hang.action
+    if job.hang.timeout_s is not None:
+        yield "DTJ_HANG_SECONDS", job.hang.timeout_s
 
 
 def _folders(job: Job) -> Iterator[tuple[str, object]]:

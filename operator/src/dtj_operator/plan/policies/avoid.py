@@ -1,8 +1,8 @@
 """Which nodes should new pods avoid?
 
 First, nodes that were just lost, because the scheduler may not know yet. Second, nodes on which this job had
-`avoidNodeAfter` faults, for an hour after the last fault, because a bad accelerator fails the same job again
-and again; at most half of the nodes that a pod could run on, so that enough remain.
+`avoidNodeAfterFaults` faults, for an hour after the last fault, because a bad accelerator fails the same job
+again and again; at most half of the nodes that a pod could run on, so that enough remain.
 
 No node is avoided once pods are unschedulable, nor if the template sets nodeName: then no scheduler is
 involved, and the kubelet rejects a pod whose affinity excludes its own node.
@@ -28,14 +28,16 @@ def avoided(s: Snapshot) -> tuple[str, ...]:
     """Names of the nodes, latest fault first."""
     if s.nodes is None or _is_pinned(s):
         return ()
-    enough = s.job.recovery.avoid_node_after
+    enough = s.job.recovery.avoid_node_after_faults
     selector = (s.job.template["spec"].get("nodeSelector") or {}).items()
     fitting = [
         n for n in s.nodes.values() if n.ready and not n.unschedulable and selector <= n.labels.items()
     ]
     known = {faulty.node: faulty.faults for faulty in _recent(s)}
     lost = [node for node in known if node in s.lost_nodes]
-    bad = [node for node, faults in known.items() if enough and faults >= enough and node not in lost]
+    bad = [
+        node for node, faults in known.items() if enough is not None and faults >= enough and node not in lost
+    ]
     return (*lost, *bad[: len(fitting) // 2])
 
 
@@ -70,7 +72,7 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         named = dict.fromkeys((fault.node, *_lost_together(s, fault)))
         new = [FaultyNode(node=node, faults=before.get(node, 0) + 1, at=s.now) for node in named]
         known = [*new, *(faulty for faulty in known if faulty.node not in named)][:MAX_RECORDED]
-    enough = 0 if _is_pinned(s) else s.job.recovery.avoid_node_after
+    enough = None if _is_pinned(s) else s.job.recovery.avoid_node_after_faults
     return [_entry(faulty, enough) for faulty in known]
 
 
@@ -94,8 +96,8 @@ def _counts_against_node(fault: Fault) -> bool:
     return bool(fault.node) and fault.reason not in NOT_NODE_FAULTS and fault.exit_code != blame.STOPPED
 
 
-def _entry(faulty: FaultyNode, enough: int) -> Json:
+def _entry(faulty: FaultyNode, enough: int | None) -> Json:
     entry: Json = {"node": faulty.node, "faults": faulty.faults, "at": times.rfc3339(faulty.at)}
-    if enough and faulty.faults >= enough:
+    if enough is not None and faulty.faults >= enough:
         entry["until"] = times.rfc3339(faulty.at + AVOID_S)
     return entry
