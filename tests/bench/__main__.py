@@ -10,6 +10,7 @@ from tests.support.ending import clean_up_on_sigterm
 NAMES = (
     "first_step",
     "creation",
+    "reconcile",
     "life",
     "fleet",
     "stream",

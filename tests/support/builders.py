@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
+from dtj_operator.kube import exit_report
 from dtj_operator.kube.views import ConditionView, ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.snapshot import Child, Memory, Progress, Refusal, Snapshot
@@ -41,16 +42,16 @@ class PodBuilder:
         return self._with(phase="Running", conditions=(ready,), containers=(ContainerView(name="trainer"),))
 
     def succeeded(self, message: str = "") -> Self:
-        end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed", message=message)
+        end = _ended(0, NOW, "Completed", message)
         return self._with(phase="Succeeded", conditions=(), containers=(end,))
 
     def exited(self) -> Self:
         """Its container has exited, but the kubelet has not updated the phase of the pod yet."""
-        end = ContainerView(name="trainer", exit_code=0, finished_at=NOW, reason="Completed")
+        end = _ended(0, NOW, "Completed", "")
         return self._with(phase="Running", conditions=(), containers=(end,))
 
     def crashed(self, code: int = 1, *, at: float = NOW, message: str = "", reason: str = "Error") -> Self:
-        end = ContainerView(name="trainer", exit_code=code, finished_at=at, reason=reason, message=message)
+        end = _ended(code, at, reason, message)
         return self._with(phase="Failed", conditions=(), containers=(end,))
 
     def reported(self, code: int = 1, *, at: float = NOW, **fields: Any) -> Self:
@@ -97,6 +98,13 @@ class PodBuilder:
 
     def owned_by(self, uid: str) -> Self:
         return self._with(owner_uid=uid)
+
+
+def _ended(code: int, at: float, reason: str, message: str) -> ContainerView:
+    report = exit_report.parse(message)
+    return ContainerView(
+        name="trainer", exit_code=code, finished_at=at, reason=reason, message=message, report=report
+    )
 
 
 def pod(index: int = 0, *, attempt: int = 0, job: str = NAME) -> PodBuilder:

@@ -9,6 +9,8 @@ from datetime import datetime
 import msgspec
 
 from dtj_operator import names
+from dtj_operator.kube import exit_report
+from dtj_operator.kube.exit_report import NO_REPORT, ExitReport
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
@@ -76,6 +78,7 @@ class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     exit_code: int | None = None  # None: it has not ended
     reason: str = ""  # why it ended, such as OOMKilled
     finished_at: float | None = None  # seconds since the epoch, by the node's clock
+    report: ExitReport = NO_REPORT  # what its termination message reports, if it is the trainer's
 
 
 class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -120,7 +123,10 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.phase in ("Succeeded", "Failed") or all_ended
 
     def condition(self, kind: str) -> ConditionView | None:
-        return next((c for c in self.conditions if c.type == kind), None)
+        for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
+            if condition.type == kind:
+                return condition
+        return None
 
     @property
     def ready(self) -> bool:
@@ -186,13 +192,15 @@ def view(pod: _Pod) -> PodView:
 def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
     waiting, ended = status.state.waiting, status.state.terminated
     if ended is not None:
+        message = ended.message[:TERMINATION_MESSAGE_LIMIT]
         return ContainerView(
             name=status.name,
             init=init,
             exit_code=ended.exit_code,
             reason=ended.reason,
-            message=ended.message[:TERMINATION_MESSAGE_LIMIT],
+            message=message,
             finished_at=_seconds(ended.finished_at),
+            report=exit_report.parse(message),
         )
     if waiting is not None:
         return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=waiting.message)

@@ -5,18 +5,16 @@ the earliest fault, then the lowest index. If the trainer left a JSON report, it
 the exit code and the tail of the log decide.
 """
 
-import json
 import re
 import signal
-from typing import Any
 
+from dtj_operator.kube.exit_report import NO_REPORT, ExitReport, count
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault
 from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
-MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
@@ -32,24 +30,28 @@ _PEER_PHRASES = re.compile(
 
 def first_fault(s: Snapshot) -> Fault | None:
     """The primary fault among the pods of the current attempt, or None if all are healthy."""
-    found = [fault for pod in s.current.values() if (fault := fault_of(s, pod)) is not None]
+    found = [_fault_of(s, pod) for pod in s.current.values() if is_faulty(s, pod)]
     found += [_deleted(s, index) for index in s.vanished]
     return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
 
 
-def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
-    """The fault of one pod, or None."""
+def is_faulty(s: Snapshot, pod: PodView) -> bool:
+    """Whether the pod failed, is being deleted, or is out of reach."""
     if s.succeeded(pod):
-        return None
-    ended = _ended(s, pod)
-    disruption = pod.condition("DisruptionTarget")
-    disrupted = disruption is not None and disruption.status == "True"
+        return False
+    return s.failed(pod) or pod.deleting or pod.index in s.isolated_since or s.lost(pod)
+
+
+def _fault_of(s: Snapshot, pod: PodView) -> Fault:
+    """The fault of a faulty pod."""
     lost = s.lost(pod) and not s.failed(pod)
     if not (s.failed(pod) or pod.deleting or lost):
         return _isolated(s, pod)
-    report = _report(ended)
+    ended = _ended(s, pod)
+    report = ended.report if ended else NO_REPORT
     code = ended.exit_code if ended else None
-    taken_away = pod.deleting or disrupted or lost
+    disruption = pod.condition("DisruptionTarget")
+    taken_away = pod.deleting or lost or (disruption is not None and disruption.status == "True")
     reason, name = ("NodeLost", "") if lost else _classify(pod, ended, report, taken_away=taken_away)
     return Fault(
         reason=reason,
@@ -60,22 +62,20 @@ def fault_of(s: Snapshot, pod: PodView) -> Fault | None:
         signal=name,
         message=_node_message(s, pod) if lost else _message(pod, ended, report, code),
         at=_moment(s, pod, ended, report),
-        generation=_integer(report.get("generation")),
-        step=_integer(report.get("step")),
+        generation=report.generation,
+        step=report.step,
         disruption=taken_away,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
     )
 
 
-def _isolated(s: Snapshot, pod: PodView) -> Fault | None:
+def _isolated(s: Snapshot, pod: PodView) -> Fault:
     """The fault of a running pod on a ready node that the other pods get no heartbeats from."""
-    since, answer = s.isolated_since.get(pod.index), s.answer
-    if since is None or answer is None:
-        return None
+    since = s.isolated_since[pod.index]
     is_first = pod.index not in s.silent_since
     sender = "any other agent" if is_first else "its agent"
     still = "the other pods are still running on several nodes" if is_first else "the pod is still running"
-    silent_s = answer.observed_at - since
+    silent_s = (s.answer.observed_at if s.answer else s.now) - since
     return Fault(
         reason="PeerLost",
         replica=pod.index,
@@ -99,7 +99,7 @@ def in_place_fault(s: Snapshot) -> Fault | None:
         replica=replica,
         rank=incident.rank,
         node=pod.node if pod is not None else "",
-        exit_code=_integer(incident.exit_code),
+        exit_code=count(incident.exit_code),
         signal=incident.signal or "",
         message=(incident.message or "").strip()[-MESSAGE_TAIL:],
         at=at if at is not None and abs(at - s.now) < 86_400 else s.now,
@@ -110,27 +110,28 @@ def in_place_fault(s: Snapshot) -> Fault | None:
 
 def step_at_exit(s: Snapshot) -> int | None:
     """The last step that replica 0 reported when it exited."""
-    return _integer(_exit_report(s).get("step"))
+    pod = s.current.get(0)
+    return None if pod is None else _exit_report(s, pod).step
 
 
-def in_place_at_exit(s: Snapshot) -> int:
-    """The in-place restarts that exited pods report; the exit of replica 0 may be seen last."""
-    counts = [_integer(_report(s.trainer(pod)).get("inPlace")) or 0 for pod in s.current.values()]
-    return max((count for count in counts if count <= MAX_IN_PLACE), default=0)
+def exit_reports(s: Snapshot) -> list[ExitReport]:
+    """What the exited ranks of the current attempt report; the exit of replica 0 may be seen last."""
+    ended = (pod for pod in s.current.values() if s.succeeded(pod) or s.failed(pod))
+    return [report for pod in ended if (report := _exit_report(s, pod)) != NO_REPORT]
 
 
 def run_finished_at(s: Snapshot) -> float | None:
     """When the run finished, by replica 0's exit report: its agent exits once all ranks have finished."""
     pod = s.current.get(0)
-    ended = s.trainer(pod) if pod is not None and s.succeeded(pod) else None
-    if ended is None or _report(ended).get("reason") != "Done":
+    ended = s.trainers.get(pod.uid) if pod is not None and s.succeeded(pod) else None
+    if ended is None or ended.report.reason != "Done":
         return None
     return s.now if ended.finished_at is None else min(ended.finished_at, s.now)
 
 
-def _exit_report(s: Snapshot) -> dict[str, Any]:
-    pod = s.current.get(0)
-    return _report(s.trainer(pod)) if pod else {}
+def _exit_report(s: Snapshot, pod: PodView) -> ExitReport:
+    trainer = s.trainers.get(pod.uid)
+    return trainer.report if trainer else NO_REPORT
 
 
 def _deleted(s: Snapshot, index: int) -> Fault:
@@ -147,14 +148,14 @@ def _deleted(s: Snapshot, index: int) -> Fault:
 
 def _ended(s: Snapshot, pod: PodView) -> ContainerView | None:
     """The container to blame: the trainer if it failed, else the first that failed, init containers first."""
-    trainer = s.trainer(pod)
+    trainer = s.trainers.get(pod.uid)
     if trainer is not None and trainer.exit_code:
         return trainer
     return next((c for c in pod.containers if c.exit_code), None)
 
 
 def _classify(
-    pod: PodView, ended: ContainerView | None, report: dict[str, Any], *, taken_away: bool
+    pod: PodView, ended: ContainerView | None, report: ExitReport, *, taken_away: bool
 ) -> tuple[str, str]:
     """Return the reason, and the name of the signal or an empty string."""
     code = ended.exit_code if ended else None
@@ -167,20 +168,20 @@ def _classify(
         return "OOMKilled", name
     if code is None:
         return "Evicted", ""
-    if code == PEER_LOST or report.get("reason") == "PeerLost":
+    if code == PEER_LOST or report.reason == "PeerLost":
         return "PeerLost", name
-    reported = _REPORTED.get(str(report.get("reason")))
+    reported = _REPORTED.get(report.reason)
     if reported:
         return reported, "" if reported == "Hang" else name  # the agent sent the signal
     if name:
         return "Signal", name
-    if not report and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
+    if report == NO_REPORT and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
         return "PeerLost", ""
     return "ExitCode", ""
 
 
-def _message(pod: PodView, ended: ContainerView | None, report: dict[str, Any], code: int | None) -> str:
-    text = str(report.get("message") or (ended.message if ended else "") or "").strip()
+def _message(pod: PodView, ended: ContainerView | None, report: ExitReport, code: int | None) -> str:
+    text = (report.message or (ended.message if ended else "")).strip()
     if not text and pod.deleting:
         text = DELETED_BY_OTHERS
     if not text:
@@ -201,22 +202,10 @@ def _node_message(s: Snapshot, pod: PodView) -> str:
     return f"the node was {'NotReady' if known else 'gone'} for {s.job.recovery.node_lost_s} s"
 
 
-def _rank(s: Snapshot, pod: PodView, report: dict[str, Any]) -> int | None:
-    reported = _integer(report.get("rank"))
-    if reported is not None:
-        return reported
+def _rank(s: Snapshot, pod: PodView, report: ExitReport) -> int | None:
+    if report.rank is not None:
+        return report.rank
     return pod.index if s.job.processes == 1 else None
-
-
-def _report(ended: ContainerView | None) -> dict[str, Any]:
-    """The trainer's JSON report, or an empty dict if the message is plain text."""
-    if ended is None or not ended.message.startswith("{"):
-        return {}
-    try:
-        report = json.loads(ended.message)
-    except ValueError:
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def _signal_name(code: int | None) -> str:
@@ -228,16 +217,11 @@ def _signal_name(code: int | None) -> str:
         return ""
 
 
-def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: dict[str, Any]) -> float:
+def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
     """When it happened. The report is more precise than the kubelet, unless it is off by more than a day."""
-    reported = times.parse(report.get("at"))
+    reported = times.parse(report.at)
     if reported is not None and abs(reported - s.now) < 86_400:
         return reported
     if ended is not None and ended.finished_at is not None:
         return ended.finished_at
     return min(s.lost_at(pod) or s.now, s.now)
-
-
-def _integer(value: object) -> int | None:
-    """A count from the user's program, if it is valid and fits into the API's int32."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None

@@ -35,7 +35,9 @@ def _forced(on: PodsOnNodes, action: Action) -> Action:
 
 def _requeue_at(on: PodsOnNodes) -> float | None:
     """When the next of these nodes becomes lost, or its Lease has to be read again."""
-    moments = [on.lost_at(pod) for pod in on.pods if pod.deleting or not pod.ended]
+    moments = [
+        at for pod in on.pods if (at := on.lost_at(pod)) is not None and (pod.deleting or not pod.ended)
+    ]
     if on.nodes_to_check:
         moments.append(on.now + LEASE_CHECK_S)
-    return min((at for at in moments if at is not None and at > on.now), default=None)
+    return min((at for at in moments if at > on.now), default=None)

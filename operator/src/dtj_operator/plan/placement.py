@@ -37,16 +37,25 @@ class PodsOnNodes:
         return Recovery().node_lost_s
 
     @cached_property
-    def silent_pods(self) -> tuple[PodView, ...]:
-        """Pods whose agents took part and are silent now: the first signal that their nodes are lost."""
-        return ()
+    def silent_pods(self) -> dict[str, PodView]:
+        """Pods, by uid, whose agents took part and are silent now: the first sign of a lost node."""
+        return {}
+
+    @cached_property
+    def _suspects(self) -> frozenset[str]:
+        """The few nodes that may be lost; everything else about a loss is computed for their pods only."""
+        nodes = self.nodes
+        if self.node_lost_s is None or nodes is None or not any(node.ready for node in nodes.values()):
+            return frozenset()
+        names = {pod.node for pod in self.pods if pod.node}
+        return frozenset(n for n in names if n not in nodes or not nodes[n].ready or n in self.leases)
 
     @property
     def nodes_to_check(self) -> tuple[str, ...]:
         """Nodes of silent pods, whose Leases have to be read."""
         if self.node_lost_s is None or self.nodes is None:
             return ()
-        return tuple(sorted({pod.node for pod in self.silent_pods if pod.node})[:MAX_LEASES])
+        return tuple(sorted({pod.node for pod in self.silent_pods.values() if pod.node})[:MAX_LEASES])
 
     def lost(self, pod: PodView) -> bool:
         at = self.lost_at(pod)
@@ -54,10 +63,7 @@ class PodsOnNodes:
 
     def lost_at(self, pod: PodView) -> float | None:
         """When its node counts, or counted, as lost; None if nothing indicates that."""
-        nodes = self.nodes
-        if self.node_lost_s is None or not pod.node or nodes is None:
-            return None
-        if not any(node.ready for node in nodes.values()):
+        if self.node_lost_s is None or pod.node not in self._suspects:
             return None
         return soonest(self._away_at(pod, self.node_lost_s), self._silent_at(pod))
 
@@ -78,7 +84,7 @@ class PodsOnNodes:
     def _silent_at(self, pod: PodView) -> float | None:
         """When the node is lost because its agent is silent and its Lease has expired."""
         lease = self.leases.get(pod.node)
-        if lease is None or pod not in self.silent_pods:
+        if lease is None or pod.uid not in self.silent_pods:
             return None
         expires = _counts_from(pod, lease.renewed_at) + lease.duration_s
         certain = self.now + UNCHANGED_SHARE * lease.duration_s - lease.unchanged_s

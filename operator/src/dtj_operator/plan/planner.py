@@ -123,7 +123,8 @@ def _converge(s: Snapshot) -> Decision:
     foreign = _foreign(s)
     if foreign:
         return Decision(actions=retired, refusals=foreign, requeue_at=s.now + FOREIGN_POLL_S)
-    pods = tuple(CreatePod(pod(s.job, _pod_context(s, index), avoid.avoided(s))) for index in absent)
+    avoided = avoid.avoided(s)
+    pods = tuple(CreatePod(pod(s.job, _pod_context(s, index), avoided)) for index in absent)
     return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _repair_at(s)))
 
 

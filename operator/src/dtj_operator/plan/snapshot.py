@@ -261,7 +261,12 @@ class Snapshot(PodsOnNodes):
         return self.job.recovery.node_lost_s
 
     def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
-        """The same moment after the actions; the status describes this."""
+        """The same moment after the actions; the status describes this.
+
+        If nothing changed it is this same object, with all that was derived from it.
+        """
+        if pods == self.pods and not refusals:
+            return self
         return replace(self, pods=pods, refusals=self.refusals + refusals)
 
     @cached_property
@@ -276,19 +281,19 @@ class Snapshot(PodsOnNodes):
         return answer if answer is not None and answer.attempt == self.memory.attempt else None
 
     @cached_property
-    def silent_pods(self) -> tuple[PodView, ...]:
+    def silent_pods(self) -> dict[str, PodView]:
         silent = {i for i, since in self.silent_since.items() if self.now - since < SILENCE_COUNTS_S}
         first = self.current.get(0)
         node_of_first = first.node if self.coordinator_silent and first is not None else None
         lost = self.lost_nodes
         current = {pod.uid for pod in self.current.values()}
-        return tuple(
-            pod
+        return {
+            pod.uid: pod
             for pod in self.owned
-            if not pod.ended
             if (pod.attempt == self.memory.attempt and (pod.index in silent or pod.node == node_of_first))
             or (pod.node in lost and pod.uid not in current)  # no agent answers for an old attempt
-        )
+            if not pod.ended
+        }
 
     @cached_property
     def silent_since(self) -> dict[int, float]:
@@ -312,6 +317,8 @@ class Snapshot(PodsOnNodes):
             for index, since in self.silent_since.items()
             if self._is_healthy(self.current.get(index), before=since)
         }
+        if not unheard:
+            return {}
         # If replica 0 hears from no replica on two or more nodes, replica 0 itself is isolated, and the
         # others hold the state of the run. They may fall silent at different times, so wait for the last one
         # before deciding.
@@ -410,20 +417,25 @@ class Snapshot(PodsOnNodes):
         since = unschedulable_since(pod)
         return since is not None and self.now - since >= SHRINK_AFTER_S
 
-    def trainer(self, pod: PodView) -> ContainerView | None:
-        """The container of this pod that runs the ranks, once the kubelet has reported it."""
-        return next((c for c in pod.containers if not c.init and c.name == self.job.trainer), None)
+    @cached_property
+    def trainers(self) -> dict[str, ContainerView]:
+        """The container that runs the ranks, once the kubelet has reported it, by uid of the pod."""
+        name = self.job.trainer
+        return {pod.uid: c for pod in self.pods for c in pod.containers if c.name == name and not c.init}
+
+    @cached_property
+    def _outcomes(self) -> dict[str, bool]:
+        """Whether the ranks of a pod succeeded, by uid of the pod, once they have ended."""
+        codes = {uid: c.exit_code for uid, c in self.trainers.items() if c.exit_code is not None}
+        ended = (pod for pod in self.pods if pod.uid in codes or pod.phase in ("Succeeded", "Failed"))
+        return {pod.uid: pod.phase == "Succeeded" or codes.get(pod.uid) == 0 for pod in ended}
 
     def succeeded(self, pod: PodView) -> bool:
         """Whether its ranks have succeeded; a sidecar that never exits does not delay the job."""
-        trainer = self.trainer(pod)
-        return pod.phase == "Succeeded" or (trainer is not None and trainer.exit_code == 0)
+        return self._outcomes.get(pod.uid) is True
 
     def failed(self, pod: PodView) -> bool:
-        trainer = self.trainer(pod)
-        return not self.succeeded(pod) and (
-            pod.phase == "Failed" or (trainer is not None and trainer.exit_code is not None)
-        )
+        return self._outcomes.get(pod.uid) is False
 
     def started(self, pod: PodView) -> bool:
         """Whether its ranks run or have succeeded."""

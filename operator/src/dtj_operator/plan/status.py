@@ -54,21 +54,21 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         return {**old, "observedGeneration": s.job.generation}
     phase, attempt = _phase(s, verdict), _attempt(s, verdict)
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
-    now = times.rfc3339(s.now)
+    now, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
     status = {
         "observedGeneration": s.job.generation,
         "phase": phase,
         "message": _message(s, verdict, phase),
-        "ready": _ready(s, verdict),
-        "step": _step(_progress(s)),
+        "ready": _ready(s, replicas),
+        "step": _step(progress),
         "conditions": conditions(s, verdict, phase),
         "startTime": _start_time(s, phase),
         "completionTime": now if phase in FINAL else None,
         "lastTransitionTime": now if moved else old.get("lastTransitionTime"),
         "attempt": attempt,
-        "replicas": _replicas(s, verdict),
+        "replicas": replicas,
         "restarts": _restarts(s, verdict),
-        "progress": _progress(s),
+        "progress": progress,
         "goodput": goodput(s, verdict, moved=moved),
         "failure": _failure(s, verdict),
     }
@@ -112,11 +112,10 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     return shortage(s)
 
 
-def _ready(s: Snapshot, verdict: Verdict | None) -> str | None:
+def _ready(s: Snapshot, counts: Json) -> str | None:
     """Pods that are ready or have succeeded / replicas."""
     if s.job.error is not None:
         return None
-    counts = _replicas(s, verdict)
     return f"{counts['ready'] + counts['succeeded']}/{s.job.replicas}"
 
 

@@ -26,14 +26,14 @@ NOT_NODE_FAULTS = ("Evicted", "PeerLost")
 
 def avoided(s: Snapshot) -> tuple[str, ...]:
     """Names of the nodes, latest fault first."""
-    if s.nodes is None or _is_pinned(s):
+    known = {faulty.node: faulty.faults for faulty in _recent(s)}
+    if not known or s.nodes is None or _is_pinned(s):
         return ()
     enough = s.job.recovery.avoid_node_after_faults
     selector = (s.job.template["spec"].get("nodeSelector") or {}).items()
     fitting = [
         n for n in s.nodes.values() if n.ready and not n.unschedulable and selector <= n.labels.items()
     ]
-    known = {faulty.node: faulty.faults for faulty in _recent(s)}
     lost = [node for node in known if node in s.lost_nodes]
     bad = [
         node for node, faults in known.items() if enough is not None and faults >= enough and node not in lost

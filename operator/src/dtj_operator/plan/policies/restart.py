@@ -18,6 +18,7 @@ MAX_BACKOFF_S = 300.0
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
+MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
 NAMED_CAUSE_WAIT_S = 30.0  # the same if it names the rank that failed, whose pod is about to terminate
 
 
@@ -39,11 +40,12 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
 def counters(s: Snapshot) -> Restarts:
     """The stored counters plus what the agents report: in-place restarts, and new steps."""
     old = s.memory.restarts
-    reported = max(s.answer.in_place if s.answer else 0, blame.in_place_at_exit(s))
+    reports = blame.exit_reports(s)
+    in_place = [report.in_place or 0 for report in reports]
+    reported = max([s.answer.in_place if s.answer else 0, *(n for n in in_place if n <= MAX_IN_PLACE)])
     new = max(0, reported - old.in_place_of_attempt)
-    steps = [s.progress.step if s.progress else None, blame.step_at_exit(s)]
-    steps += [fault.step for pod in s.current.values() if (fault := blame.fault_of(s, pod))]
-    highest = max((step for step in (*steps, old.highest_step) if step is not None), default=None)
+    steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
+    highest = max((step for step in steps if step is not None), default=None)
     grown = highest != old.highest_step
     return Restarts(
         counted=old.counted + new,
@@ -107,7 +109,7 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     """The pods to replace, or None if the whole job must restart, such as without a survivor."""
     if s.scope != REPLICA:
         return None
-    broken = {i: pod.uid for i, pod in s.current.items() if blame.fault_of(s, pod)}
+    broken = {i: pod.uid for i, pod in s.current.items() if blame.is_faulty(s, pod)}
     broken |= dict.fromkeys(s.vanished, "")
     survivors = [i for i, pod in s.participating.items() if i not in broken and not s.succeeded(pod)]
     if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED:
