@@ -109,3 +109,25 @@ def test_score_may_be_a_tensor(finish: Callable[..., Finished], tmp_path: Path) 
     ended = finish("run", "--checkpoint", tmp_path / "run", script)
     assert ended.code == 0, ended.err
     assert type(reader.whole(tmp_path / "run" / "step-1")["best"]["score"]) is float
+
+
+def test_evaluation_has_as_many_samples_at_a_time_as_training(
+    finish: Callable[..., Finished], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        PROGRAM.replace("global_batch=4", "global_batch=2")
+        + "run.evaluate(lambda mb: print('scored', len(mb[0])) or mb[0][:, 0], samples)\n"
+    )
+    runs = ((2, ()), (1, ("--micro-batch", 1)))
+    assert [finish("run", *flags, script).out.count(f"scored {n}") for n, flags in runs] == [2, 4]
+
+
+def test_object_storage_is_refused(finish: Callable[..., Finished], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    ended = finish("run", "--checkpoint", "s3://bucket/run", script)
+    assert ended.code == 78
+    assert "--checkpoint is 's3://bucket/run', but object storage is not supported" in ended.err
+    ended = finish("run", script, DTJ_CHECKPOINT_DIR="s3://bucket/run")
+    assert "but object storage is not supported" in ended.err

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from dtj.data.loader import Pair
 from dtj.data.splitter import Splitter
@@ -244,3 +244,10 @@ def test_evaluation_counts_each_sample_once(n: int, batch: int, size: int) -> No
     assert len({len(batches) for batches in ranks}) == 1
     found = [mb for batches in ranks for b in batches for mb in b.micro_batches if mb.weight]
     assert sorted(i for mb in found for i in mb.indices.tolist()) == list(range(n))
+
+
+def test_data_loader_is_refused() -> None:
+    with pytest.raises(
+        RecipeError, match=r"a DataLoader, which yields batches.*\n?.*run.data\(loader.dataset"
+    ):
+        feed(data=DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2))

@@ -95,7 +95,7 @@ class Boundary:
         self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
         if self._save_due and not decided.stop and self._strategy.in_sync(step):
             self._save_due = False
-            self._check_finite()
+            self._check_finite(weights=True)
             with heartbeat.mine.paused():
                 self._checkpointer.save(step, group=self._groups.control)
         is_due = step >= self._next or self._need_logger().is_due or decided.stop
@@ -111,7 +111,7 @@ class Boundary:
     def conclude(self) -> Path | None:
         """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
         self._strategy.after_step(self._progress.step, force=True)
-        self._check_finite()
+        self._check_finite(weights=True)
         with heartbeat.mine.paused():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
             # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
@@ -163,8 +163,13 @@ class Boundary:
         self._say(f"stopped at step {self._progress.step}; nothing was saved")
         raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
 
-    def _check_finite(self) -> None:
-        self._finite.check(self._groups.control, saved=self._checkpointer.saved_step)
+    def _check_finite(self, *, weights: bool = False) -> None:
+        self._finite.check(
+            self._groups.control,
+            saved=self._checkpointer.saved_step,
+            step=self._progress.step,
+            weights=self._strategy.parameters if weights else (),
+        )
 
     def _need_logger(self) -> Logger:
         assert self.logger is not None  # `begin` was called

@@ -196,8 +196,18 @@ def _launch(what: Program, given: Mapping[str, Any]) -> int:
 
 def _environment(given: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables that pass the given settings to the ranks; paths are made absolute."""
-    texts = {settings.variable(name): _text(flag.kind, given[name]) for name, flag in settings.FLAGS.items()}
-    return {name: text for name, text in texts.items() if text}
+    texts = {name: _text(flag.kind, given[name]) for name, flag in settings.FLAGS.items()}
+    return {settings.variable(name): _absolute(name, text) for name, text in texts.items() if text}
+
+
+def _absolute(name: str, text: str) -> str:
+    """The text of a setting, with an absolute path if it is one; RecipeError if it is a URL."""
+    kind = settings.FLAGS[name].kind
+    return (
+        str(Path(kind.read(settings.option(name), text)).resolve())
+        if isinstance(kind, flags.LocalPath)
+        else text
+    )
 
 
 def _text(kind: flags.Kind, value: Any) -> str:
@@ -207,8 +217,6 @@ def _text(kind: flags.Kind, value: Any) -> str:
     match kind:
         case flags.Switch():
             return "1"
-        case flags.LocalPath():
-            return str(Path(value).resolve())
         case flags.MetricTargets():
             return "\n".join(map(metric_files.absolute, value))
     return str(value)

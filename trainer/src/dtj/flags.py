@@ -69,6 +69,14 @@ class Text:
 class LocalPath(Text):
     """A FILE or a FOLDER, depending on form; the command line makes it absolute before a rank reads it."""
 
+    def read(self, name: str, text: str) -> str:
+        if "://" in text:
+            raise RecipeError(
+                f"{name} is {text!r}, but object storage is not supported",
+                fix="mount the storage as a volume, and pass the path of a folder on it",
+            )
+        return text
+
 
 @dataclass(frozen=True)
 class MetricTargets(Text):

@@ -44,4 +44,4 @@ def evaluate(run: dtj.Run, model: nn.Module, recipe: Recipe) -> float:
     """The recipe's score, averaged over all held-out samples of all ranks."""
     score = recipe.score
     assert score is not None  # Recipe ensures that a recipe with held_out has a score
-    return run.evaluate(lambda mb: score(model, mb), recipe.held_out)
+    return run.evaluate(lambda mb: score(model, mb), recipe.held_out, batch=recipe.eval_batch)

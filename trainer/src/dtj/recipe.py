@@ -32,6 +32,7 @@ class Recipe:
     score         (model, micro-batch of k samples) -> (k,) tensor; its mean over held_out is logged
     best          "highest" or "lowest": also keep the checkpoint with that score, besides the newest ones
     metric        name under which the mean score is logged
+    eval_batch    samples per forward pass of a rank in the evaluation; None: as in training
     sample        model -> text to print at the end, to show what it has learned; called on every rank
     seed          of weights, data order and augmentation
     """
@@ -50,6 +51,7 @@ class Recipe:
     score: "Callable[[nn.Module, Any], torch.Tensor] | None" = None
     best: str | None = None
     metric: str = "accuracy"
+    eval_batch: int | None = None
     sample: "Callable[[nn.Module], str] | None" = None
     seed: int = 0
 

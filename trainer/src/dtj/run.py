@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +74,7 @@ class Run:
         self._strategy = strategy
         self._precision = precision
         self._tokens: int | None = None
+        self._global_batch = 256 * strategy.layout.data_size
         self._no_loss = torch.zeros((), device=self.device)
         self._finite = FiniteCheck(self.device)
         self._progress = Progress()
@@ -156,7 +157,7 @@ class Run:
             raise RecipeError(
                 "run.data was called twice", fix="combine the data sets with torch.utils.data.ConcatDataset"
             )
-        self._tokens = tokens
+        self._tokens, self._global_batch = tokens, global_batch
         self._progress.feed = self._feed_of(
             dataset,
             global_batch=global_batch,
@@ -259,7 +260,7 @@ class Run:
 
         def verb() -> torch.Tensor:
             if self._progress.needs_warm_up:
-                step_backward.warm_up(loss_of, batch, strategy=self._strategy)
+                step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
                 self._progress.needs_warm_up = False
             self._seed_generators(verb=self._progress.verb + 1)
             with self._boundary.counting_operations(batch.samples):
@@ -273,9 +274,11 @@ class Run:
         self._finite.note(loss, self.step + 1)
         return loss
 
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float, parameters: Iterable[nn.Parameter] | None = None) -> torch.Tensor:
         """Scale the gradients down if their norm over all parameters exceeds max_norm.
 
+        parameters  those to clip; default: of all models. With several models pass one model's: an earlier
+                    loss may have left gradients in the others
         Call it after `backward`, when the gradients are the mean over the global batch: clipping each rank's
         own gradients before would make the result depend on the number of ranks.
         Returns the norm before clipping, a () tensor on the device.
@@ -285,7 +288,8 @@ class Run:
                 f"run.clip got {max_norm}, expected a number above 0",
                 fix="for no clipping, do not call run.clip",
             )
-        return self._strategy.clip(max_norm)
+        chosen = self._strategy.parameters if parameters is None else list(parameters)
+        return self._strategy.clip(max_norm, chosen)
 
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Log values of this step; rank 0 prints a line about once a second (flag: --log-every).
@@ -322,19 +326,21 @@ class Run:
         score: Callable[[Any], torch.Tensor],
         dataset: Any,
         *,
-        batch: int = 256,
+        batch: int | None = None,
         collate: Collate = default_collate,
     ) -> float:
         """Mean of a score over a data set. Each sample counts once: nothing is padded or repeated.
 
         score    micro-batch of k samples -> (k,) tensor, one value per sample
-        batch    samples per forward pass of a rank
+        batch    samples per forward pass of a rank; default: as many as in training, because that fits into
+                 memory: --micro-batch, else the rank's part of the global batch; without run.data 256
         collate  as for `data`
         Returns the same number on every rank.
         """
+        ranks = self._strategy.layout.data_size
         feed = self._feed_of(
             dataset,
-            global_batch=batch * self._strategy.layout.data_size,
+            global_batch=ranks * (batch or self._settings.micro_batch or -(-self._global_batch // ranks)),
             splitter=self._splitter(),
             once=True,
             collate=collate,

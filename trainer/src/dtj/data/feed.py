@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import DataLoader
 
 from dtj.data.indexed import Indexed
 from dtj.data.loader import Loader, to_device
@@ -154,6 +155,12 @@ def feed(
             fix="set it to the number of samples of one step, over all ranks",
         )
     how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
+    if isinstance(dataset, DataLoader):
+        raise RecipeError(
+            "the data set is a DataLoader, which yields batches, not samples",
+            fix="pass its data set: run.data(loader.dataset, global_batch=..., collate=loader.collate_fn); "
+            "--workers sets the number of worker processes",
+        )
     if is_stream(dataset):
         return Feed(Streamed(dataset, loader=loader, **how), device=loader.device)
     return Feed(Indexed(dataset, shuffle=shuffle, loader=loader, **how), device=loader.device)

@@ -94,9 +94,9 @@ class Pipeline(Strategy):
         self._join_gradients()
         return total
 
-    def clip(self, max_norm: float) -> torch.Tensor:
+    def clip(self, max_norm: float, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         """As in other strategies; the norm is over all stages, and counts a weight of two stages once."""
-        mine = [p for p in self.parameters if p.grad is not None]
+        mine = [p for p in parameters if p.grad is not None]
         counted = [p.grad for p in mine if p.grad is not None and p not in self._counted_elsewhere]
         square = sum((g.float().square().sum() for g in counted), torch.zeros((), device=self.device))
         dist.all_reduce(square, group=self._group)

@@ -93,12 +93,12 @@ class Strategy:
         """Context in which backward passes only accumulate gradients locally."""
         yield
 
-    def clip(self, max_norm: float) -> torch.Tensor:
-        """Scale all gradients such that their total norm is at most max_norm.
+    def clip(self, max_norm: float, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+        """Scale the gradients of these parameters such that their total norm is at most max_norm.
 
         Returns () on the device, the norm before.
         """
-        norm: Any = nn.utils.clip_grad_norm_(self.parameters, max_norm)
+        norm: Any = nn.utils.clip_grad_norm_(parameters, max_norm)
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
@@ -128,18 +128,18 @@ class Strategy:
     def evaluating(self) -> Iterator[None]:
         """Context with all models in eval mode and rank 0's buffers (batch norm statistics) on every rank.
 
-        Afterwards each model that was in training mode gets `model.train()`, and with it all its modules.
+        Afterwards each module has the mode that it had: a frozen layer may be in eval mode all the time.
         """
         for model in self.models:
             self.broadcast_buffers(self.unwrap(model))
-        training = [m for m in self.models if m.training]
-        for model in training:
+        training = [module for model in self.models for module in model.modules() if module.training]
+        for model in self.models:
             model.eval()
         try:
             yield
         finally:
-            for model in training:
-                model.train()
+            for module in training:
+                module.training = True
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers to every rank that holds them."""

@@ -47,16 +47,21 @@ def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pr
     return total / scale
 
 
-def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy) -> None:
+def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
     """Run one backward pass and discard its result, before the first step with new process groups.
 
     DDP rebuilds its buckets after its first backward. Without this, a resumed or healed run would do one step
     with the first buckets where an uninterrupted run used the second ones, and with three or more ranks their
     sums round differently.
     """
+
+    def loss(micro_batch: MicroBatch) -> torch.Tensor:
+        with precision.autocast():  # as in a step: the same memory, kernels and compiled graphs
+            return _checked(loss_of(batch.fetch(micro_batch)))
+
     before = Rollback(strategy)
     with strategy.warming_up():
-        strategy.accumulate(lambda mb: _checked(loss_of(batch.fetch(mb))), batch.micro_batches[:1])
+        strategy.accumulate(loss, batch.micro_batches[:1])
     before.restore()
 
 

@@ -27,7 +27,9 @@ def evaluate(
     A rank without a sample in the last batch scores a dummy, which is not counted: forward may be collective.
     RecipeError if the score does not have one value per sample.
     """
-    total = torch.zeros((), dtype=torch.float64, device=strategy.device)
+    # bf16 and fp16 cannot add up many scores. Apple's GPUs have no float64.
+    sum_type = torch.float32 if strategy.device.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=sum_type, device=strategy.device)
     count = 0
     with strategy.evaluating(), torch.no_grad(), precision.autocast():
         for batch in feed.epoch_once():
@@ -40,7 +42,7 @@ def evaluate(
                         fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y",
                     )
                 if micro_batch.weight:
-                    total += found.sum()
+                    total += found.sum(dtype=sum_type)
                     count += len(micro_batch.indices)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean

@@ -5,15 +5,19 @@ only the earliest step names the rank where it started. The device's result is c
 exchange a message (agreement.py) and read with the next one, so the stop comes some tenths of a second late.
 Before a checkpoint is written it is read immediately.
 
-Only losses are checked. Weights that become NaN in a step whose loss is finite are noticed one step later.
+A step whose loss is finite can have a gradient that is not, and then the optimizer spoils the weights. So the
+weights are checked, too, before each checkpoint: a run that loads such weights could never continue.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dtj.errors import DtjError
+from dtj.step.precision import local_part
 
 _NEVER = 2**62
 
@@ -41,27 +45,52 @@ class FiniteCheck:
         self._seen.copy_(self._first, non_blocking=True)
         return seen
 
-    def check(self, group: "dist.ProcessGroup | None", *, saved: int | None) -> None:
-        """Raise DtjError on every rank if a loss of any rank was not finite.
+    def check(
+        self,
+        group: "dist.ProcessGroup | None",
+        *,
+        saved: int | None,
+        step: int,
+        weights: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """Raise DtjError on every rank if a loss or weight of any rank was not finite.
 
         All ranks call this. It waits for the device.
-        saved  step of the newest checkpoint, for the message
+        saved    step of the newest checkpoint, for the message
+        step     the present one
+        weights  to check as well
         """
-        mine = torch.tensor([int(self._first)])
-        firsts = [mine]
+        mine = torch.tensor([int(self._first), int(are_finite(weights))])
+        found = [mine]
         if group is not None:
-            firsts = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(firsts, mine, group=group)
-        steps = [int(first) for first in firsts]
-        step = min(steps)
-        if step == _NEVER:
+            found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(found, mine, group=group)
+        firsts, finite = torch.stack(found).unbind(1)
+        first = int(firsts.min())
+        if first != _NEVER:
+            what, where = f"the loss of step {first} is", _named(firsts == first)
+        elif not bool(finite.all()):
+            what, where = f"the weights after step {step} are", _named(finite == 0)
+        else:
             return
-        ranks = [str(rank) for rank, first in enumerate(steps) if first == step]
-        named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-        where = named if len(ranks) < len(steps) else "every rank"
         rest = f"the newest checkpoint is of step {saved}" if saved is not None else "nothing was saved"
         raise DtjError(
-            f"the loss of step {step} is not finite on {where}; {rest}",
+            f"{what} not finite on {where}; {rest}",
             fix="lower the learning rate, clip the gradients, check the samples of that step, or use bf16 "
             "if fp16 overflows",
         )
+
+
+def are_finite(weights: Iterable[nn.Parameter]) -> bool:
+    """True if no weight is NaN or infinite; of sharded ones, this rank's shards. Waits for the device."""
+    shards = [shard for w in weights if not w.is_meta and (shard := local_part(w.detach())).numel()]
+    largest = torch._foreach_norm(shards, math.inf) if shards else []
+    return all(bool(each.isfinite()) for each in largest)
+
+
+def _named(ranks: torch.Tensor) -> str:
+    """The ranks, (world size,) bool, that are true, in words."""
+    if bool(ranks.all()):
+        return "every rank"
+    numbers = [str(int(rank)) for rank in ranks.nonzero()]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

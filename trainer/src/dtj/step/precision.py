@@ -43,7 +43,7 @@ class Precision:
         """Scale gradients of an earlier backward pass like those that the next one adds to them."""
         for parameter in parameters:
             if parameter.grad is not None:
-                _local(parameter.grad).mul_(self.scale)
+                local_part(parameter.grad).mul_(self.scale)
 
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
         """Divide gradients by the scale; if they overflowed on any rank, drop all of them.
@@ -53,7 +53,7 @@ class Precision:
         skipped.
         """
         mine = [p for p in parameters if p.grad is not None]
-        gradients = [_local(p.grad) for p in mine if p.grad is not None]
+        gradients = [local_part(p.grad) for p in mine if p.grad is not None]
         for gradient in gradients:
             gradient.div_(self.scale)
         checks = [g.isfinite().all().to(self._device) for g in gradients]
@@ -84,7 +84,7 @@ def true_on_all_ranks(mine: torch.Tensor) -> bool:
     return bool(worst)
 
 
-def _local(gradient: Any) -> torch.Tensor:
-    """This rank's shard of a gradient; the gradient itself if it is not sharded."""
-    local: torch.Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def local_part(whole: Any) -> torch.Tensor:
+    """This rank's shard of a weight or gradient; the whole tensor if it is not sharded."""
+    local: torch.Tensor = whole.to_local() if hasattr(whole, "to_local") else whole
     return local

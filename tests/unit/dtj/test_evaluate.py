@@ -1,0 +1,90 @@
+"""Evaluation: exact sums, modes of modules, and what a warm-up runs under; checks of weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from dtj.errors import DtjError
+from dtj.parallel.layout import lay_out
+from dtj.parallel.strategy import Strategy
+from dtj.step.backward import backward, warm_up
+from dtj.step.evaluate import evaluate
+from dtj.step.finite import FiniteCheck
+from dtj.step.precision import Precision
+from dtj.world import World
+from tests.unit.dtj.feeds import feed
+
+CPU = torch.device("cpu")
+
+
+def single(*models: nn.Module) -> Strategy:
+    strategy = Strategy(lay_out("none", "", World()), CPU)
+    for model in models:
+        strategy.add(model, is_healing=False)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        pytest.param(torch.bfloat16, 1.0, id="bf16 cannot hold 257"),
+        pytest.param(torch.float16, 512.0, id="fp16 overflows"),
+    ],
+)
+def test_sum_of_scores_does_not_depend_on_their_type(dtype: torch.dtype, value: float) -> None:
+    scored = evaluate(
+        lambda mb: torch.full((len(mb),), value, dtype=dtype),
+        feed(257, batch=257, once=True, shuffle=False),
+        strategy=single(),
+        precision=Precision("fp32", CPU),
+        group=None,
+    )
+    assert scored == value
+
+
+def test_frozen_layer_stays_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    model[1].eval()
+    with single(model).evaluating():
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_warm_up_runs_in_the_precision_of_a_step() -> None:
+    model, types = nn.Linear(1, 1), []
+
+    def loss(mb: torch.Tensor) -> torch.Tensor:
+        out = model(mb.float()[:, None])
+        types.append(out.dtype)
+        return out.float().mean()
+
+    strategy, precision, batch = single(model), Precision("bf16", CPU), feed(4).batch()
+    warm_up(loss, batch, strategy=strategy, precision=precision)
+    backward(loss, batch, strategy=strategy, precision=precision)
+    assert types == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_found(bad: float) -> None:
+    model = nn.Linear(2, 2)
+    check = FiniteCheck(CPU)
+    check.note(torch.tensor(1.0), 7)
+    check.check(None, saved=5, step=7, weights=model.parameters())
+    model.weight.data[0, 1] = bad
+    with pytest.raises(
+        DtjError, match=r"the weights after step 7 are not finite on every rank; .* is of step 5"
+    ):
+        check.check(None, saved=5, step=7, weights=model.parameters())
+
+
+def test_only_the_given_parameters_are_clipped() -> None:
+    clipped, other = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    strategy = single(clipped, other)
+    for model in (clipped, other):
+        model.weight.grad = torch.full((1, 1), 4.0)
+    norm = strategy.clip(1.0, list(clipped.parameters()))
+    assert (float(norm), float(clipped.weight.grad), float(other.weight.grad)) == (
+        4.0,
+        pytest.approx(1.0),
+        4.0,
+    )
