@@ -51,7 +51,7 @@ def test_operator_sets_exactly_the_variables_on_the_page():
     job = (
         JobBuilder()
         .container(resources={"limits": {"cpu": "2"}})
-        .wants(elastic={"maxReplicas": 2}, hang={"timeoutSeconds": 60})
+        .wants(elastic={"minReplicas": 1, "maxReplicas": 2}, hang={"timeoutSeconds": 60})
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": {"job": "monday"}})
     )
     assert environment_of(job).keys() == set(flat("Environment of the training container"))

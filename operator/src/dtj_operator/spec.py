@@ -248,7 +248,7 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
 def _elastic(fields: _Fields | None) -> Elastic | None:
     if fields is None:
         return None
-    minimum = fields.integer("minReplicas", 1, 1)
+    minimum = fields.integer("minReplicas", 0, 1, MAX_REPLICAS)
     maximum = fields.integer("maxReplicas", 0, minimum, MAX_REPLICAS)
     return Elastic(min_replicas=minimum, max_replicas=maximum)
 

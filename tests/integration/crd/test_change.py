@@ -50,7 +50,12 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("avoidNodeAfterFaults off", RUNNING, recovery(avoidNodeAfterFaults="Never"), ACCEPTED),
     ("replicas", RUNNING, {"replicas": 2}, "spec.replicas: Invalid value: replicas cannot be changed"),
     ("replicas, suspended", SUSPENDED, {"replicas": 2}, "replicas cannot be changed without spec.elastic"),
-    ("elastic, added later", RUNNING, {"elastic": {"maxReplicas": 2}}, "elastic cannot be changed"),
+    (
+        "elastic, added later",
+        RUNNING,
+        {"elastic": {"minReplicas": 1, "maxReplicas": 2}},
+        "elastic cannot be changed",
+    ),
     ("the hang timeout", RUNNING, {"hang": {"timeoutSeconds": 9}}, "hang cannot be changed"),
     ("the scope", RUNNING, recovery(scope="Job"), "recovery.scope cannot be changed"),
     ("processes", RUNNING, {"processesPerReplica": 2}, "processesPerReplica cannot be changed"),

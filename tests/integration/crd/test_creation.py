@@ -47,15 +47,24 @@ TABLE: list[tuple[str, Json, str]] = [
     ("the port of the agent", {"masterPort": 29400}, "masterPort must not be 29400"),
     ("a privileged port", {"masterPort": 80}, "greater than or equal to 1024"),
     ("an elastic job", {"replicas": 2, "elastic": {"minReplicas": 1, "maxReplicas": 4}}, ACCEPTED),
-    ("an elastic job at its largest", {"replicas": 4, "elastic": {"maxReplicas": 4}}, ACCEPTED),
+    (
+        "an elastic job at its largest",
+        {"replicas": 4, "elastic": {"minReplicas": 1, "maxReplicas": 4}},
+        ACCEPTED,
+    ),
     (
         "elastic without maxReplicas",
         {"elastic": {"minReplicas": 1}},
         "spec.elastic.maxReplicas: Required value",
     ),
     (
+        "elastic without minReplicas",
+        {"elastic": {"maxReplicas": 1}},
+        "spec.elastic.minReplicas: Required value",
+    ),
+    (
         "more replicas than allowed",
-        {"replicas": 5, "elastic": {"maxReplicas": 4}},
+        {"replicas": 5, "elastic": {"minReplicas": 1, "maxReplicas": 4}},
         "replicas of an elastic job must be between elastic.minReplicas and elastic.maxReplicas",
     ),
     (
@@ -70,7 +79,7 @@ TABLE: list[tuple[str, Json, str]] = [
     ),
     (
         "a name of 61 characters that may grow to 11 pods",
-        {"name": "n" * 61, "elastic": {"maxReplicas": 11}},
+        {"name": "n" * 61, "elastic": {"minReplicas": 1, "maxReplicas": 11}},
         "metadata.name is too long",
     ),
     # template

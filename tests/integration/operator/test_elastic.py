@@ -47,7 +47,7 @@ async def submit_with_room_for_two(
 
 
 async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl):
-    await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
+    await cluster.submit(elastic={"minReplicas": 1, "maxReplicas": 4}, recovery=HEALING)
     first = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(settled(2))
 
@@ -71,7 +71,7 @@ async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, 
 
 
 async def test_pod_that_stops_slowly_and_is_wanted_again_is_not_a_fault(cluster: Cluster, kubelet: Kubelet):
-    await cluster.submit(elastic={"maxReplicas": 4}, recovery=HEALING)
+    await cluster.submit(elastic={"minReplicas": 1, "maxReplicas": 4}, recovery=HEALING)
     first = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(settled(2))
     kubelet.holds = {"job-1"}
@@ -87,7 +87,7 @@ async def test_pod_that_stops_slowly_and_is_wanted_again_is_not_a_fault(cluster:
 
 
 async def test_without_in_place_restarts_a_new_size_is_a_new_attempt(cluster: Cluster, kubelet: Kubelet):
-    await cluster.submit(elastic={"maxReplicas": 4}, recovery=WHOLE)
+    await cluster.submit(elastic={"minReplicas": 1, "maxReplicas": 4}, recovery=WHOLE)
     await kubelet.until_running("job-0", "job-1")
     await cluster.until(settled(2))
 
@@ -126,7 +126,9 @@ async def test_job_with_in_place_restarts_continues_without_an_unschedulable_pod
 async def test_pod_that_is_scheduled_after_the_first_pod_ended_is_not_waited_for(
     cluster: Cluster, kubelet: Kubelet
 ):
-    await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=HEALING)
+    await submit_with_room_for_two(
+        cluster, kubelet, elastic={"minReplicas": 1, "maxReplicas": 3}, recovery=HEALING
+    )
     await cluster.until(phase("Running"))
 
     await kubelet.finish("job-1", message='{"reason": "Done"}')
@@ -154,7 +156,9 @@ async def test_job_waits_if_fewer_than_its_minimum_are_schedulable(cluster: Clus
 
 
 async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: Cluster, kubelet: Kubelet):
-    await submit_with_room_for_two(cluster, kubelet, elastic={"maxReplicas": 3}, recovery=WHOLE)
+    await submit_with_room_for_two(
+        cluster, kubelet, elastic={"minReplicas": 1, "maxReplicas": 3}, recovery=WHOLE
+    )
     await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))
     for name in ("job-0", "job-1"):
         await kubelet.start(name)

@@ -97,6 +97,7 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
         ),
         param(job().elastic(3, 2), "spec.elastic.maxReplicas", id="minReplicas above maxReplicas"),
         param(job().wants(elastic={"minReplicas": 1}), "spec.elastic.maxReplicas", id="no upper limit"),
+        param(job().wants(elastic={"maxReplicas": 1}), "spec.elastic.minReplicas", id="no lower limit"),
         param(job().replicas(1).elastic(2, 3), "spec.replicas", id="fewer than the minimum"),
         param(job().replicas(4).elastic(2, 3), "spec.replicas", id="more than the maximum"),
         param(job().named("a" * 61).elastic(1, 11), "metadata.name", id="a name too long for maxReplicas"),
