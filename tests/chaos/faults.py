@@ -72,7 +72,7 @@ class Chaos:
         container = {"name": "trainer", "image": "trainer:1"}
         spec = {
             "replicas": rng.randint(1, 4),
-            "successPolicy": rng.choice(["All", "All", "Rank0"]),
+            **rng.choice([{}, {}, {"successPolicy": {"replicas": [0]}}]),
             "cleanPodPolicy": rng.choice(["Running", "Running", "All"]),
             "network": {"policy": "Isolated"},
             "recovery": {

@@ -102,7 +102,7 @@ class Job:
     deadline_s: int | None = None
     ttl_s: int | None = None
     clean_pods: str = "Running"  # | All | None
-    success: str = "All"  # | Rank0
+    success: frozenset[int] | None = None  # replicas that decide; None: all
     recovery: Recovery = Recovery()
     hang: Hang = Hang()
     checkpoint: Checkpoint | None = None
@@ -226,7 +226,7 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
     template = _template(spec)
     recovery, hang = spec.child("recovery"), spec.child("hang")
     network = spec.child("network")
-    checkpoint = spec.child("checkpoint")
+    checkpoint, success = spec.child("checkpoint"), spec.child("successPolicy")
     return {
         "replicas": replicas,
         "elastic": elastic,
@@ -237,7 +237,7 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
         "deadline_s": spec.optional_integer("activeDeadlineSeconds", 1),
         "ttl_s": spec.optional_integer("ttlSecondsAfterFinished", 0),
         "clean_pods": spec.choice("cleanPodPolicy", "Running", "All", "None"),
-        "success": spec.choice("successPolicy", "All", "Rank0"),
+        "success": _success(success, elastic.min_replicas if elastic else replicas) if success else None,
         "recovery": _recovery(recovery) if recovery else Recovery(),
         "hang": _hang(hang) if hang else Hang(),
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
@@ -251,6 +251,13 @@ def _elastic(fields: _Fields | None) -> Elastic | None:
     minimum = fields.integer("minReplicas", 0, 1, MAX_REPLICAS)
     maximum = fields.integer("maxReplicas", 0, minimum, MAX_REPLICAS)
     return Elastic(min_replicas=minimum, max_replicas=maximum)
+
+
+def _success(fields: _Fields, replicas: int) -> frozenset[int]:
+    deciding = fields.integers("replicas")
+    if not deciding or not all(0 <= index < replicas for index in deciding):
+        raise fields.fail("replicas", f"must be a list of indices from 0 to {replicas - 1}")
+    return deciding
 
 
 def _template(spec: _Fields) -> Json:

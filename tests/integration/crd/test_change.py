@@ -63,7 +63,7 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("the manager", RUNNING, {"managedBy": "a.b/c"}, "managedBy cannot be changed"),
     ("the manager, suspended", SUSPENDED, {"managedBy": "a.b/c"}, "managedBy cannot be changed"),
     ("the clean-up", RUNNING, {"cleanPodPolicy": "All"}, "cleanPodPolicy cannot be changed"),
-    ("success", RUNNING, {"successPolicy": "Rank0"}, "successPolicy cannot be changed"),
+    ("success", RUNNING, {"successPolicy": {"replicas": [0]}}, "successPolicy cannot be changed"),
     ("the network", RUNNING, {"network.policy": "None"}, "network.policy cannot be changed"),
     ("the rules", RUNNING, recovery(rules=[]), "recovery.rules cannot be changed"),
     ("the rules, removed", RUNNING, recovery(rules=ABSENT), "recovery.rules cannot be changed"),

@@ -185,7 +185,23 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a TTL of 0 seconds", {"ttlSecondsAfterFinished": 0}, ACCEPTED),
     ("a negative TTL", {"ttlSecondsAfterFinished": -1}, "greater than or equal to 0"),
     ("a cleanPodPolicy that does not exist", {"cleanPodPolicy": "Some"}, '"Running", "All", "None"'),
-    ("a successPolicy that does not exist", {"successPolicy": "Any"}, '"All", "Rank0"'),
+    ("success of replica 0", {"successPolicy": {"replicas": [0]}}, ACCEPTED),
+    ("success of no replica", {"successPolicy": {"replicas": []}}, "at least 1 items"),
+    (
+        "a success policy without replicas",
+        {"successPolicy": {}},
+        "spec.successPolicy.replicas: Required value",
+    ),
+    (
+        "success of a replica that does not exist",
+        {"successPolicy": {"replicas": [1]}},
+        "from 0 to replicas - 1",
+    ),
+    (
+        "success of a replica that an elastic job may lose",
+        {"replicas": 3, "elastic": {"minReplicas": 2, "maxReplicas": 3}, "successPolicy": {"replicas": [2]}},
+        "successPolicy.replicas must be from 0 to replicas - 1 (elastic: minReplicas - 1)",
+    ),
     ("a network policy that does not exist", {"network": {"policy": "Open"}}, '"Isolated", "None"'),
     ("another manager", {"managedBy": "kueue.x-k8s.io/multikueue"}, ACCEPTED),
 ]
@@ -213,7 +229,6 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
         "suspend": False,
         "managedBy": "dtj.dev/operator",
         "cleanPodPolicy": "Running",
-        "successPolicy": "All",
         "recovery": {
             "scope": "Auto",
             "maxRestarts": 10,

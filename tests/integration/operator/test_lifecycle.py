@@ -198,14 +198,14 @@ async def test_finished_job_is_deleted_after_its_ttl(cluster: Cluster, kubelet: 
     ("policy", "left"), [("Running", {"job-0"}), ("All", set()), ("None", {"job-0", "job-1"})]
 )
 async def test_clean_up_after_rank_0_is_done(cluster: Cluster, kubelet: Kubelet, policy: str, left: set[str]):
-    await cluster.submit(cleanPodPolicy=policy, successPolicy="Rank0")
+    await cluster.submit(cleanPodPolicy=policy, successPolicy={"replicas": [0]})
     await kubelet.until_running("job-0", "job-1")
     await kubelet.finish("job-0")
 
     job = await cluster.until(phase("Succeeded"))
     await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")
 
-    assert of(job, "Complete")["reason"] == "Rank0Succeeded"
+    assert of(job, "Complete")["reason"] == "SuccessPolicy"
     await kubelet.until(lambda pods: set(pods) == left)
 
 

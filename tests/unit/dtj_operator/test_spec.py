@@ -16,7 +16,7 @@ def test_absent_fields_have_the_defaults_of_the_schema() -> None:
     assert (made.replicas, made.min_replicas, made.max_replicas, made.processes) == (1, 1, 1, 1)
     assert (made.master_port, made.elastic) == (29500, None)
     assert (made.suspend, made.deadline_s, made.ttl_s) == (False, None, None)
-    assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", "All", True, None)
+    assert (made.clean_pods, made.success, made.isolated, made.checkpoint) == ("Running", None, True, None)
     assert made.recovery == Recovery(
         scope="Auto",
         max_restarts=10,
@@ -148,6 +148,12 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             id="a reserved environment prefix",
         ),
         param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown cleanPodPolicy"),
+        param(job().wants(successPolicy={}), "spec.successPolicy.replicas", id="a success policy without replicas"),
+        param(
+            job().replicas(2).wants(successPolicy={"replicas": [0, 2]}),
+            "spec.successPolicy.replicas",
+            id="success of a replica that does not exist",
+        ),
         param(
             job().wants(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds", id="a deadline of 0 seconds"
         ),

@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Succeed:
-    reason: str  # AllRanksSucceeded | Rank0Succeeded
+    reason: str  # AllRanksSucceeded | SuccessPolicy
 
 
 @dataclass(frozen=True)

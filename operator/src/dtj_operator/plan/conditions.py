@@ -6,7 +6,7 @@ A condition is absent until it applies. lastTransitionTime changes only with the
 from typing import Any
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan import blame, times
+from dtj_operator.plan import blame, ranges, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.attempt import done_before, remaining, starts_new_attempt
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
@@ -130,12 +130,8 @@ def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
 
 def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
     if isinstance(verdict, Succeed):
-        what = (
-            "all ranks exited with code 0"
-            if verdict.reason == "AllRanksSucceeded"
-            else "replica 0 exited with code 0"
-        )
-        return [("Complete", True, verdict.reason, what)]
+        who = f"replicas {ranges.text(s.job.success, 500)}" if s.job.success else "all ranks"
+        return [("Complete", True, verdict.reason, f"{who} exited with code 0")]
     if isinstance(verdict, Fail):
         return [("Failed", True, verdict.reason, verdict.message[:CONDITION_MESSAGE_LIMIT])]
     return []

@@ -55,7 +55,7 @@ class Jobs(RuleBasedStateMachine):
     @initialize(
         replicas=st.sampled_from([1, 2, 2, 3, 3]),
         budget=st.sampled_from([0, 1, 2, 3, 6, 6]),
-        success=st.sampled_from(["All", "Rank0"]),
+        success=st.sampled_from([None, {"replicas": [0]}]),
         clean=st.sampled_from(["Running", "All", "None"]),
         backoff=st.sampled_from([0, 1, 100]),
         deadline=st.sampled_from([None, None, None, None, None, 5000]),
@@ -67,7 +67,7 @@ class Jobs(RuleBasedStateMachine):
         *,
         replicas: int,
         budget: int,
-        success: str,
+        success: dict[str, Any] | None,
         clean: str,
         backoff: int,
         deadline: int | None,

@@ -29,7 +29,10 @@ param = pytest.param
 
 TWO = job().replicas(2).running()
 DONE = TWO.but(pod(0).succeeded(), pod(1).succeeded())
-RANK0 = TWO.wants(successPolicy="Rank0")
+FIRST_DECIDES = TWO.wants(successPolicy={"replicas": [0]})
+TWO_DECIDE = job().replicas(3).running().wants(successPolicy={"replicas": [1, 2]})
+ONE_DECIDES = TWO_DECIDE.elastic(2, 3).wants(successPolicy={"replicas": [1]})
+DECIDED = Succeed("SuccessPolicy")
 OVER = (
     job().replicas(3).elastic(1, 3).running().but(pod(0).succeeded('{"reason": "Done"}'), pod(1).succeeded())
 )
@@ -42,12 +45,19 @@ OVER = (
         param(TWO.but(pod(0).succeeded()), None, id="one of two is not all"),
         param(DONE, Succeed("AllRanksSucceeded"), id="all have succeeded"),
         param(DONE.without(1), None, id="a pod that vanished proves nothing"),
-        param(RANK0.but(pod(0).succeeded()), Succeed("Rank0Succeeded"), id="Rank0: replica 0 decides"),
-        param(RANK0.but(pod(1).succeeded()), None, id="Rank0: another replica does not"),
+        param(FIRST_DECIDES.but(pod(0).succeeded()), Succeed("SuccessPolicy"), id="replica 0 decides"),
+        param(FIRST_DECIDES.but(pod(1).succeeded()), None, id="replica 0 decides: another does not"),
         param(
-            RANK0.but(pod(0).succeeded(), pod(1).crashed()),
-            Succeed("Rank0Succeeded"),
-            id="Rank0: others may crash",
+            FIRST_DECIDES.but(pod(0).succeeded(), pod(1).crashed()),
+            Succeed("SuccessPolicy"),
+            id="replica 0 decides: others may crash",
+        ),
+        param(TWO_DECIDE.but(pod(1).succeeded(), pod(2)), None, id="one of two that decide is not enough"),
+        param(TWO_DECIDE.but(pod(1).succeeded(), pod(2).succeeded()), DECIDED, id="both that decide"),
+        param(
+            ONE_DECIDES.recovery(scope="Replica").but(pod(1).unschedulable(since=NOW - 300)),
+            None,
+            id="the one that decides is unschedulable",
         ),
         param(
             OVER.but(pod(2)),

@@ -117,7 +117,7 @@ def test_image_that_runs_as_root_is_reported_with_the_fix() -> None:
 @pytest.mark.parametrize(
     ("verdict", "kind", "reason"),
     [
-        param(Succeed("Rank0Succeeded"), "Complete", "Rank0Succeeded", id="success"),
+        param(Succeed("SuccessPolicy"), "Complete", "SuccessPolicy", id="success"),
         param(Fail("DeadlineExceeded", "late"), "Failed", "DeadlineExceeded", id="failure"),
         param(Suspend(), "Suspended", "Suspended", id="suspension"),
     ],

@@ -6,7 +6,7 @@ from dtj_operator.plan.snapshot import Child, Snapshot
 
 FAILED_GRACE_S = 5  # ranks that lost a peer have nothing left to save
 # Healthy ranks may still commit a checkpoint after these.
-GRACEFUL_ENDS = ("DeadlineExceeded", "Rank0Succeeded", "AllRanksSucceeded")
+GRACEFUL_ENDS = ("DeadlineExceeded", "SuccessPolicy", "AllRanksSucceeded")
 
 EXISTING = (Child.PRESENT, Child.EDITED)
 

@@ -10,12 +10,13 @@ TOO_LATE_S = 10.0
 
 
 def success(s: Snapshot) -> Succeed | None:
-    """All: every participating replica has succeeded. Rank0: replica 0 has, whatever the others do."""
+    """When the deciding replicas that take part have succeeded: all, or those of spec.successPolicy."""
     done = s.memory.done | {index for index, pod in s.current.items() if s.succeeded(pod)}
-    if s.job.success == "Rank0":
-        return Succeed("Rank0Succeeded") if 0 in done else None
-    left = set(range(s.size)) - s.excluded - done
-    return Succeed("AllRanksSucceeded") if left <= _too_late(s) else None
+    deciding = s.job.success or frozenset(range(s.size))
+    left = deciding - s.excluded - done
+    if not deciding & done or not left <= _too_late(s):
+        return None
+    return Succeed("SuccessPolicy" if s.job.success else "AllRanksSucceeded")
 
 
 def _too_late(s: Snapshot) -> set[int]:
