@@ -148,7 +148,11 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             id="a reserved environment prefix",
         ),
         param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown cleanPodPolicy"),
-        param(job().wants(successPolicy={}), "spec.successPolicy.replicas", id="a success policy without replicas"),
+        param(
+            job().wants(successPolicy={}),
+            "spec.successPolicy.replicas",
+            id="a success policy without replicas",
+        ),
         param(
             job().replicas(2).wants(successPolicy={"replicas": [0, 2]}),
             "spec.successPolicy.replicas",
