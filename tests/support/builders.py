@@ -137,6 +137,10 @@ class JobBuilder:
     def named(self, name: str) -> Self:
         return replace(self, meta={**self.meta, "name": name})
 
+    def edited(self, *, generation: int) -> Self:
+        """The user has changed the spec until it had this generation."""
+        return replace(self, meta={**self.meta, "generation": generation})
+
     def deleted(self, *finalizers: str) -> Self:
         return replace(self, meta={**self.meta, "deletionTimestamp": at(0), "finalizers": list(finalizers)})
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.witness import Witness
 from tests.integration import controlplane
-from tests.integration.api import WITHIN_S
+from tests.integration.api import WITHIN_S, ApiError
 from tests.integration.controlplane import CRD, ControlPlane
 from tests.integration.kubelet import Kubelet, runs
+from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.process import Kept
-from tests.support.predicates import phase
+from tests.integration.operator.test_lifecycle import of
+from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
 
@@ -64,3 +67,64 @@ async def test_pods_stay_while_the_version_of_their_job_is_not_served(
     await cluster.until(lambda job: job["status"]["observedGeneration"] == generation)
     assert len(kubelet.born) == 2
     assert {name for name, pod in kubelet.pods.items() if runs(pod)} == {"job-0", "job-1"}
+
+
+def with_value(version: Json, field: str, value: str) -> Json:
+    """Return the version of a newer CRD: it has one more value of a field, and lets a running job change."""
+    newer: Json = json.loads(json.dumps(version))
+    spec = newer["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"][field]["enum"].append(value)
+    for fixed in (spec, spec["properties"][field]):
+        fixed.pop("x-kubernetes-validations", None)
+    return newer
+
+
+async def test_running_job_survives_a_value_that_only_a_newer_operator_knows(
+    version: Json, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
+):
+    path = f"{cluster.jobs}/job"
+    async with process.running(granted, watch=cluster.namespace, identity="older") as older:
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+        # An upgrade: the CRD comes before the operator that knows the new value.
+        replace_crd(granted, with_value(version, "cleanPodPolicy", "Failed"))
+        await until_accepted(cluster, cleanPodPolicy="Failed")
+
+        job = await cluster.until(condition("Accepted", "False", "UnsupportedValue"))
+
+        assert "spec.cleanPodPolicy: invalid value 'Failed'" in of(job, "Accepted")["message"]
+        assert "upgrade the operator" in (await cluster.until_event("UnsupportedValue"))["note"]
+        await cluster.submit("never-begun", cleanPodPolicy="Failed")
+        await cluster.until(condition("Failed", reason="BadSpec"), "never-begun")
+        _, since = granted.audit_from(0)
+        await kubelet.finish("job-1", 1)
+        await until_read(granted, since, path, 200, times=1)
+        await older.stop()
+
+    _, since = granted.audit_from(0)
+    # A rollback: an operator that starts now finds the job with that value.
+    async with process.running(granted, watch=cluster.namespace, identity="rolled-back"):
+        await until_read(granted, since, path, 200, times=1)
+        await cluster.change(activeDeadlineSeconds=1)
+        await until_read(granted, since, path, 200, times=2)
+        assert len(kubelet.born) == 2
+        assert phase("Running")(await cluster.job())
+
+        await cluster.change(cleanPodPolicy="Running", activeDeadlineSeconds=None)
+
+        job = await cluster.until(lambda job: job["status"]["attempt"] == 1 and phase("Running")(job))
+        assert of(job, "Accepted")["status"] == "True"
+
+
+async def until_accepted(cluster: Cluster, **spec: Any) -> None:
+    """Change a job as soon as the API server uses the CRD that allows it."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            await cluster.change(**spec)
+        except ApiError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)  # between two tries
+        else:
+            return

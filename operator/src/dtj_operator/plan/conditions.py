@@ -1,4 +1,4 @@
-"""Conditions as in the Kubernetes API conventions: PodsReady, Healthy, Suspended, Complete, Failed.
+"""Conditions as in the Kubernetes API conventions: Accepted, PodsReady, Healthy, Suspended, Complete, Failed.
 
 A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
@@ -11,6 +11,7 @@ from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, V
 from dtj_operator.plan.attempt import done_before, remaining, starts_new_attempt
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
 from dtj_operator.plan.stragglers import delayed_by
+from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 
 Json = dict[str, Any]
 
@@ -55,12 +56,27 @@ def shortage(s: Snapshot) -> str | None:
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
     """All conditions after this reconcile, in a fixed order."""
     found = [
+        _accepted(s),
         _pods_ready(s, verdict, phase),
         _healthy(s, verdict, phase),
         _suspended(s, verdict),
         *_final(s, verdict),
     ]
     return [_with_transition_time(s, *condition) for condition in found if condition is not None]
+
+
+def rejected(s: Snapshot, message: str) -> list[Json]:
+    """The stored conditions, and one that says what in the spec this operator does not support."""
+    found = "Accepted", False, UNSUPPORTED, message[:CONDITION_MESSAGE_LIMIT]
+    others = [c for c in s.memory.raw.get("conditions") or () if c.get("type") != "Accepted"]
+    return [_with_transition_time(s, *found), *others]
+
+
+def _accepted(s: Snapshot) -> Found | None:
+    """Absent unless this job's spec was not supported once."""
+    if s.memory.condition("Accepted") is None:
+        return None
+    return "Accepted", True, "Accepted", "the operator supports all values of the spec"
 
 
 def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
@@ -146,6 +162,7 @@ def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, mes
         "reason": reason,
         "message": message,
         "lastTransitionTime": since,
+        "observedGeneration": s.job.generation,
     }
 
 

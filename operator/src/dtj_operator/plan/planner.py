@@ -34,6 +34,7 @@ from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
+from dtj_operator.plan.unsupported import unsupported
 
 UNWATCHED_POLL_S = 1.0  # our watch does not see pods without our label, so poll for their deletion
 FOREIGN_POLL_S = 30.0  # how often to check whether a Service that is not ours is gone
@@ -57,6 +58,8 @@ POLICIES = (  # the first verdict wins
 
 def plan(s: Snapshot) -> Decision:
     """Decide what to do about one job now, and when to requeue it if nothing happens."""
+    if unsupported(s) and not s.job.deleting:
+        return Decision()
     decision = force_delete_lost(s, _plan(s))
     doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
     unseen = any(pod.mislabelled and (pod.deleting or pod.uid in doomed) for pod in s.pods)

@@ -20,7 +20,7 @@ from dtj_operator.plan.actions import (
     Verdict,
 )
 from dtj_operator.plan.attempt import attempt_of, done_before, remaining, starts_new_attempt
-from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, shortage
+from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, rejected, shortage
 from dtj_operator.plan.goodput import goodput
 from dtj_operator.plan.policies.restart import counters
 from dtj_operator.plan.snapshot import (
@@ -35,6 +35,8 @@ from dtj_operator.plan.snapshot import (
     Snapshot,
 )
 from dtj_operator.plan.stragglers import HANG, STRAGGLER
+from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
+from dtj_operator.plan.unsupported import unsupported
 
 Json = dict[str, Any]
 
@@ -51,7 +53,22 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     """The job's whole status after this reconcile; equal to the stored one if nothing happened."""
     old = s.memory.raw
     if s.memory.finished:
-        return {**old, "observedGeneration": s.job.generation}
+        return {
+            **old,
+            "observedGeneration": s.job.generation,
+            # `kubectl wait` ignores conditions of an earlier generation.
+            "conditions": [
+                {**each, "observedGeneration": s.job.generation} for each in old.get("conditions") or ()
+            ],
+        }
+    problem = unsupported(s)
+    if problem is not None:
+        return {
+            **old,
+            "observedGeneration": s.job.generation,
+            "message": problem[:CONDITION_MESSAGE_LIMIT],
+            "conditions": rejected(s, problem),
+        }
     phase, attempt = _phase(s, verdict), _attempt(s, verdict)
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     now, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
@@ -108,7 +125,7 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     if blocked is not None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
     if s.memory.phase == phase == RECOVERING:
-        return s.memory.raw.get("message")
+        return (s.memory.condition("Healthy") or {}).get("message")
     return shortage(s)
 
 
@@ -220,6 +237,9 @@ def _failure_fields(fault: Fault) -> Json:
 def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]:
     """The Events to record once the status is written."""
     attempt = str(new.get("attempt", 0))
+    problem = unsupported(s)
+    if problem is not None:
+        return () if s.memory.finished else (Event("Warning", UNSUPPORTED, problem, problem),)
     found = [_in_place_event(s, new), _event(verdict, attempt, new)]
     found.append(_delay_event(s, attempt, new))
     blocked = obstacle(s)

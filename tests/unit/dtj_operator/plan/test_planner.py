@@ -137,7 +137,7 @@ def test_actions(given: JobBuilder, expected: list[str]) -> None:
             Fail,
             id="the deadline comes before restarts",
         ),
-        param(TWO.running().wants(replicas=0), Fail, id="an invalid spec"),
+        param(TWO.wants(replicas=0), Fail, id="an invalid spec, before the first attempt"),
     ],
 )
 def test_verdict_comes_without_actions_and_is_written_first(given: JobBuilder, verdict: type) -> None:
@@ -145,6 +145,27 @@ def test_verdict_comes_without_actions_and_is_written_first(given: JobBuilder, v
 
     assert isinstance(decision.verdict, verdict)
     assert decision.actions == ()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(TWO.running().but(pod(0).crashed()), id="a pod fails"),
+        param(TWO.running().without(1), id="a pod is gone"),
+        param(TWO.running().wants(activeDeadlineSeconds=1), id="the deadline has passed"),
+        param(TWO.having(pod(0).running(), pod(1).running()), id="its status was lost"),
+        param(TWO.was("Succeeded").having(pod(0).running()), id="a pod of a finished job still runs"),
+    ],
+)
+def test_job_whose_spec_this_version_cannot_read_is_left_alone_once_it_has_begun(given: JobBuilder) -> None:
+    assert decided(given.wants(cleanPodPolicy="Failed")) == Decision()
+
+
+def test_job_whose_spec_this_version_cannot_read_can_be_deleted() -> None:
+    assert sketch(decided(TWO.running().wants(cleanPodPolicy="Failed").deleted())) == [
+        "-digits-0@0",
+        "-digits-1@0",
+    ]
 
 
 def test_success_comes_before_the_deadline() -> None:

@@ -22,6 +22,15 @@ FAULT = Fault(
 )
 
 
+FALLEN = {
+    "type": "Healthy",
+    "status": "False",
+    "reason": "Recovering",
+    "message": "rank 1 failed",
+    "lastTransitionTime": at(-60),
+}
+
+
 def status_of(builder: JobBuilder, verdict: Verdict | None = None):
     return new_status(builder.snapshot(), verdict)
 
@@ -187,10 +196,48 @@ def test_counts() -> None:
     assert status_of(four)["worldSize"] == 4
 
 
-def test_finished_status_changes_only_its_observed_generation() -> None:
-    over = TWO.was("Succeeded", replicas={"succeeded": 2}, observedGeneration=1)
+def test_finished_status_changes_only_its_observed_generations() -> None:
+    def ended(generation: int) -> JobBuilder:
+        complete = {"type": "Complete", "status": "True", "observedGeneration": generation}
+        counts = {"succeeded": 2}
+        return TWO.was(
+            "Succeeded", replicas=counts, conditions=[complete], observedGeneration=generation
+        ).edited(generation=2)
 
-    assert status_of(over.having(pod(0).crashed())) == {**over.status, "observedGeneration": 1}
+    assert status_of(ended(1).having(pod(0).crashed())) == ended(2).status
+
+
+UNSUPPORTED = "spec.cleanPodPolicy: invalid value 'Failed': must be one of Running, All, None"
+
+
+def test_unsupported_value_changes_only_the_message_and_its_condition() -> None:
+    before = status_of(TWO.running().at_step(5))
+    told = TWO.running().stored(before).wants(cleanPodPolicy="Failed").edited(generation=2)
+    after = status_of(told.but(pod(1).crashed()))
+    found, *others = after["conditions"]
+
+    assert after == {
+        **before, "observedGeneration": 2, "message": found["message"], "conditions": [found, *others]
+    }  # fmt: skip
+    assert others == before["conditions"]
+    assert (found["type"], found["status"], found["reason"]) == ("Accepted", "False", "UnsupportedValue")
+    assert found["message"].startswith(f"{UNSUPPORTED}. This version of the operator does not support")
+    assert status_of(told.stored(after)) == after
+
+
+def test_job_continues_as_before_once_its_values_are_supported() -> None:
+    recovering = TWO.was("Recovering", attempt=1, conditions=[FALLEN]).having(pod(0, attempt=1))
+    held = recovering.stored(status_of(recovering.wants(cleanPodPolicy="Failed")))
+    after = status_of(held)
+
+    assert condition(held, "Accepted") == ("True", "Accepted")
+    assert (after["phase"], after["message"]) == ("Recovering", FALLEN["message"])
+
+
+def test_conditions_carry_the_generation_that_they_describe() -> None:
+    found = status_of(TWO.running().edited(generation=3))["conditions"]
+
+    assert {each["observedGeneration"] for each in found} == {3}
 
 
 def test_second_status_of_the_same_moment_is_equal() -> None:
@@ -344,6 +391,12 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
         param(TWO.running(), Fail("NoProgress", "x", FAULT), ["NoProgress"], id="a failure by its reason"),
         param(TWO.running(), Succeed("AllRanksSucceeded"), ["Completed"], id="success"),
         param(TWO.refused("QuotaExceeded"), None, ["QuotaExceeded"], id="an obstacle"),
+        param(
+            TWO.running().wants(cleanPodPolicy="Failed"), None, ["UnsupportedValue"], id="an unsupported value"
+        ),
+        param(
+            TWO.was("Succeeded").wants(cleanPodPolicy="Failed"), None, [], id="the same in a finished job"
+        ),
         param(
             TWO.was(
                 "Pending",
