@@ -110,7 +110,8 @@ class Applier:
         meta = body["metadata"]
         folder = names.pods_path(meta["namespace"])
         try:
-            raw = await self._api.create(folder, body)
+            # Otherwise the API server drops a misspelled field of the template, such as a GPU limit.
+            raw = await self._api.create(folder, body, [("fieldValidation", "Strict")])
         except Conflict:
             return await self._name_taken(f"{folder}/{meta['name']}", body, uid)
         except Refused as error:

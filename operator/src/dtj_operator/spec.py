@@ -73,6 +73,7 @@ class ResumeFrom:
 class Checkpoint:
     mount_path: str
     volume: Json
+    sets_group: bool = True  # fsGroupPolicy: pods get an fsGroup, so that they can write to the volume
     resume_from: ResumeFrom | None = None
 
 
@@ -358,6 +359,7 @@ def _checkpoint(fields: _Fields, template: Json) -> Checkpoint:
     return Checkpoint(
         mount_path=mount_path,
         volume={k: v for k, v in volume.raw.items() if k != "name"},
+        sets_group=fields.choice("fsGroupPolicy", "Trainer", "None") == "Trainer",
         resume_from=_resume_from(resume) if resume else None,
     )
 

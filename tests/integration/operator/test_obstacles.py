@@ -87,6 +87,16 @@ async def test_error_about_an_invalid_pod_is_quoted(cluster: Cluster):
     assert "quantities must match" in of(job, "PodsReady")["message"]
 
 
+async def test_misspelled_field_of_the_template_is_reported_with_its_path(cluster: Cluster, kubelet: Kubelet):
+    gpu = {"limits": {"nvidia.com/gpu": "1"}}
+    await cluster.submit(template={"spec": {"containers": [{"name": "a", "image": "a", "resource": gpu}]}})
+
+    job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    assert 'unknown field "spec.containers[0].resource"' in of(job, "PodsReady")["message"]
+    assert kubelet.born == []
+
+
 async def test_message_of_the_scheduler_is_quoted(cluster: Cluster, kubelet: Kubelet):
     kubelet.starts = False
     await cluster.submit()

@@ -86,6 +86,16 @@ async def test_created_pod_is_in_the_cache_before_its_watch_event() -> None:
         assert [view.name for view in do.pods.pods(KEY)] == ["digits-0"]
 
 
+async def test_only_pods_are_created_with_strict_validation_because_only_they_have_fields_of_the_user() -> (
+    None
+):
+    async with doing(says(stored(service(JOB))), says(stored(wanted()))) as do:
+        await do(CreateService(service(JOB)), CreatePod(wanted()))
+
+        queries = [query for _, _, query, _ in do.server.asked]
+        assert queries == [{}, {"fieldValidation": "Strict"}]
+
+
 async def test_used_up_quota_costs_one_request() -> None:
     async with doing(QUOTA) as do:
         outcome = await do(*[CreatePod(wanted(index)) for index in range(100)])

@@ -63,6 +63,9 @@ def test_every_enum_of_the_schema_is_understood() -> None:
         assert job().recovery(scope=value).job().error is None
     for value in SCHEMA["spec"]["properties"]["hang"]["properties"]["action"]["enum"]:
         assert job().wants(hang={"action": value}).job().hang.action == value
+    for value in SCHEMA["spec"]["properties"]["checkpoint"]["properties"]["fsGroupPolicy"]["enum"]:
+        checkpoint = {"volume": {"emptyDir": {}}, "fsGroupPolicy": value}
+        assert job().wants(checkpoint=checkpoint).job().error is None
 
 
 def test_limits_of_the_code_match_the_schema() -> None:

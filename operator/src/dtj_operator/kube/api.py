@@ -60,8 +60,8 @@ class Api:
     async def get(self, path: str, query: Query = (), timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         return await self._with_retries("GET", path, query=query, timeout_s=timeout_s)
 
-    async def create(self, path: str, body: Json) -> bytes:
-        return await self._with_retries("POST", path, body)
+    async def create(self, path: str, body: Json, query: Query = ()) -> bytes:
+        return await self._with_retries("POST", path, body, query=query)
 
     async def update(self, path: str, body: Json, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
         """Replace; not retried: if the first try succeeded, the resourceVersion in `body` is outdated."""

@@ -193,8 +193,6 @@ def test_safe_defaults_for_absent_fields_in_every_container() -> None:
     assert (made["automountServiceAccountToken"], made["enableServiceLinks"]) == (False, False)
     assert made["securityContext"] == {
         "runAsNonRoot": True,
-        "fsGroup": 65532,
-        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     for container in (*made["initContainers"], *made["containers"]):
@@ -202,6 +200,31 @@ def test_safe_defaults_for_absent_fields_in_every_container() -> None:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
+
+
+@pytest.mark.parametrize(
+    ("builder", "group", "policy"),
+    [
+        param(job(), None, None, id="no checkpoint volume"),
+        param(CHECKPOINTED, 65532, "OnRootMismatch", id="a checkpoint volume"),
+        param(CHECKPOINTED.pod_spec(securityContext={"fsGroup": 7}), 7, None, id="the template sets a group"),
+        param(
+            CHECKPOINTED.pod_spec(securityContext={"fsGroupChangePolicy": "Always"}),
+            65532,
+            "Always",
+            id="the template sets the change policy",
+        ),
+        param(
+            job().wants(checkpoint={"volume": PVC, "fsGroupPolicy": "None"}), None, None, id="switched off"
+        ),
+    ],
+)
+def test_group_of_the_volumes_is_set_for_checkpoints_only(
+    builder: JobBuilder, group: int | None, policy: str | None
+) -> None:
+    made = built(builder)["spec"]["securityContext"]
+
+    assert (made.get("fsGroup"), made.get("fsGroupChangePolicy")) == (group, policy)
 
 
 def security(**fields: object):
@@ -224,7 +247,6 @@ def security(**fields: object):
             id="a service account is set",
         ),
         param(job().pod_spec(enableServiceLinks=True), "enableServiceLinks", True, id="links wanted"),
-        param(job().pod_spec(**security(fsGroup=7)), "securityContext.fsGroup", 7, id="a group is given"),
         param(
             job().pod_spec(**security(runAsNonRoot=False)),
             "securityContext.runAsNonRoot",

@@ -392,11 +392,12 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
         param(TWO.running(), Succeed("AllRanksSucceeded"), ["Completed"], id="success"),
         param(TWO.refused("QuotaExceeded"), None, ["QuotaExceeded"], id="an obstacle"),
         param(
-            TWO.running().wants(cleanPodPolicy="Failed"), None, ["UnsupportedValue"], id="an unsupported value"
+            TWO.running().wants(cleanPodPolicy="Failed"),
+            None,
+            ["UnsupportedValue"],
+            id="an unsupported value",
         ),
-        param(
-            TWO.was("Succeeded").wants(cleanPodPolicy="Failed"), None, [], id="the same in a finished job"
-        ),
+        param(TWO.was("Succeeded").wants(cleanPodPolicy="Failed"), None, [], id="the same in a finished job"),
         param(
             TWO.was(
                 "Pending",

@@ -15,7 +15,7 @@ from dtj_operator.spec import Job
 Json = dict[str, Any]
 
 SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader workers pass batches through it
-TRAINER_GROUP = 65532  # of the trainer image; makes volumes writable for it
+TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it
 
 
 def pod(job: Job, context: PodContext, avoid: Sequence[str] = ()) -> Json:
@@ -60,8 +60,14 @@ def _mount_shm(job: Job, spec: Json, trainer: Json) -> None:
 
 
 def _mount_checkpoints(job: Job, spec: Json, trainer: Json) -> None:
-    if job.checkpoint is not None:
-        _mount(spec, trainer, names.CHECKPOINT_VOLUME, job.checkpoint.mount_path, job.checkpoint.volume)
+    if job.checkpoint is None:
+        return
+    _mount(spec, trainer, names.CHECKPOINT_VOLUME, job.checkpoint.mount_path, job.checkpoint.volume)
+    security = spec["securityContext"] = spec.get("securityContext") or {}
+    if job.checkpoint.sets_group and "fsGroup" not in security:
+        security["fsGroup"] = TRAINER_GROUP
+        # Otherwise the kubelet walks every file of a large volume before each start.
+        security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
 
 
 def _mount(spec: Json, container: Json, name: str, path: str, source: Json) -> None:
@@ -94,10 +100,6 @@ def _harden(spec: Json) -> None:
     spec.setdefault("enableServiceLinks", False)
     security = spec["securityContext"] = spec.get("securityContext") or {}
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    if "fsGroup" not in security:
-        security["fsGroup"] = TRAINER_GROUP
-        # else the kubelet walks every file of a large checkpoint volume before each start
-        security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     users = [
         security.get("runAsUser"),
         *((c.get("securityContext") or {}).get("runAsUser") for c in containers),
