@@ -67,16 +67,17 @@ class Networks:
         return ["ip", "netns", "exec", self._names[pod]]
 
     @contextlib.contextmanager
-    def cut(self, one: int, other: int) -> Iterator[None]:
-        """Drop packets between two pods, without an error to either."""
-        rules = [(one, "INPUT", "-s", other), (one, "OUTPUT", "-d", other)]
-        for pod, chain, side, peer in rules:
-            self._iptables(pod, "-A", chain, side, self.address(peer), "-j", "DROP")
+    def cut(self, one: int, other: int, *, port: int | None = None) -> Iterator[None]:
+        """Drop packets between two pods, only those of a port if it is given, without an error to either."""
+        which = ["-p", "tcp", "-m", "multiport", "--ports", str(port)] if port else []
+        rules = [("INPUT", "-s"), ("OUTPUT", "-d")]
+        for chain, side in rules:
+            self._iptables(one, "-A", chain, side, self.address(other), *which, "-j", "DROP")
         try:
             yield
         finally:
-            for pod, chain, side, peer in rules:
-                self._iptables(pod, "-D", chain, side, self.address(peer), "-j", "DROP")
+            for chain, side in rules:
+                self._iptables(one, "-D", chain, side, self.address(other), *which, "-j", "DROP")
 
     def _iptables(self, pod: int, *words: str) -> None:
         subprocess.run([*self.inside(pod), "iptables", *words], check=True)

@@ -14,7 +14,7 @@ from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
 from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import Hello, Job
+from dtj.agent.protocol import Hello, Job, RankState
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.stacks import RankStacks, Stacks
 from dtj.agent.status import Status
@@ -51,6 +51,9 @@ class Node:
 
     def alive(self) -> list[RankProcess]:
         return [self.process]
+
+    def states(self) -> dict[int, RankState]:
+        return {0: self.process.state_in(1)}
 
     def send(self, message: Message) -> None:
         self.sent.append(message)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dtj.agent.hang import MIN_LIMIT_S, STARTUP_TIMES
-from dtj.agent.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, VERDICT_S, Membership
+from dtj.agent.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, PROOF_S, VERDICT_S, Membership
 from dtj.agent.outcome import Ending
 from dtj.agent.protocol import (
     CONNECT_S,
@@ -20,6 +20,7 @@ from dtj.agent.protocol import (
     Go,
     Hello,
     Job,
+    RankState,
     Refuse,
     RestartBudget,
 )
@@ -113,6 +114,158 @@ def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     assert found.state.in_place == 0
 
 
+def back(replica: int, **fields: object) -> Hello:
+    """The same agent as before on a new connection; the fields are those of its rank."""
+    state = {"generation": 1, "holds": True, "is_ready": True} | fields
+    return hello(replica, ranks={replica: RankState(**state)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(0.1, id="a reset"), pytest.param(90.0, id="a long silence")]
+)
+@pytest.mark.parametrize(("holds", "what"), [(True, "a rank that holds the run"), (False, "a plain script")])
+def test_agent_whose_connection_was_lost_returns_to_the_same_generation(
+    *, seconds: float, holds: bool, what: str
+) -> None:
+    found = formed(holding=holds)
+    found.leave("pod-1", NOW)
+    assert found.missing == [1]
+    assert found.join(back(1, holds=holds), NOW + seconds) == [Go(1)], what
+    assert (found.state.generation, found.missing, found.waited_for(NOW)) == (1, [], {})
+    assert found.tick(NOW + 1000) == []
+
+
+def test_all_agents_return_after_replica_0_did_not_answer() -> None:
+    found = formed(holding=False)
+    for replica in (1, 2):
+        found.leave(f"pod-{replica}", NOW)
+    assert found.join(back(1, is_ready=False), NOW + 25) == [Go(1)]
+    assert found.join(back(2, is_ready=False), NOW + 25) == [Go(1)]
+    assert found.away == set()
+
+
+def test_agent_that_missed_a_generation_does_not_return_to_the_one_before() -> None:
+    found = formed()
+    found.ended(end(0, 1), 1, NOW)
+    found.leave("pod-1", NOW)
+    assert found.join(back(1), NOW) == [Form(3, frozenset({1, 2}), 3)]
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "actions"),
+    [
+        pytest.param({"ending": end(1, 0)}, [], id="its rank is done"),
+        pytest.param({"ending": end(1, 137)}, [Form(2, frozenset({0, 2}), 3)], id="its rank was killed"),
+        pytest.param(
+            {"ending": replace(end(1, 137), by_agent=True)},
+            [Form(2, frozenset({0, 2}), 3)],
+            id="its agent has killed its rank",
+        ),
+        pytest.param({"lost": end(1, 76)}, [], id="its rank lost its peers and waits"),
+    ],
+)
+def test_agent_reports_what_its_ranks_did_while_its_connection_was_lost(
+    meanwhile: dict[str, object], actions: list[Action]
+) -> None:
+    found = formed()
+    found.leave("pod-1", NOW)
+    answer = found.join(back(1, **meanwhile), NOW)
+    assert [action for action in answer if not isinstance(action, Go)] == actions
+    assert (found.state.generation, found.state.in_place) == (
+        1 + len(actions),
+        0 if "by_agent=True" in str(meanwhile) else len(actions),
+    )
+
+
+def test_job_ends_although_the_last_rank_was_done_while_its_connection_was_lost() -> None:
+    found = formed(replicas=2)
+    found.ended(end(0, 0), 1, NOW)
+    found.leave("pod-1", NOW)
+    assert found.join(back(1, ending=end(1, 0)), NOW)[-1] == End(None)
+    found.leave("pod-1", NOW)
+    assert found.join(back(1, ending=end(1, 0)), NOW) == [End(None)], "it missed the end, too"
+
+
+def test_rank_that_waits_for_its_peers_is_not_forgotten_with_its_connection() -> None:
+    found = formed()
+    found.leave("pod-1", NOW)
+    found.join(back(1, lost=end(1, 76)), NOW)
+    assert found.tick(NOW + CAUSE_WAIT_S) == [Form(2, frozenset({0, 1, 2}), 3)]
+
+
+def test_last_rank_to_be_ready_said_so_while_its_connection_was_lost() -> None:
+    found = membership()
+    for replica in range(3):
+        found.join(hello(replica), NOW)
+    for rank in (0, 2):
+        assert found.ready(rank, 1) == []
+    found.leave("pod-1", NOW)
+    assert found.join(back(1), NOW) == [Go(1)]
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(76, id="lost a peer"), pytest.param(1, id="not recognized as such")]
+)
+def test_ranks_that_fail_because_a_pod_was_killed_cost_no_budget(code: int) -> None:
+    found = formed(restarts=0, holding=False)
+    found.leave("pod-1", NOW)
+    assert [found.ended(end(rank, code), 1, NOW) for rank in (0, 2)] == [[], []]
+    assert found.tick(NOW + CAUSE_WAIT_S) == []
+    assert not found.is_formed, "its ranks are gone, or the others would not have failed"
+    assert found.join(hello(1, "again"), NOW + 9) == [Form(2, frozenset(), 3)]
+    assert (found.state.in_place, found.failure) == (0, None)
+
+
+def test_failure_of_a_rank_while_another_connection_is_lost_counts_once_that_agent_is_back() -> None:
+    found = formed()
+    found.leave("pod-1", NOW)
+    assert found.ended(end(2, 1), 1, NOW) == []
+    assert found.join(back(1), NOW + 1)[-1] == Form(2, frozenset({0, 1}), 3)
+    assert found.state.in_place == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "holds", "actions"),
+    [
+        pytest.param(
+            False, True, [Form(2, frozenset({0, 1, 2}), 3)], id="memory is kept, so nothing is lost"
+        ),
+        pytest.param(True, True, [], id="the ranks reach each other"),
+        pytest.param(
+            False, False, [], id="it would restart the ranks: the hang detector examines them first"
+        ),
+    ],
+)
+def test_ranks_form_again_if_no_step_follows_a_long_silence(
+    *, steps: bool, holds: bool, actions: list[Action]
+) -> None:
+    """Packets were dropped: connections between the ranks may be dead, or send again only after minutes."""
+    found = formed(holding=holds)
+    found.leave("pod-1", NOW, silent=True)
+    found.join(back(1, holds=holds), NOW)
+    assert found.tick(NOW + PROOF_S - 0.1) == []
+    if steps:
+        found.stepped(8, NOW)
+    assert found.tick(NOW + PROOF_S) == actions
+
+
+def test_long_steps_get_more_time_after_a_silence() -> None:
+    found = formed()
+    found.stepped(1, NOW)
+    found.stepped(2, NOW + 20)
+    found.leave("pod-1", NOW + 25, silent=True)
+    found.join(back(1), NOW + 30)
+    assert found.tick(NOW + 89) == []
+    assert found.tick(NOW + 90) == [Form(2, frozenset({0, 1, 2}), 3)]
+
+
+def test_pod_that_was_asked_to_terminate_while_its_connection_was_lost() -> None:
+    found = formed()
+    found.leave("pod-1", NOW)
+    found.join(replace(back(1), is_stopping=True), NOW)
+    assert found.ended(end(1, 143), 1, NOW) == []
+
+
 def test_lost_replica_is_reported_missing_until_it_is_back() -> None:
     found = membership()
     found.join(hello(0), NOW)
@@ -153,8 +306,9 @@ def test_new_coordinator_waits_for_replicas_of_the_previous_generation() -> None
 def test_new_coordinator_takes_over_the_state_that_agents_remember() -> None:
     found = membership()
     remembered = CoordinatorState(generation=7, in_place=3, without_progress=1, best_step=40)
-    found.join(hello(1, healable=frozenset({1}), state=remembered), NOW)
-    found.join(hello(2, healable=frozenset({2}), state=replace(remembered, generation=6)), NOW)
+    holding = RankState(generation=7, holds=True)
+    found.join(hello(1, ranks={1: holding}, state=remembered), NOW)
+    found.join(hello(2, ranks={2: holding}, state=replace(remembered, generation=6)), NOW)
     assert found.join(hello(0), NOW) == [Form(8, frozenset({1, 2}), 3)]
     assert found.state == replace(remembered, generation=8, replicas=3)
 
@@ -199,14 +353,14 @@ def test_ranks_that_cannot_connect_get_more_time_and_only_the_first_failure_is_f
     assert found.state.in_place == 0
     assert not_reached(found, NOW) == [Form(3, kept, 3, connect_s=4 * CONNECT_S)]
     assert found.state.in_place == 1
-    found.stepped(1)
+    found.stepped(1, NOW)
     assert not_reached(found, NOW) == [Form(4, kept, 3, connect_s=2 * CONNECT_S)]
     assert found.state.in_place == 1
 
 
 def test_ranks_that_can_never_connect_use_up_the_budget() -> None:
     found = formed(restarts=100)
-    found.stepped(10)
+    found.stepped(10, NOW)
     said = [not_reached(found, NOW) for _ in range(5)]
     assert [type(actions[0]) for actions in said[:4]] == [Form] * 4
     assert said[4] == []
@@ -340,13 +494,13 @@ def test_failure_of_all_ranks_is_decided_without_delay() -> None:
 
 def test_restarts_without_a_new_step_are_bounded_and_a_step_resets_their_count() -> None:
     found = formed(restarts=100)
-    found.stepped(10)
+    found.stepped(10, NOW)
     forms = 0
     for generation in range(1, 20):
         for rank in range(3):
             found.ready(rank, generation)
         if generation == 3:
-            found.stepped(11)
+            found.stepped(11, NOW)
         actions = found.ended(end(1, 1), generation, NOW) or found.tick(NOW + VERDICT_S)
         if not isinstance(actions[0], Form):
             break
@@ -380,6 +534,7 @@ class Machine(RuleBasedStateMachine):
         self.found = membership(replicas=self.replicas, restarts=4)
         self.now = 0.0
         self.pods = 0
+        self.connected: dict[int, str] = {}
         self.generation = 0
         self.kept: frozenset[int] = frozenset()
         self.gone: set[int] = set()
@@ -402,9 +557,25 @@ class Machine(RuleBasedStateMachine):
         self.pods += 1
         self.act(self.found.join(hello(replica, f"pod {self.pods}", attempt=attempt), self.now))
 
-    @rule(replica=st.integers(0, 2))
-    def leave(self, replica: int) -> None:
-        self.act(self.found.leave(self.found.agents.get(replica, "nobody"), self.now))
+    @rule(replica=st.integers(0, 2), silent=st.booleans())
+    def leave(self, replica: int, *, silent: bool) -> None:
+        incarnation = self.found.agents.get(replica, "nobody")
+        self.connected[replica] = incarnation
+        self.act(self.found.leave(incarnation, self.now, silent=silent))
+
+    @precondition(lambda self: self.found.away)
+    @rule(lag=st.sampled_from([0, 0, 0, 1]), code=st.sampled_from([None, None, 0, 1, 76]))
+    def come_back(self, lag: int, code: int | None) -> None:
+        replica = min(self.found.away)
+        if replica in self.gone:
+            return
+        ending = None if code is None else end(replica, code)
+        state = RankState(
+            generation=self.generation - lag, holds=ending is None, is_ready=True, ending=ending
+        )
+        if ending and lag == 0:
+            self.gone.add(replica)
+        self.act(self.found.join(hello(replica, self.connected[replica], ranks={replica: state}), self.now))
 
     @precondition(lambda self: self.found.is_formed)
     @rule(rank=st.integers(0, 2), lag=st.sampled_from([0, 0, 0, 1]))
@@ -434,7 +605,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(step=st.integers(0, 50))
     def stepped(self, step: int) -> None:
-        self.act(self.found.stepped(step))
+        self.act(self.found.stepped(step, NOW))
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 10.0]))
     def passes(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ import dtj
 from dtj import cli, contract
 from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
-from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello
+from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, RankState
 from dtj.agreement import SLOTS, Message
 from dtj.heal import ProgramPoint
 
@@ -103,13 +103,15 @@ def test_exit_codes() -> None:
 def test_message_fields_change_only_with_the_protocol_number() -> None:
     """If this fails, increase PROTOCOL: pods of different builds would misread each other's messages."""
     fields = [
-        *(Hello.__dataclass_fields__, CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
+        *(Hello.__dataclass_fields__, RankState.__dataclass_fields__),
+        *(CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
         *(Heartbeat._fields, Activity._fields, ProgramPoint._fields, Message.__dataclass_fields__),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields], SLOTS) == (
-        1,
+        2,
         [
-            "uid attempt replica incarnation healable state",
+            "uid attempt replica incarnation is_stopping ranks state",
+            "generation holds is_ready is_unformed lost ending",
             "generation in_place without_progress unformed best_step replicas",
             "generation kept replicas gracefully connect_s",
             "generation step paused busy_time at",

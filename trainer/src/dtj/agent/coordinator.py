@@ -25,6 +25,7 @@ from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
 _MAX_LISTED = 8  # replicas or ranks listed in one log line
+_TELL_EVERY_S = 10.0  # which replicas are missing
 
 
 class Coordinator:
@@ -46,6 +47,8 @@ class Coordinator:
         self._log = log
         self._links = AgentLinks(selector, on_message=self._on_message, on_heard=self._drop_closed)
         self._store: Store | None = None
+        self._told_missing: list[int] = []
+        self._tell_missing_at = 0.0
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     def listen(self, port: int) -> None:
@@ -80,15 +83,26 @@ class Coordinator:
         self._keepalive_at = now + KEEPALIVE_S
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
-                self._log(
-                    f"no message from replica {hello.replica} for {SILENCE_S:.0f} s: treating it as lost"
-                )
+                self._log(f"no message from replica {hello.replica} for {SILENCE_S:.0f} s")
+                self._act(self.membership.leave(hello.incarnation, now, silent=True))
+                self.ledger.fault(now)
         self._drop_closed()
+        self._log_missing(now)
+
+    def _log_missing(self, now: float) -> None:
+        """Say which replicas have not joined, when that changes, but not for each of a thousand."""
+        missing = self.membership.missing
+        if missing == self._told_missing or now < self._tell_missing_at:
+            return
+        self._told_missing, self._tell_missing_at = missing, now + _TELL_EVERY_S
+        if missing and not self.membership.is_over:
+            self._log(f"waiting for replica {some(missing)}")
 
     @property
     def _is_watched(self) -> bool:
-        """All ranks of the generation are expected to complete steps."""
-        return self.membership.is_formed and not self.membership.is_over
+        """All ranks of the generation are expected to complete steps, and their agents to report them."""
+        member = self.membership
+        return member.is_formed and not member.away and not member.is_over
 
     def reaped(self, pid: int) -> bool:
         """A child process exited; return True if it was the store."""
@@ -151,10 +165,13 @@ class Coordinator:
             link.close()
             return []
         self._links.introduce(link, hello)
-        actions = self.membership.join(hello, time.monotonic())
-        missing = self.membership.missing
-        if missing:
-            self._log(f"waiting for replica {some(missing)}")
+        now = time.monotonic()
+        before, was_away = self.membership.state.generation, hello.replica in self.membership.away
+        actions = self.membership.join(hello, now)
+        if was_away and self.membership.is_formed and self.membership.state.generation == before:
+            self._log(f"replica {hello.replica} is connected again; its ranks were not affected")
+            self._monitor.excuse(now)
+            self.ledger.mend()
         if self.membership.is_formed and hello.replica in self._left_out:
             self._log_waiting([hello.replica])
         return actions
@@ -171,7 +188,7 @@ class Coordinator:
             self.steps[rank] = step
             if rank == 0:
                 self.ledger.stepped(step, heartbeat.at or now)  # rank 0's clock is this machine's
-                actions += self.membership.stepped(step)
+                actions += self.membership.stepped(step, now)
         return actions
 
     def _on_activity(self, activities: Mapping[int, Activity], now: float) -> None:
@@ -253,7 +270,7 @@ class Coordinator:
         """Handle closed connections: their agents have left."""
         for hello in self._links.take_closed():
             if self._is_present(hello) and not self.membership.is_over:
-                self._log(f"lost the connection to replica {hello.replica}; the other replicas wait for it")
+                self._log(f"lost the connection to replica {hello.replica}; its ranks may be alive")
                 self.ledger.fault(time.monotonic())
             self._act(self.membership.leave(hello.incarnation, time.monotonic()))
 

@@ -44,6 +44,11 @@ class Ledger:
         if self._has_begun and self._broke_at is None:
             self._broke_at, self._formed_at = max(at, self.since), None
 
+    def mend(self) -> None:
+        """Nothing broke after all: the ranks worked on."""
+        if self._formed_at is None:
+            self._broke_at = None
+
     def formed(self, at: float) -> None:
         """The ranks form again; steps completed before this belong to the time before the fault."""
         self._formed_at = at

@@ -6,10 +6,19 @@
         ^                                     |
         +----------- a replica is lost -------+---- all ranks done, or no restart left ----> over
 
+A connection that breaks, or is silent, says nothing about the ranks behind it. The replica is then *away*,
+and its generation continues. The agent's next hello tells what its ranks did meanwhile. It is lost if
+
+    - another incarnation joins in its place (its pod was replaced), or its ranks are of another generation
+    - a rank elsewhere fails or loses its peers, and the replica is not back within CAUSE_WAIT_S
+    - the job is elastic, and the replica is away for SHRINK_DELAY_S
+    - its pod was asked to terminate before it left
+
 Forming keeps ranks that hold the run in memory (`healable`) and restarts the others. If no rank holds it, all
 ranks restart and resume from the newest checkpoint. `now` is seconds of a monotonic clock.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from dtj import contract
@@ -30,6 +39,8 @@ from dtj.agent.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
 
 # Time to wait, after a rank "lost a peer", for the failure that caused it.
 CAUSE_WAIT_S = 5.0
+# After a replica was silent: time for the next step, which shows that the ranks reach each other.
+PROOF_S = 5.0
 # Before a failure ends the job: time to hear of an earlier one, from another replica or a slowly dying rank.
 VERDICT_S = 0.5
 # The machines may be slow: ranks that did not connect in time get twice the time, up to this limit.
@@ -48,6 +59,7 @@ class Membership:
     failed_in: int = 0  # generation of the failure
     is_formed: bool = False
     is_over: bool = False
+    culprit: Ending | None = None  # of a job that is over
     stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
     _healable: set[int] = field(default_factory=set)
     _ready: set[int] = field(default_factory=set)
@@ -62,6 +74,11 @@ class Membership:
     _failing: dict[int, Ending] = field(default_factory=dict)  # reported a failure and have not exited yet
     _decide_at: float | None = None
     _waited_for_verdict: bool = False  # VERDICT_S has been granted for an earlier failure to arrive
+    _away: dict[int, str] = field(default_factory=dict)  # replica -> incarnation whose ranks may be alive
+    _silent: set[int] = field(default_factory=set)  # of these, without a sign that the connection broke
+    _step_due: float | None = None  # a silent replica is back: a step by then shows that all is well
+    _stepped_at: float | None = None
+    _step_s: float = 0.0  # duration of the last step
     _is_unformed: bool = False  # some rank did not reach its peers in this generation
     _best_at_fault: int | None = None
     _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
@@ -83,24 +100,30 @@ class Membership:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        known = [at for at in (self._decide_at, self._resize_at, self._shrink_at) if at is not None]
-        return min(known, default=None)
+        times = (self._decide_at, self._resize_at, self._shrink_at, self._step_due)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def away(self) -> Set[int]:
+        """Replicas of this generation that are not connected at present."""
+        return self._away.keys()
 
     def join(self, hello: Hello, now: float) -> list[Action]:
-        """An agent asks to join; it replaces an older agent of the same replica."""
+        """An agent asks to join, for the first time or again; it replaces an older agent of its replica."""
         refusal = self._refusal(hello)
         if refusal:
             return [refusal]
+        if self._can_resume(hello):
+            return self._resume(hello, now)
         actions: list[Action] = []
-        older = self.agents.get(hello.replica)
+        older = self.agents.get(hello.replica) or self._away.get(hello.replica)
         if older and older != hello.incarnation:
             self._replaced.add(older)
-            actions.append(Refuse(older, "a newer pod has replaced it", for_good=True))
+            if hello.replica in self.agents:
+                actions.append(Refuse(older, "a newer pod has replaced it", for_good=True))
         self._lose(hello.replica, now)
-        self.agents[hello.replica] = hello.incarnation
-        self._lost_at.pop(hello.replica, None)
         self._left.discard(hello.replica)
-        self._healable |= hello.healable & set(self.job.ranks_of(hello.replica))
+        self._admit(hello)
         if hello.state.generation > self.state.generation:
             # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
             healed = max(self.state.in_place, hello.state.in_place)
@@ -112,10 +135,20 @@ class Membership:
         self._schedule_resize(now)
         return actions + self._form()
 
-    def leave(self, incarnation: str, now: float) -> list[Action]:
-        """An agent's connection is gone, and presumably its pod."""
+    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
+        """An agent's connection is gone; its ranks may be alive.
+
+        silent  no message came for long, so that its ranks may not reach the others either
+        """
         for replica in [r for r, i in self.agents.items() if i == incarnation]:
-            self._lose(replica, now)
+            if not self.is_formed or replica in self.stopping or replica >= self.job.replicas:
+                self._lose(replica, now)
+                continue
+            self._away[replica] = self.agents.pop(replica)
+            self._lost_at[replica] = now
+            if silent:
+                self._silent.add(replica)
+            self._schedule_resize(now)
         return []
 
     def hold(self, rank: int, *, holds: bool) -> list[Action]:
@@ -133,8 +166,11 @@ class Membership:
         self._ready.add(rank)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
 
-    def stepped(self, step: int) -> list[Action]:
-        """Some rank completed a step."""
+    def stepped(self, step: int, now: float) -> list[Action]:
+        """Rank 0 completed a step."""
+        if self._stepped_at is not None:
+            self._step_s = now - self._stepped_at
+        self._stepped_at, self._step_due = now, None
         if self.state.best_step is None or step > self.state.best_step or self.state.unformed:
             self.state = replace(self.state, best_step=max(step, self.state.best_step or 0), unformed=0)
         return []
@@ -175,9 +211,8 @@ class Membership:
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:
             self._incident[ending.rank] = ending
-            has_cause = ending.cause != "PeerLost"
             if not self._waited_for_verdict or everyone:
-                self._decide_by(now if has_cause or everyone else now + CAUSE_WAIT_S)
+                self._examine(now)
             return self._decide(now)
         self._done.add(ending.rank)
         if ending.rank in self._kept and ending.rank not in self._ready:
@@ -191,12 +226,30 @@ class Membership:
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
-        return self._resize(now) or self._decide(now)
+        return self._resize(now) or self._decide(now) or self._prove(now)
+
+    def _prove(self, now: float) -> list[Action]:
+        """No step since a silent replica came back: the ranks may wait on connections that are dead."""
+        if self._step_due is None or now < self._step_due:
+            return []
+        self._step_due = None
+        loses_nothing = self._healable >= set(self.job.ranks)
+        return self.renew() if loses_nothing and self.is_formed and not self._away else []
+
+    def _examine(self, now: float) -> None:
+        """Set the time of a decision about the failures so far."""
+        everyone = len(self._gone) == len(self.job.ranks)
+        has_cause = any(ending.cause != "PeerLost" for ending in self._incident.values())
+        at_once = everyone or (has_cause and not self._away)
+        self._decide_by(now if at_once else now + CAUSE_WAIT_S)
 
     def _decide(self, now: float) -> list[Action]:
         if self._decide_at is None or now < self._decide_at or self.is_over:
             return []
         self._decide_at = None
+        if self._away:  # its ranks are gone: that is why the others failed
+            self._end_generation()
+            return []
         culprit = first_cause([*self._incident.values(), *self._failing.values()])
         if culprit is None:
             return self.renew()
@@ -214,6 +267,50 @@ class Membership:
         if self._counts(culprit):
             self.state = self._counted()
         return self.renew()
+
+    def _admit(self, hello: Hello) -> None:
+        self.agents[hello.replica] = hello.incarnation
+        self._lost_at.pop(hello.replica, None)
+        if hello.is_stopping:
+            self.stopping.add(hello.replica)
+        ranks = set(self.job.ranks_of(hello.replica))
+        self._healable = (self._healable - ranks) | (hello.healable & ranks)
+
+    def _can_resume(self, hello: Hello) -> bool:
+        """The agent was here before, and all of its ranks belong to the present generation."""
+        known = self.agents.get(hello.replica) or self._away.get(hello.replica)
+        ranks = [hello.ranks.get(rank) for rank in self.job.ranks_of(hello.replica)]
+        return (
+            known == hello.incarnation
+            and self.is_formed
+            and hello.replica < self.job.replicas
+            and all(rank and rank.belongs_to(self.state.generation) for rank in ranks)
+        )
+
+    def _resume(self, hello: Hello, now: float) -> list[Action]:
+        """Only the connection was lost: catch up on what the replica's ranks did meanwhile."""
+        self._away.pop(hello.replica, None)
+        self._admit(hello)
+        self._schedule_resize(now)
+        if self.is_over:
+            return [End(self.culprit)]
+        generation = self.state.generation
+        self._ready |= {rank for rank, known in hello.ranks.items() if known.is_ready}
+        if hello.replica in self._silent:
+            self._silent.discard(hello.replica)
+            self._step_due = now + max(PROOF_S, 3 * self._step_s)
+        actions: list[Action] = []
+        if len(self._ready) == len(self.job.ranks):
+            actions.append(Go(generation))  # the agent may have missed it
+        for rank, known in hello.ranks.items():
+            if known.lost:
+                self._is_unformed = self._is_unformed or known.is_unformed
+                actions += self.lost(known.lost, generation, now)
+            if known.ending and rank not in self._gone:
+                actions += self.ended(known.ending, generation, now)
+        if self.is_formed and self._incident:
+            self._examine(now)
+        return actions + self._decide(now)
 
     def _decide_by(self, at: float) -> None:
         self._decide_at = at if self._decide_at is None else min(at, self._decide_at)
@@ -257,6 +354,8 @@ class Membership:
             return []
         if not grows and waits_for_lost and not self.job.saves:
             return []  # shrinking would cost the run without a checkpoint; lost replicas may come back
+        if self._away:
+            self._end_generation()
         is_running = self.is_formed
         self.job = replace(self.job, replicas=found)
         self._shrink_at = None
@@ -265,7 +364,9 @@ class Membership:
         return self._form(gracefully=is_running)
 
     def _lose(self, replica: int, now: float) -> None:
-        """The replica's ranks are out of reach, whether they are alive or not."""
+        """The replica's ranks are gone, or no longer of use."""
+        if replica in self._away:
+            self._end_generation()
         if self.agents.pop(replica, None) is None:
             return
         self._lost_at[replica] = now
@@ -275,12 +376,12 @@ class Membership:
         if replica >= self.job.replicas:
             return  # it only waited to be needed
         self._schedule_resize(now)
-        self._healable -= set(self.job.ranks_of(replica))
         self._end_generation()
 
     def _end_generation(self) -> None:
         """The generation is over; later reports about it can only change the culprit."""
-        self._decide_at = None
+        self._decide_at = self._step_due = None
+        self._away, self._silent = {}, set()
         self._last_incident, self._incident = self._incident, {}
         self.is_formed = False
 
@@ -299,7 +400,7 @@ class Membership:
         return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]
 
     def _over(self, culprit: Ending | None) -> list[Action]:
-        self.is_over = True
+        self.is_over, self.culprit = True, culprit
         return [End(culprit)]
 
     def _counts(self, culprit: Ending) -> bool:

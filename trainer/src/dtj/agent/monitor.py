@@ -71,6 +71,10 @@ class Monitor:
         self._watchdog.start_generation(ranks, now)
         self._stragglers.start_generation(ranks, now)
 
+    def excuse(self, now: float) -> None:
+        """Heartbeats may have been lost: measure the silence from now on."""
+        self._watchdog.excuse(now)
+
     def ended(self, rank: int) -> None:
         """A rank of this generation exited; expect no more heartbeats from it."""
         self._watchdog.ended(rank)

@@ -61,14 +61,17 @@ class Orders:
         return self._coordinator_state.get("in_place")
 
     def hello(self) -> Message:
-        """The first message on every new connection."""
+        """The first message on every new connection; repeats all that the coordinator must know."""
+        for process in self._supervisor.alive():
+            self._heartbeats.forget(process)
         return {
             "protocol": PROTOCOL,
             "uid": self._job.uid,
             "attempt": self._job.attempt,
             "replica": self._placement.node_rank,
             "incarnation": self._incarnation,
-            "healable": [process.rank for process in self._supervisor.alive() if process.holds],
+            "isStopping": self.is_stopping,
+            "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},
             "state": self._coordinator_state,
         }
 

@@ -1,7 +1,7 @@
 """Inputs and decisions of membership.py as plain data: a job, an agent's hello, the coordinator's actions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dtj.agent.outcome import Ending
@@ -9,7 +9,7 @@ from dtj.agent.sizing import Limits
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 1
+PROTOCOL = 2
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -86,15 +86,60 @@ class OtherProtocolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankState:
+    """What an agent knows about one of its ranks; messages about it may have been lost with a connection.
+
+    generation   that it is part of, or is about to be started in
+    holds        it has the run in memory and can join a new generation without a restart
+    is_ready     it waits, or waited, until that generation was complete
+    lost         it lost its peers, or never reached them (is_unformed), and waits
+    ending       how it ended; None while it is alive
+    """
+
+    generation: int
+    holds: bool = False
+    is_ready: bool = False
+    is_unformed: bool = False
+    lost: Ending | None = None
+    ending: Ending | None = None
+
+    def belongs_to(self, generation: int) -> bool:
+        """It is, or was until it exited by itself, a rank of that generation."""
+        return self.generation == generation and not (self.ending and self.ending.by_agent)
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields for the wire."""
+        endings = {"lost": self.lost, "ending": self.ending}
+        return vars(self) | {name: known and known.to_json() for name, known in endings.items()}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "RankState":
+        """From the fields of `to_json`."""
+        endings = {name: fields[name] and Ending.from_json(fields[name]) for name in ("lost", "ending")}
+        return cls(**{**fields, **endings, "generation": int(fields["generation"])})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hello:
-    """The first message of an agent; `incarnation` is a new id for every agent process."""
+    """The first message on every connection of an agent.
+
+    incarnation  a new id for every agent process
+    is_stopping  its pod was asked to terminate
+    ranks        of its replica, those that were started
+    """
 
     uid: str
     attempt: int
     replica: int
     incarnation: str
-    healable: frozenset[int] = frozenset()
+    is_stopping: bool = False
+    ranks: Mapping[int, RankState] = field(default_factory=dict)
     state: CoordinatorState = CoordinatorState()
+
+    @property
+    def healable(self) -> frozenset[int]:
+        """Ranks that can join a new generation without a restart."""
+        return frozenset(r for r, known in self.ranks.items() if known.holds and known.ending is None)
 
     @classmethod
     def parse(cls, fields: Any) -> "Hello":
@@ -107,10 +152,11 @@ class Hello:
                 attempt=int(fields["attempt"]),
                 replica=int(fields["replica"]),
                 incarnation=str(fields["incarnation"]),
-                healable=frozenset(fields["healable"]),
+                is_stopping=bool(fields["isStopping"]),
+                ranks={int(rank): RankState.from_json(known) for rank, known in fields["ranks"].items()},
                 state=CoordinatorState.parse(fields["state"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"not a hello of an agent: {fields}") from error
 
 

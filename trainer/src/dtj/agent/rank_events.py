@@ -44,7 +44,7 @@ class RankEvents:
         """The rank sent a report; see telemetry/report_pipe.py."""
         match fields:
             case {"ready": generation}:
-                process.uses_dtj = True
+                process.uses_dtj, process.ready_in = True, generation
                 self._send({"ready": [process.rank, generation]})
             case {"hold": holds}:
                 process.holds = holds
@@ -52,9 +52,11 @@ class RankEvents:
             case {"unformed": generation, "message": why}:
                 what = f"rank {process.rank} cannot reach its peers: {why}"
                 self._log(what)
-                self._send({"unformed": process.lost(what).to_json(), "generation": generation})
+                ending = process.lose_peers(what, generation=generation, is_unformed=True)
+                self._send({"unformed": ending.to_json(), "generation": generation})
             case {"lost": why, "generation": generation}:
-                self._send({"lost": process.lost(why).to_json(), "generation": generation})
+                ending = process.lose_peers(why, generation=generation)
+                self._send({"lost": ending.to_json(), "generation": generation})
             case {"failure": _}:
                 self._send({"failing": process.failing().to_json(), "generation": process.generation})
             case _:

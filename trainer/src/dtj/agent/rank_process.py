@@ -16,6 +16,7 @@ from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.outcome import Ending
 from dtj.agent.process_usage import process_of
+from dtj.agent.protocol import RankState
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
@@ -33,6 +34,8 @@ class RankProcess:
     killed     the agent killed it
     uses_dtj   its program uses dtj: if asked to stop, it saves first
     holds      it has the run in memory and can join the next generation without a restart
+    ready_in   the last generation for which it reported to be ready
+    lost_in    the last generation in which it lost its peers, or did not reach them (is_unformed), and waits
     stacks_requested_at  by time.monotonic()
     """
 
@@ -48,6 +51,10 @@ class RankProcess:
     killed: bool = False
     uses_dtj: bool = False
     holds: bool = False
+    ready_in: int = 0
+    lost_in: int = 0
+    lost: Ending | None = None
+    is_unformed: bool = False
     stacks_requested_at: float = 0.0
     ending: Ending | None = None
     _failure: dict[str, Any] = field(default_factory=dict)
@@ -200,14 +207,28 @@ class RankProcess:
         """It reported a failure and will exit once its exit functions are done."""
         return self._ended(self._failure["exitCode"], signal_number=None)
 
-    def lost(self, message: str) -> Ending:
-        """It is alive, but reports that it lost its peers."""
-        return Ending(
+    def lose_peers(self, message: str, *, generation: int, is_unformed: bool = False) -> Ending:
+        """It is alive, but reports that it lost its peers, or did not reach them."""
+        self.lost_in, self.is_unformed = generation, is_unformed
+        self.lost = Ending(
             rank=self.rank,
             code=contract.EXIT_PEER_LOST,
             at=datetime.now(UTC),
             step=self.heartbeat.step,
             message=message,
+        )
+        return self.lost
+
+    def state_in(self, generation: int) -> RankState:
+        """What the coordinator must know about it if messages were lost; see `Supervisor.states`."""
+        is_lost = self.lost_in == generation
+        return RankState(
+            generation=generation,
+            holds=self.holds,
+            is_ready=self.ready_in == generation,
+            lost=self.lost if is_lost else None,
+            is_unformed=is_lost and self.is_unformed,
+            ending=self.ending,
         )
 
     def _ended(self, code: int, *, signal_number: int | None) -> Ending:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from dtj.agent import rank_main
 from dtj.agent.oom import OomKills
 from dtj.agent.outcome import Ending
+from dtj.agent.protocol import RankState
 from dtj.agent.rank_process import RankProcess
 
 # A script may clean up when it is restarted; one that ignores SIGTERM must not delay the others.
@@ -67,6 +68,13 @@ class Supervisor:
     def alive(self) -> list[RankProcess]:
         """Processes that have not been reaped."""
         return [process for process in self.newest.values() if process.ending is None]
+
+    def states(self) -> dict[int, RankState]:
+        """What the coordinator must know about each rank, after messages may have been lost."""
+        generations = {rank: process.generation for rank, process in self.newest.items()}
+        states = {rank: self.newest[rank].state_in(number) for rank, number in generations.items()}
+        waiting = {rank: RankState(generation=number) for rank, (_, number) in self._waiting.items()}
+        return states | waiting
 
     def endings(self) -> list[Ending]:
         """How the newest process of each rank ended, if it did."""
