@@ -40,6 +40,7 @@ RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
 GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 if other ranks of this generation hold the state in memory
 CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # time limit for a rank to connect to all others
+INCARNATION: Final = "DTJ_INCARNATION"  # id of the agent process, which owns the run's folder
 
 # Exit codes.
 EXIT_DONE: Final = 0
@@ -63,7 +64,8 @@ TERMINATION_FIELDS: Final = (
     "at",
 )
 REASONS: Final = (
-    *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang", "PeerLost", "BadRecipe"),
+    *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang"),
+    *("PeerLost", "Superseded", "BadRecipe"),
 )
 
 # What rank 0 reports about the run; /status has the same names.

@@ -3,6 +3,7 @@
 DtjError                    exit 1
 ├── RecipeError             exit 78: invalid recipe, arguments or environment; a retry will not help
 ├── CheckpointError         exit 1: a checkpoint could not be written or read; the recipe is not the cause
+├── SupersededError         exit 76: a process that started later writes to the run's folder; never restarted
 └── MachineError            exit 76: no process or port available; a retry or another node may help
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
@@ -25,6 +26,7 @@ class DtjError(Exception):
     """An error that is printed as two lines (what, fix), without a traceback."""
 
     exit_code = 1
+    reason = "Exception"  # as reported to the agent
 
     def __init__(self, what: str, *, fix: str = "") -> None:
         super().__init__(what)
@@ -39,10 +41,18 @@ class RecipeError(DtjError):
     """The recipe, its arguments or the environment are invalid."""
 
     exit_code = EXIT_BAD_RECIPE
+    reason = "BadRecipe"
 
 
 class CheckpointError(DtjError):
     """A checkpoint could not be written or read."""
+
+
+class SupersededError(DtjError):
+    """A process that started later owns the folder of this run."""
+
+    exit_code = EXIT_PEER_LOST
+    reason = "Superseded"
 
 
 class MachineError(DtjError):

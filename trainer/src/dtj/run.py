@@ -190,6 +190,7 @@ class Run:
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._recovery.joins_survivors():
+            self._checkpointer.claim()
             return
         restored = self._checkpointer.restore(self._groups.control)
         if restored is not None:

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dtj
+from dtj.checkpoint import paths
 from dtj.models.gpt import GPT, Shape
 
 OUT = Path(os.environ["OUT"])
@@ -62,6 +63,9 @@ def train(run: dtj.Run) -> None:
     samples = torch.utils.data.TensorDataset(tokens[:, :-1], tokens[:, 1:])
     data = run.data(samples, global_batch=16, tokens=8)
     run.state(model=model, optimizer=optimizer, data=data)
+    if "UNWRITABLE" in os.environ and run.rank == 0:  # this file is where the folder of that step should be
+        name = paths.pending_name_of(int(os.environ["UNWRITABLE"]), os.environ["DTJ_INCARNATION"])
+        Path(os.environ["DTJ_CHECKPOINT_DIR"], name).touch()
     losses = []
     for batch in run.steps(STEPS):
         loss = run.backward(partial(loss_of, run, model), batch)

@@ -21,7 +21,6 @@ ranks restart and resume from the newest checkpoint. `now` is seconds of a monot
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
-from dtj import contract
 from dtj.agent.outcome import Ending, first_cause
 from dtj.agent.protocol import (
     CONNECT_S,
@@ -258,7 +257,7 @@ class Membership:
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
         self.failure, self.failed_in = culprit, self.state.generation
-        if culprit.code == contract.EXIT_BAD_RECIPE or self._is_spent(culprit):
+        if culprit.is_final or self._is_spent(culprit):
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)

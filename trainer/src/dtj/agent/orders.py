@@ -128,6 +128,7 @@ class Orders:
             env = self._placement.env_of(
                 rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
             )
+            env[contract.INCARNATION] = self._incarnation
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
 
     def _probe(self) -> None:

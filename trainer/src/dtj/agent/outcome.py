@@ -44,9 +44,14 @@ class Ending:
         return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
 
     @property
+    def is_final(self) -> bool:
+        """A restart in place cannot help: a bad recipe, or another process owns the run's folder."""
+        return self.cause in {"BadRecipe", "Superseded"}
+
+    @property
     def cause(self) -> str:
         """One of contract.REASONS."""
-        if self.reason in {"Hang", "OOMKilled"}:
+        if self.reason in {"Hang", "OOMKilled", "Superseded"}:
             return self.reason
         if self.signal is not None:
             return "Signal"

@@ -149,9 +149,8 @@ def _run(program: Program) -> int:
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL + signal.SIGINT
     except DtjError as error:
-        reason = "BadRecipe" if error.exit_code == contract.EXIT_BAD_RECIPE else "Exception"
         # Printed by the agent, once for all ranks.
-        _report(str(error), code=error.exit_code, reason=reason, is_for_people=True)
+        _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
         return error.exit_code
     except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
         if is_peer_loss(error):

@@ -7,7 +7,9 @@
                commits
 """
 
+import contextlib
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from typing import Any
 import torch
 
 from dtj.checkpoint import paths, reader
+from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
 from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, on_rank0, report, with_best
+from dtj.errors import SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
@@ -48,8 +52,9 @@ class Checkpointer:
         self._say = say
         self._offered = NO_SCORE  # highest score since the last save; of the next checkpoint
         self._saved_at = clock()
+        self._owner = Owner(self.run_dir, os.environ) if self.run_dir else None
         self._writer = Writer(
-            self.run_dir or Path(),
+            self._owner,
             keep=settings.keep,
             is_rank0=self._is_rank0,
             is_replicated=strategy.replicated,
@@ -90,6 +95,7 @@ class Checkpointer:
 
         Every rank calls this after the same step. If the disk fails, older checkpoints stay as they are and
         this prints a warning; with `last` it raises CheckpointError, since no later save can replace it.
+        SupersededError on rank 0 at least, if another process owns the folder now.
         Only after a last save, and only on rank 0, does a return mean that the checkpoint is on disk.
         """
         score, self._offered = self._offered, NO_SCORE
@@ -109,12 +115,22 @@ class Checkpointer:
         self._report_failure()
         return self.run_dir / paths.name_of(step)
 
+    def claim(self) -> None:
+        """Make rank 0 the owner of the run's folder; SupersededError if a later process has claimed it.
+
+        If the disk fails, the next save tries again and reports the error.
+        """
+        if self._is_rank0 and self._owner:
+            with contextlib.suppress(OSError):
+                self._owner.claim()
+
     def restore(self, group: Group) -> int | None:
-        """Load the newest checkpoint into the parts; its step, None if there is no checkpoint.
+        """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
 
         Rank 0 reads it and sends the bytes to all ranks: only sharded state needs the volume on every rank.
+        SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        found = on_rank0(lambda: reader.find(self.run_dir, self._resume_dir, warn=self._say), group)
+        found = on_rank0(self._claim_and_find, group)
         if found is None:
             return None
         self._say(f"resuming from {found.folder}")
@@ -155,12 +171,18 @@ class Checkpointer:
         self._take_over(state)
         self._offered = state["offered"]
 
+    def _claim_and_find(self) -> reader.Found | None:
+        self.claim()
+        return reader.find(self.run_dir, self._resume_dir, warn=self._say)
+
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):
             self._writer.best = Best(**best)
 
     def _report_failure(self) -> None:
         failure, self._writer.failure = self._writer.failure, None
+        if isinstance(failure, SupersededError):
+            raise failure
         if failure is not None:
             newest = f"of step {self.saved_step}" if self.saved_step else "none yet"
             self._say(

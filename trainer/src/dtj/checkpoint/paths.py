@@ -1,12 +1,14 @@
-"""Names of checkpoint folders: which are committed, and which may be deleted. Pure: names in, names out.
+"""Names in the folder of a run: which are committed, and which may be deleted. Pure: names in, names out.
 
-<run>/step-120/state.pt       committed: the folder gets this name only once its content is on disk
-<run>/step-140.tmp/state.pt   being written, or left over from a crash: never read, removed by the next save
+<run>/owner.json                    which process may write into the folder, see owner.py
+<run>/step-120/state.pt             committed: the folder gets this name only once its content is on disk
+<run>/step-140.<writer>.tmp/...     being written, or left over from a crash: never read
 """
 
 import re
 from collections.abc import Iterable
 
+OWNER_FILE = "owner.json"
 STATE_FILE = "state.pt"
 SHARDS = "shards"
 # If the newest turns out unreadable (a failing disk), the one before it is used. That covers state.pt only: a
@@ -20,9 +22,19 @@ def name_of(step: int) -> str:
     return f"step-{step}"
 
 
-def pending_name_of(step: int) -> str:
-    """Folder name of a checkpoint that is not committed yet."""
-    return f"step-{step}.tmp"
+def pending_name_of(step: int, writer: str) -> str:
+    """Folder name of a checkpoint that is not committed yet; two writers never share a folder."""
+    return f"step-{step}.{writer}.tmp"
+
+
+def doomed_name_of(step: int, writer: str) -> str:
+    """Folder name of a committed checkpoint that `writer` is about to delete."""
+    return f"step-{step}-old.{writer}.tmp"
+
+
+def unfinished(names: Iterable[str]) -> list[str]:
+    """The names of folders that are being written or deleted, or are left over from a crash."""
+    return [n for n in names if n.startswith("step-") and n.endswith(".tmp")]
 
 
 def step_of(name: str) -> int | None:
@@ -36,16 +48,17 @@ def newest_first(names: Iterable[str]) -> list[str]:
     return sorted((n for n in names if step_of(n) is not None), key=lambda n: step_of(n) or 0, reverse=True)
 
 
+def later(names: Iterable[str], *, committed: int) -> list[str]:
+    """The names of checkpoints after the step `committed`; they are kept unless they are unreadable."""
+    return [n for n in newest_first(names) if (step_of(n) or 0) > committed]
+
+
 def to_remove(
     names: Iterable[str], *, committed: int, keep: int = KEEP, best: int | None = None
 ) -> list[str]:
-    """Names to delete after the checkpoint of step `committed` was committed.
+    """Names of checkpoints to delete after the checkpoint of step `committed` was committed.
 
-    All but the newest `keep` and the one of step `best`; leftovers; and checkpoints of later steps: this run
-    resumed before them, which means they were unreadable, and they must not count as one of the `keep`.
+    All up to that step but the newest `keep` and the one of step `best`.
     """
-    names = list(names)
-    leftovers = [n for n in names if n.startswith("step-") and n.endswith(".tmp")]
-    unreadable = [n for n in newest_first(names) if (step_of(n) or 0) > committed]
-    good = [n for n in newest_first(names) if n not in unreadable]
-    return unreadable + [n for n in good[keep:] if step_of(n) != best] + leftovers
+    good = [n for n in newest_first(names) if (step_of(n) or 0) <= committed]
+    return [n for n in good[keep:] if step_of(n) != best]

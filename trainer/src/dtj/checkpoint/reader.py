@@ -99,11 +99,26 @@ def whole(folder: Path) -> dict[str, Any]:
     return state | {"parts": parts}
 
 
+def read(folder: Path) -> bytes:
+    """The state file of a committed checkpoint, once it was parsed.
+
+    CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
+    """
+    file = folder / paths.STATE_FILE
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise
+        raise _refused(file, error) from error
+    parse(data)
+    return data
+
+
 def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
     for folder in committed(run_dir):
         try:
-            data = _read(folder / paths.STATE_FILE)
-            parse(data)
+            data = read(folder)
         except (CheckpointError, MemoryError):  # it may be intact: if skipped, a later save would delete it
             raise
         except Exception as error:  # noqa: BLE001 - a damaged file can raise any exception
@@ -112,15 +127,6 @@ def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None
             continue
         return Found(folder=folder, data=data, shards=_shards(folder))
     return None
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        if error.errno in _DAMAGE:
-            raise
-        raise _refused(file, error) from error
 
 
 def _shards(folder: Path) -> Path | None:

@@ -1,9 +1,11 @@
 """State -> one committed checkpoint, or none: after a crash at any point the previous checkpoint is intact.
 
-prepare  create step-N.tmp                                    a folder of this name is never read
+prepare  create step-N.<writer>.tmp                           a folder of this name is never read
 write    state.pt and shards into it, fsync them
-commit   rename step-N.tmp to step-N, fsync the run's folder  one atomic operation
+commit   rename it to step-N, fsync the run's folder          one atomic operation
 prune    rename older checkpoints to .tmp, then delete them
+
+Before it commits or removes anything, the writer reads again whether the folder is still its own (owner.py).
 """
 
 import contextlib
@@ -16,48 +18,53 @@ from typing import Any
 
 import torch
 
-from dtj.checkpoint import paths
-from dtj.errors import CheckpointError, RecipeError
+from dtj.checkpoint import paths, reader
+from dtj.checkpoint.owner import Owner, fsync
+from dtj.errors import CheckpointError, RecipeError, SupersededError
 
 # Types that torch.load(weights_only=True) loads. Subclasses do not load (numpy's float64 is a float).
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _DICTS = (dict, OrderedDict, Counter)
 
 
-def prepare(run_dir: Path, step: int) -> Path:
-    """Create the empty folder to write into. Only rank 0 calls this, `commit` and `abandon`."""
-    pending = run_dir / paths.pending_name_of(step)
-    with _explained(run_dir, step):
-        run_dir.mkdir(parents=True, exist_ok=True)
+def prepare(owner: Owner, step: int) -> Path:
+    """Create the empty folder to write into. Only rank 0 calls this, `commit` and `abandon`.
+
+    SupersededError if the run's folder belongs to another writer now, CheckpointError if the disk fails.
+    """
+    pending = owner.run_dir / paths.pending_name_of(step, owner.writer)
+    with _explained(owner, step):
+        owner.check()
         shutil.rmtree(pending, ignore_errors=True)
         pending.mkdir()
     return pending
 
 
 def commit(
-    run_dir: Path, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, best: int | None = None
+    owner: Owner, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, best: int | None = None
 ) -> Path:
     """Write `state` into the prepared folder, commit that as the checkpoint of `step`, and return its path.
 
     keep, best  how many checkpoints to keep, and the step of one more to keep
-    Raise CheckpointError if it cannot be written; then no part of it is left.
+    Raise CheckpointError if it cannot be written; then no part of it is left. Raise SupersededError if the
+    run's folder belongs to another writer now; then nothing else in it was changed.
     """
-    pending, final = run_dir / paths.pending_name_of(step), run_dir / paths.name_of(step)
-    with _explained(run_dir, step):
+    run_dir = owner.run_dir
+    pending, final = run_dir / paths.pending_name_of(step, owner.writer), run_dir / paths.name_of(step)
+    with _explained(owner, step):
         _write(pending, state)
+        owner.check()
         if final.exists():  # an unreadable one, whose step was trained again
-            _discard(final)
+            _discard(owner, final)
         pending.rename(final)
-        _fsync(run_dir)
-        names = [child.name for child in run_dir.iterdir()]
-        for name in paths.to_remove(names, committed=step, keep=keep, best=best):
-            _discard(run_dir / name)
+        fsync(run_dir)
+        _prune(owner, step, keep=keep, best=best)
     return final
 
 
-def abandon(run_dir: Path, step: int) -> None:
-    """Delete an unfinished checkpoint, to free its space."""
-    shutil.rmtree(run_dir / paths.pending_name_of(step), ignore_errors=True)
+def abandon(owner: Owner, step: int) -> None:
+    """Delete an unfinished checkpoint of this writer, to free its space."""
+    shutil.rmtree(owner.run_dir / paths.pending_name_of(step, owner.writer), ignore_errors=True)
 
 
 def check_loadable(value: Any, path: str) -> None:
@@ -87,15 +94,43 @@ def not_written(run_dir: Path, step: int, reason: object) -> CheckpointError:
     )
 
 
+def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
+    """Delete old checkpoints, unreadable later ones, and what writers that no longer write have left."""
+    names = [child.name for child in owner.run_dir.iterdir()]
+    # This run resumed before later ones if they were unreadable. They would soon count as one of the `keep`.
+    unreadable = [n for n in paths.later(names, committed=committed) if _is_damaged(owner.run_dir / n)]
+    doomed = unreadable + paths.to_remove(names, committed=committed, keep=keep, best=best)
+    own = [n for n in paths.unfinished(names) if n.endswith(f".{owner.writer}.tmp") or n in owner.leftovers]
+    if doomed or own:
+        owner.check()
+    for name in doomed + own:
+        _discard(owner, owner.run_dir / name)
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        reader.read(folder)
+    except (CheckpointError, MemoryError):  # it may be intact
+        return False
+    except Exception:  # noqa: BLE001 - a damaged file can raise any exception
+        return True
+    return False
+
+
 @contextlib.contextmanager
-def _explained(run_dir: Path, step: int) -> Iterator[None]:
+def _explained(owner: Owner, step: int) -> Iterator[None]:
     try:
         yield
+    except SupersededError:
+        abandon(owner, step)
+        raise
     except (OSError, RuntimeError) as error:  # torch's writer hides the disk's error in a RuntimeError
-        abandon(run_dir, step)
+        abandon(owner, step)
+        with contextlib.suppress(OSError):
+            owner.check()  # the next owner removes what a superseded one was writing
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else None
-        raise not_written(run_dir, step, reason or error) from error
+        raise not_written(owner.run_dir, step, reason or error) from error
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
@@ -104,22 +139,14 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     for shards in folder.glob(paths.SHARDS):
-        _fsync(shards)
-    _fsync(folder)
+        fsync(shards)
+    fsync(folder)
 
 
-def _discard(folder: Path) -> None:
+def _discard(owner: Owner, folder: Path) -> None:
     """Delete a folder such that a crash never leaves half of it under a committed name."""
-    if paths.step_of(folder.name) is not None:
-        doomed = folder.with_name(f"{folder.name}-old.tmp")
+    if (step := paths.step_of(folder.name)) is not None:
+        doomed = folder.with_name(paths.doomed_name_of(step, owner.writer))
         shutil.rmtree(doomed, ignore_errors=True)
         folder = folder.rename(doomed)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fsync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

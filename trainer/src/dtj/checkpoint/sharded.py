@@ -54,16 +54,16 @@ def merge_trees(trees: list[Any]) -> Any:
     return {key: merge_trees([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
-def write(run_dir: Path, step: int, tensors: Tensors, *, group: Any) -> None:
+def write(pending: Path, step: int, tensors: Tensors, *, group: Any) -> None:
     """Write this rank's tensors into the prepared folder of `step`; replicated tensors are written once.
 
     Returns when all ranks of the group have written. CheckpointError on all of them if one rank could not.
     """
-    writer = FileSystemWriter(run_dir / paths.pending_name_of(step) / paths.SHARDS)  # fsyncs every file
+    writer = FileSystemWriter(pending / paths.SHARDS)  # fsyncs every file
     try:
         save_shards(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise save.not_written(run_dir, step, _cause(error)) from error
+        raise save.not_written(pending.parent, step, _cause(error)) from error
 
 
 class LoadPlan:

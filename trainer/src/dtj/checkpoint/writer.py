@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 import torch.distributed as dist
 
 from dtj.checkpoint import paths, save
+from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
-from dtj.errors import CheckpointError, DtjError
+from dtj.errors import CheckpointError, DtjError, SupersededError
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
@@ -37,15 +38,22 @@ class Writer:
     saved_step  step of the newest checkpoint that this rank knows to be committed; None if there is none
     best        the committed checkpoint with the highest score; None if none has a score
     failure     why the last checkpoint could not be written; None if it was
+    owner       rank 0's claim on the folder; None if nothing is saved
     """
 
     def __init__(
-        self, run_dir: Path, *, keep: int, is_rank0: bool, is_replicated: bool, clock: Callable[[], float]
+        self,
+        owner: Owner | None,
+        *,
+        keep: int,
+        is_rank0: bool,
+        is_replicated: bool,
+        clock: Callable[[], float],
     ) -> None:
         self.saved_step: int | None = None
         self.best: Best | None = None
-        self.failure: CheckpointError | None = None
-        self._run_dir = run_dir
+        self.failure: CheckpointError | SupersededError | None = None
+        self._owner = owner
         self._keep = keep
         self._is_rank0 = is_rank0
         self._is_replicated = is_replicated
@@ -69,7 +77,7 @@ class Writer:
         best = self.best if score == NO_SCORE else Best(step=snapshot.step, score=score)
         try:
             folder = self._commit_together(snapshot, best, group)
-        except CheckpointError as error:
+        except (CheckpointError, SupersededError) as error:
             self.failure = error
         else:
             self.failure, self.saved_step, self.best = None, snapshot.step, best
@@ -102,31 +110,35 @@ class Writer:
 
     def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Path | None:
         """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
-        run_dir, step = self._run_dir, snapshot.step
+        owner, step = self._need_owner(), snapshot.step
         if self._is_replicated:
             if not self._is_rank0:
                 return None
-            save.prepare(run_dir, step)
+            save.prepare(owner, step)
             return self._commit(snapshot, best)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        on_rank0(lambda: save.prepare(run_dir, step), group)
+        pending = on_rank0(lambda: save.prepare(owner, step), group)
         try:
-            sharded.write(run_dir, step, snapshot.shards, group=group)
+            sharded.write(pending, step, snapshot.shards, group=group)
         except CheckpointError:
             if self._is_rank0:
-                save.abandon(run_dir, step)
+                save.abandon(owner, step)
             raise
         return on_rank0(lambda: self._commit(snapshot, best), group)
 
     def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
         return save.commit(
-            self._run_dir,
+            self._need_owner(),
             snapshot.step,
             with_best(best, snapshot.tree),
             keep=self._keep,
             best=best.step if best else None,
         )
+
+    def _need_owner(self) -> Owner:
+        assert self._owner is not None  # nothing is saved without a folder
+        return self._owner
 
 
 def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
