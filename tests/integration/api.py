@@ -78,7 +78,18 @@ class Api:
         content: str = "application/json",
     ) -> Json:
         """Send any request; raise ApiError for an HTTP status of 400 or more."""
-        data = None if body is None else json.dumps(body)
+        return await self._send(method, path, None if body is None else json.dumps(body), query, content)
+
+    async def create_text(self, path: str, body: str) -> None:
+        """Create an object whose JSON is too deep for Python; the answer is not read."""
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(path, data=body, headers=headers) as answer:
+            if answer.status >= 400:
+                raise ApiError(answer.status, f"POST {path}: {await answer.text()}")
+
+    async def _send(
+        self, method: str, path: str, data: str | None, query: Mapping[str, str] | None, content: str
+    ) -> Json:
         headers = {"Content-Type": content}
         while True:
             async with self._session.request(

@@ -13,7 +13,7 @@ def main() -> None:
     log.configure(parsed.log_level, parsed.log_format)
     try:
         shell.run(parsed)
-    except NoCluster as error:
+    except (NoCluster, shell.CannotStart) as error:
         sys.exit(f"dtj-operator: {error}")
 
 

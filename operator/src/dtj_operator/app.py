@@ -1,8 +1,8 @@
 """The running operator: creates and connects its parts, and owns the tasks that run them.
 
-Only the leader has workers, which take keys from the queue. Everything else (watches, caches, queue) also
-runs in the followers, so that a follower takes over with warm caches. If a background task ends, the process
-exits: a restart is the only recovery that always works.
+Only the leader has a queue of keys, and workers which take them. The watches and caches also run in the
+followers, so that a follower takes over with warm caches. If a background task ends, the process exits: a
+restart is the only recovery that always works.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Caches, Gatherer
 from dtj_operator.health import Health
 from dtj_operator.kube import wire
-from dtj_operator.kube.api import Api
+from dtj_operator.kube.api import METADATA_LIST, Api, decode
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
-from dtj_operator.kube.errors import ApiError
+from dtj_operator.kube.errors import ApiError, Unavailable
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeCache
@@ -52,7 +52,9 @@ from dtj_operator.settings import Settings
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
 PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent than reporting on started ones
-LONGEST_QUEUED_S = 300.0  # if a key waits longer than this for a worker, no worker makes progress
+LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
+LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
+UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
 
 V = TypeVar("V", bound=View)
 
@@ -72,6 +74,8 @@ class App:
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
+        self._leads = False
+        self._is_served = True  # whether the API server serves our kind, as far as is known
         pods = PodCache(self._child_changed, self.queue.retry_failed_now, UnverifiedNames(time.monotonic))
         nodes = NodeCache(self._node_changed)
         services = ChildCache(SERVICE, self._child_changed, UnverifiedNames(time.monotonic))
@@ -163,8 +167,30 @@ class App:
             self.jobs.discard(key)
         else:
             self.jobs.add(key)
-        if gone or not self._reconciler.wrote(key, version):
+        if self._leads and (gone or not self._reconciler.wrote(key, version)):
             self.queue.add(key, patience_s=PATIENCE_S if listed else 0.0)
+
+    async def until_served(self) -> None:
+        """Wait until the API server serves our kind, which it does once the CRD is installed."""
+        while not await self._serves_jobs():
+            if self._is_served:
+                _log.warning("the API server does not serve our kind; waiting for its CRD")
+            self._is_served = False
+            await asyncio.sleep(UNSERVED_PAUSE_S)
+        self._is_served = True
+
+    async def _serves_jobs(self) -> bool:
+        """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
+        try:
+            groups = decode(await self._steady.get("/apis"))["groups"]
+            kinds = decode(await self._steady.get(f"/apis/{names.API_VERSION}"))["resources"]
+        except ApiError as error:
+            if not isinstance(error, Unavailable):
+                return False
+            raise
+        return any(group["name"] == names.GROUP for group in groups) and any(
+            kind["name"] == names.PLURAL for kind in kinds
+        )
 
     async def _lead(self) -> None:
         for reflector in self._required:
@@ -173,7 +199,11 @@ class App:
             await self._lease.acquire()
             self._start_task("lease", self._lease.keep())
             # The previous leader may have written after our watches last sent data.
-            await self._relist()
+            await self._refill_caches()
+        self._leads = True
+        for key in self._known():
+            fault = any(pod.ended or pod.deleting for pod in self._pods.pods(key))
+            self.queue.add(key, patience_s=0.0 if fault else PATIENCE_S)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))
         await self._resync()
@@ -181,38 +211,60 @@ class App:
     async def _resync(self) -> None:
         """List and reconcile everything from time to time, which limits the harm of a lost event."""
         while True:
+            if not await self._list_jobs():
+                await asyncio.sleep(LIST_PAUSE_S * self._chance.uniform(0.8, 1.2))
+                continue
             await asyncio.sleep(self._settings.resync_s)
-            await self._relist()
-            for key in self.jobs.union(*(reflector.keys() for reflector in self._required)):
+            await self._refill_caches()
+            for key in self._known():
                 self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
 
-    async def _relist(self) -> None:
-        """Refill the caches and list the jobs, whose events may have been lost; retry until it succeeds."""
-        while True:
-            try:
-                for reflector in self._reflectors:
-                    if reflector.current:  # one that is not current is about to relist by itself
-                        await reflector.relist()
-                self.jobs = await self._list_jobs()
-            except ApiError as error:
-                _log.warning("relist failed; retrying", extra={"error": str(error)})
-                await asyncio.sleep(self._chance.uniform(1, 2))
-            else:
-                return
+    async def _refill_caches(self) -> None:
+        """List again what may have changed without an event; retry until it succeeds."""
+        for reflector in self._reflectors:
+            while reflector.current:  # one that is not current is about to relist by itself
+                try:
+                    await reflector.relist()
+                except Exception as error:  # noqa: BLE001 - jobs must be handled again, whatever the list has
+                    fields = {"what": reflector.what, "error": str(error)}
+                    _log.warning("relist failed; retrying", extra=fields)
+                    await asyncio.sleep(self._chance.uniform(1, 2))
+                else:
+                    break
 
-    async def _list_jobs(self) -> set[Key]:
-        found = await read_list(self._steady, names.jobs_path(self._settings.namespace), wire.decode_names)
-        return {Key(item.metadata.namespace, item.metadata.name) for item in found[0]}
+    async def _list_jobs(self) -> bool:
+        """List the jobs and queue new ones; return whether it succeeded.
+
+        Jobs that are known are handled even if the API server cannot list them.
+        """
+        path = names.jobs_path(self._settings.namespace)
+        try:
+            found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
+        except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
+            _log.warning("cannot list the jobs", extra={"error": str(error)})
+            return False
+        jobs = {Key(item.metadata.namespace, item.metadata.name) for item in found}
+        for key in jobs - self.jobs:
+            self.queue.add(key)
+        self.jobs = jobs
+        return True
+
+    def _known(self) -> set[Key]:
+        """Jobs, and jobs that are gone but have left something."""
+        return self.jobs.union(*(reflector.keys() for reflector in self._required))
 
     def _child_changed(self, key: Key, can_wait: bool = False) -> None:
+        if not self._leads:
+            return
         if can_wait or key not in self.jobs:  # the children of a deleted job disappear one by one
             self.queue.add_after(key, POD_CHANGE_DELAY_S, patience_s=PATIENCE_S)
         else:
             self.queue.add(key)
 
     def _node_changed(self, node: str) -> None:
-        for key in self._pods.jobs_on(node):
-            self.queue.add(key)
+        if self._leads:
+            for key in self._pods.jobs_on(node):
+                self.queue.add(key)
 
     def _start_task(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(coroutine, name=name)
@@ -232,11 +284,13 @@ class App:
             silent_s = now - reflector.last_data_at
             if reflector.synced.is_set() and silent_s > 4 * SILENCE_S:
                 return f"no data from the {reflector.what} watch for {silent_s:.0f} s"
-        if self._may_act() and self.queue.oldest_s() > LONGEST_QUEUED_S:
-            return f"a job has been waiting in the queue for {self.queue.oldest_s():.0f} s"
+        if self.queue.stalled_s() > LONGEST_STALL_S:
+            return f"jobs are waiting, but none was taken from the queue for {self.queue.stalled_s():.0f} s"
         return None
 
     def _readiness_problem(self) -> str | None:
+        if not self._is_served:
+            return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
         empty = [reflector.what for reflector in self._required if not reflector.synced.is_set()]
         return f"caches not filled yet: {', '.join(empty)}" if empty else None
 

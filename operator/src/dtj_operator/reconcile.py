@@ -7,7 +7,8 @@ from dtj_operator import metrics, names
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube.api import Api, Json, decode
+from dtj_operator.kube import wire
+from dtj_operator.kube.api import METADATA, Api, Json, decode
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import Conflict, NotFound
@@ -55,6 +56,21 @@ class Reconciler:
         """Return the seconds until the next reconcile, or None if only an event can change anything."""
         if not self._may_act():
             raise TryLater("this process may no longer hold the lease")
+        try:
+            return await self._bring_closer(key)
+        except RecursionError:
+            await self._report_too_deep(key)
+            raise
+
+    async def _report_too_deep(self, key: Key) -> None:
+        """Send an Event about a job whose template is nested too deeply to be handled."""
+        meta = wire.decode_named(await self._api.get(names.job_path(key), accept=METADATA)).metadata
+        note = "a field of spec.template is nested too deeply to be read; remove it"
+        self._recorder.record(
+            _regarding(key, meta.uid), kind="Warning", reason="TooDeep", note=note, once_per=""
+        )
+
+    async def _bring_closer(self, key: Key) -> float | None:
         found = await self._gatherer.gather(key)
         if found is None:
             return None
@@ -128,7 +144,7 @@ class Reconciler:
 
     def _announce(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Send Events, count metrics and log one line, after the status was written."""
-        regarding = {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": s.job.uid} | key._asdict()
+        regarding = _regarding(key, s.job.uid)
         for event in events(s, verdict, status):
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
@@ -150,6 +166,10 @@ class Reconciler:
             self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address, has_answered=has_answered)
         else:
             self._poller.stop(key)
+
+
+def _regarding(key: Key, uid: str) -> Json:
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "uid": uid} | key._asdict()
 
 
 def _affects_decisions(s: Snapshot, status: Json) -> bool:

@@ -137,6 +137,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 290
     settings.watching.client_timeout = 300
     settings.watching.connect_timeout = 5
+    settings.watching.reconnect_backoff = 1.0  # between two lists, if each is followed by an error
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.enforce_retry_after = True

@@ -6,40 +6,47 @@ import time
 from typing import Any
 
 import kopf
-from kubernetes.aio.client import Configuration
 
 from dtj_operator import names
 from dtj_operator.app import App
-from dtj_operator.kube import config
+from dtj_operator.kube import config, job_stream
 from dtj_operator.names import Key
 from dtj_operator.settings import Settings, kopf_settings
 
-RESTART_PAUSE_S = 2.0
+RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to CALM_S
+CALM_S = 60.0  # kopf has worked if it fails only after this time
 
 _log = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> None:
-    """Run until a signal arrives; raises NoCluster if no cluster is configured.
+class CannotStart(Exception):  # noqa: N818
+    """The operator could not start; the message says why and what to do."""
 
-    kopf gives up if its watch gets an error that it does not expect, such as a plain 410. Then everything is
-    stopped cleanly, the lease is released, and kopf is started again here, without a restart of the
-    container.
+
+def run(settings: Settings) -> None:
+    """Run until a signal arrives; raises NoCluster if no cluster is configured, or CannotStart.
+
+    kopf gives up if it gets an answer that it does not expect, such as a 404 after the CRD was deleted. Then
+    everything is stopped cleanly, the lease is released, and kopf is started again here, without a restart of
+    the container.
     """
     asyncio.run(config.load())
+    pause_s = RESTART_PAUSE_S / 2
     while True:
+        memo, began = kopf.Memo(), time.monotonic()
         try:
-            _run_once(settings)
-        except Exception as error:  # noqa: BLE001 - kopf's classes of API errors are not public
-            _log.error(
-                "kopf failed; restarting it", extra={"error": str(error), "retry_in_s": RESTART_PAUSE_S}
-            )
-            time.sleep(RESTART_PAUSE_S)
+            _run_once(settings, memo)
+        except Exception as error:
+            if "app" not in memo:
+                raise CannotStart(memo.get("why", str(error))) from error
+            pause_s = RESTART_PAUSE_S if time.monotonic() - began > CALM_S else min(2 * pause_s, CALM_S)
+            _log.error("kopf failed; restarting it", extra={"error": str(error), "retry_in_s": pause_s})
+            time.sleep(pause_s)
         else:
             return
 
 
-def _run_once(settings: Settings) -> None:
+def _run_once(settings: Settings, memo: kopf.Memo) -> None:
     kopf.run(
         registry=_registry(settings),
         settings=kopf_settings(),
@@ -48,7 +55,7 @@ def _run_once(settings: Settings) -> None:
         identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
         clusterwide=settings.namespace is None,
         namespaces=[settings.namespace] if settings.namespace else [],
-        memo=kopf.Memo(),
+        memo=memo,
     )
 
 
@@ -56,17 +63,26 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry, backoff=RESTART_PAUSE_S)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return _credentials(await config.load())
+    async def login(memo: Any, **_: Any) -> kopf.AiohttpSession:
+        await memo.app.until_served()  # kopf makes no request before this handler returns
+        loaded = await config.load()
+        return kopf.AiohttpSession(server=loaded.host, aiohttp_session=job_stream.session(loaded))
 
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def startup(memo: kopf.Memo, **_: Any) -> None:
-        memo.app = App(settings, await config.load())
-        await memo.app.start()
+        app = App(settings, await config.load())
+        try:
+            await app.start()
+        except OSError as error:
+            memo.why = str(error)
+            await app.stop()
+            raise
+        memo.app = app
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(memo: kopf.Memo, **_: Any) -> None:
-        await memo.app.stop()
+        if "app" in memo:
+            await memo.app.stop()
 
     @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, memo: Any, namespace: str | None, name: str, **_: Any) -> None:
@@ -75,20 +91,3 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
         memo.app.on_job(Key(str(namespace), name), version, gone=kind == "DELETED", listed=kind is None)
 
     return registry
-
-
-def _credentials(loaded: Configuration) -> kopf.ConnectionInfo:
-    """Convert the credentials for kopf, which calls login again when they expire."""
-    scheme, _, token = str((loaded.api_key or {}).get("BearerToken") or "").rpartition(" ")
-    return kopf.ConnectionInfo(
-        server=loaded.host,
-        ca_path=loaded.ssl_ca_cert,
-        insecure=not loaded.verify_ssl,
-        username=loaded.username,
-        password=loaded.password,
-        scheme=scheme or None,
-        token=token or None,
-        certificate_path=loaded.cert_file,
-        private_key_path=loaded.key_file,
-        proxy_url=loaded.proxy,
-    )

@@ -17,6 +17,7 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 from dtj_operator import metrics
+from dtj_operator.kube import stream
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
 
@@ -31,6 +32,10 @@ LONGEST_CALL_RETRY_S = 5.0  # the work queue handles a longer Retry-After, witho
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_BODY = "application/json"
+_META = "g=meta.k8s.io;v=v1"
+# Accept: of one object or of the events of a watch, and of the objects of a list, only the metadata.
+METADATA = f"{JSON_BODY};as=PartialObjectMetadata;{_META}"
+METADATA_LIST = f"{JSON_BODY};as=PartialObjectMetadataList;{_META}"
 
 
 class Api:
@@ -57,8 +62,10 @@ class Api:
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, path: str, query: Query = (), timeout_s: float = CALL_TIMEOUT_S) -> bytes:
-        return await self._with_retries("GET", path, query=query, timeout_s=timeout_s)
+    async def get(
+        self, path: str, query: Query = (), timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON_BODY
+    ) -> bytes:
+        return await self._with_retries("GET", path, query=query, timeout_s=timeout_s, accept=accept)
 
     async def create(self, path: str, body: Json, query: Query = ()) -> bytes:
         return await self._with_retries("POST", path, body, query=query)
@@ -94,9 +101,7 @@ class Api:
 
     async def _lines(self, path: str, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
-            async for line in response.content:
-                if not line.endswith(b"\n"):
-                    return  # the connection was cut within a line; the next watch sends the whole line
+            async for line in stream.lines(response.content):
                 yield line
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise Unavailable(f"WATCH {path}", 0, type(error).__name__, str(error)) from error
@@ -120,11 +125,12 @@ class Api:
         *,
         query: Query = (),
         content_type: str = JSON_BODY,
+        accept: str = JSON_BODY,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         response = await self._send(
-            method, path, body, query=query, content_type=content_type, timeout=timeout
+            method, path, body, query=query, content_type=content_type, accept=accept, timeout=timeout
         )
         try:
             return await response.read()
@@ -139,13 +145,14 @@ class Api:
         *,
         query: Query = (),
         content_type: str = JSON_BODY,
+        accept: str = JSON_BODY,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of the transport, which has one for each phase
     ) -> aiohttp.ClientResponse:
         metrics.API_WAIT.observe(await self._bucket.take())
         call = f"{method} {path}"
         if method != "GET" and not self._may_write():
             raise Withheld(call, 0, "Withheld", "not sent: this process may no longer hold the lease")
-        headers = {"Accept": JSON_BODY, "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         # The body bypasses param_serialize, which would walk and copy it.
         _, url, headers, _, _ = await self._client.param_serialize(
             method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dtj_operator import metrics, names
-from dtj_operator.kube import children, nodes, views, wire
-from dtj_operator.kube.api import LIST_TIMEOUT_S, Api
+from dtj_operator.kube import children, nodes, pages, views, wire
+from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache, View
 from dtj_operator.kube.children import ChildKind, ChildView
 from dtj_operator.kube.errors import ApiError, Expired, Refused
@@ -117,7 +117,7 @@ class Reflector(Generic[V]):
                 version = await self.relist()
                 pause = 0.5
                 await self._follow(version)
-            except (ApiError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - the caches must come back, whatever a watch sends
                 self.current = False
                 await self._pause(self._wait_after(error, pause))
                 pause = min(LONGEST_RELIST_PAUSE_S, pause * 2)
@@ -141,7 +141,10 @@ class Reflector(Generic[V]):
         self._cache.replace([view for view in found if view.key == key], version, key)
 
     async def _list(self, selector: str, path: str) -> tuple[list[V], str]:
-        return await read_list(self._api, path, self._source.decode_list, selector)
+        def decode(raw: bytes) -> Page[V]:
+            return pages.decode_page(raw, self._source.decode_list, self._source.decode)
+
+        return await read_list(self._api, path, decode, selector)
 
     async def _follow(self, version: str) -> None:
         """Watch from `version` until the API server no longer has its history."""
@@ -166,7 +169,11 @@ class Reflector(Generic[V]):
             raise Expired(f"WATCH {self._path}", failure.code, "watch ended", failure.message)
         if event.type == "BOOKMARK":
             return wire.decode_named(event.object).metadata.resource_version
-        view = self._source.decode(event.object)
+        try:
+            view = self._source.decode(event.object)
+        except wire.UNREADABLE as error:
+            pages.log_unreadable(event.object, error)
+            return ""
         if event.type == "DELETED":
             self._cache.remove_from_watch(view)
         else:
@@ -180,7 +187,10 @@ class Reflector(Generic[V]):
         """Log the failure (a missing optional right only once); return the seconds until the next try."""
         fields = {"what": self.what, "error": str(error)}
         if self._source.required or not isinstance(error, Refused):
-            _log.warning("watch failed; relisting", extra={**fields, "retry_in_s": pause})
+            unexpected = None if isinstance(error, ApiError) else error
+            _log.warning(
+                "watch failed; relisting", extra={**fields, "retry_in_s": pause}, exc_info=unexpected
+            )
             return pause
         if not self._forbidden:
             self._forbidden = True
@@ -192,7 +202,7 @@ class Reflector(Generic[V]):
 
 
 async def read_list(
-    api: Api, path: str, decode: Callable[[bytes], Page[T]], selector: str = ""
+    api: Api, path: str, decode: Callable[[bytes], Page[T]], selector: str = "", *, accept: str = JSON_BODY
 ) -> tuple[list[T], str]:
     """Read a collection in pages; return it and its version. All pages show the same moment."""
     found: list[T] = []
@@ -200,7 +210,7 @@ async def read_list(
     token = ""
     while True:
         more = [("continue", token)] if token else []
-        page = decode(await api.get(path, [*query, *more], timeout_s=LIST_TIMEOUT_S))
+        page = decode(await api.get(path, [*query, *more], timeout_s=LIST_TIMEOUT_S, accept=accept))
         found += page.items
         token = page.metadata.continue_
         if not token:

@@ -3,6 +3,7 @@
 Decoding ignores unknown fields, so newer API servers are not a problem.
 """
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
@@ -13,6 +14,11 @@ from dtj_operator import names
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+DEEPEST = 100  # levels of nesting that `pruned` keeps; no field that the operator reads is nearly as deep
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # what decoding can raise
+
+_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 class Wire(msgspec.Struct, rename="camel", gc=False):
@@ -79,7 +85,40 @@ class Named(Wire):
     metadata: Meta
 
 
-decode_event = msgspec.json.Decoder(WatchEvent).decode
+def pruned(raw: bytes) -> bytes:
+    """Replace by null whatever is nested deeper than DEEPEST levels.
+
+    Decoders are recursive. The API server stores custom resources, and lists their fields in
+    `metadata.managedFields`, with up to 10,000 levels.
+    """
+    kept, depth, begin = [], 0, 0
+    for token in _BRACKETS.finditer(raw):
+        sign = token.group()
+        if sign in (b"{", b"["):
+            depth += 1
+            if depth == DEEPEST + 1:
+                kept.append(raw[begin : token.start()])
+        elif sign in (b"}", b"]"):
+            if depth == DEEPEST + 1:
+                kept.append(b"null")
+                begin = token.end()
+            depth -= 1
+    kept.append(raw[begin:])
+    return b"".join(kept)
+
+
+def _at_any_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    def decode_pruned(raw: bytes) -> T:
+        try:
+            return decode(raw)
+        except RecursionError:
+            return decode(pruned(bytes(raw)))
+
+    return decode_pruned
+
+
+decode_event = _at_any_depth(msgspec.json.Decoder(WatchEvent).decode)
 decode_failure = msgspec.json.Decoder(Failure).decode
-decode_named = msgspec.json.Decoder(Named).decode
-decode_names = msgspec.json.Decoder(Page[Named]).decode
+decode_named = _at_any_depth(msgspec.json.Decoder(Named).decode)
+decode_names = _at_any_depth(msgspec.json.Decoder(Page[Named]).decode)
+decode_raw_page = _at_any_depth(msgspec.json.Decoder(Page[msgspec.Raw]).decode)

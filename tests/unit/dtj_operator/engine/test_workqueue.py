@@ -98,16 +98,18 @@ async def test_back_off_is_at_least_what_the_server_asked_for(queue: WorkQueue[s
     assert now() == pytest.approx(30)
 
 
-async def test_age_of_the_oldest_key(queue: WorkQueue[str]) -> None:
-    assert queue.oldest_s() == 0
-    queue.add("a")
-    await asyncio.sleep(3)
-    queue.add("b")
-    await asyncio.sleep(4)
+async def test_queue_is_stalled_while_keys_wait_and_none_is_taken(queue: WorkQueue[str]) -> None:
+    assert queue.stalled_s() == 0
+    for key in "abc":
+        queue.add(key)
+    await asyncio.sleep(7)
 
-    assert queue.oldest_s() == pytest.approx(7)
+    assert queue.stalled_s() == pytest.approx(7)
     async with queue.take() as (_, waited):
         assert waited == pytest.approx(7)
+    assert queue.stalled_s() == 0, "the others are old, but they are being worked on"
+    await asyncio.sleep(2)
+    assert queue.stalled_s() == pytest.approx(2)
 
 
 async def test_no_key_is_added_after_close(queue: WorkQueue[str]) -> None:

@@ -116,6 +116,43 @@ async def test_events_change_the_cache() -> None:
         await followed.until({"j-0": "Failed"})
 
 
+async def test_event_of_many_megabytes_is_applied_and_the_watch_continues() -> None:
+    large = pod(0, 11, "Failed") | {"spec": {"containers": [{"env": "<" * 5_000_000}]}}
+    events = (event("MODIFIED", large), event("ADDED", pod(1, 12)))
+    async with following(page(pod(0, 1), version=10), streams(*events, then=stall)) as followed:
+        await followed.until({"j-0": "Failed", "j-1": "Running"})
+
+        assert followed.watched_from() == ["10"]
+
+
+async def test_object_that_cannot_be_decoded_is_skipped() -> None:
+    """The API server sends none; if one comes, other jobs must not stop."""
+    bad = pod(2, 12) | {"status": {"phase": ["Running"]}}
+    events = (event("ADDED", bad), event("MODIFIED", pod(0, 13, "Failed")))
+    async with following(
+        page(pod(0, 1), bad, pod(1, 2), version=10), streams(*events, then=stall)
+    ) as followed:
+        await followed.until({"j-0": "Failed", "j-1": "Running"})
+
+        assert followed.watched_from() == ["10"]
+
+
+async def test_any_exception_leads_to_a_new_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following(
+        page(pod(0, 1), version=10), streams(event("ADDED", pod(1, 11))), page(pod(2, 12), version=20), IDLE
+    ) as followed:
+        broken = iter([RecursionError("too deep")])
+        observe = followed.cache.observe
+
+        def fail_once(view: Any, **options: Any) -> None:
+            if view.name == "j-1" and (error := next(broken, None)):
+                raise error
+            observe(view, **options)
+
+        monkeypatch.setattr(followed.cache, "observe", fail_once)
+        await followed.until({"j-2": "Running"})
+
+
 async def test_ended_watch_continues_at_the_last_bookmark() -> None:
     ends = streams(bookmark(42))
     async with following(page(version=10), ends, IDLE) as followed:

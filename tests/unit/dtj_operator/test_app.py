@@ -1,0 +1,141 @@
+"""Taking the lead, with fakes of the API server's answers: what is queued, and what must not stop it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+from dtj_operator import settings
+from dtj_operator.app import App
+from dtj_operator.names import Key
+from tests.unit.dtj_operator.kube.server import Json, stall
+
+JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
+PODS = "/api/v1/pods"
+
+
+class Lists:
+    """An API server with lists by path; watches stay silent, and everything else is not found.
+
+    looked   the jobs that were read, in this order
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[Json]] = {}
+        self.broken: set[str] = set()
+        self.looked: list[str] = []
+        self.changed = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path in self.broken:
+            return web.json_response({"message": "exceeded max depth"}, status=500)
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await stall(request)
+        if "/namespaces/" in path and "distributedtrainingjobs" in path:
+            self.looked.append(path.rpartition("/")[2])
+            self.changed.set()
+        elif "/namespaces/" not in path:
+            return web.json_response(
+                {"metadata": {"resourceVersion": "1"}, "items": self.items.get(path, [])}
+            )
+        return web.json_response({"reason": "NotFound"}, status=404)
+
+
+def pod(job: str, *, failed: bool = False) -> Json:
+    labels = {"dtj.dev/job-name": job, "dtj.dev/replica-index": "0", "dtj.dev/attempt": "0"}
+    meta = {"name": f"{job}-0", "namespace": "ns", "uid": job, "resourceVersion": "1", "labels": labels}
+    return {"metadata": meta, "status": {"phase": "Failed" if failed else "Running"}}
+
+
+def named(job: str) -> Json:
+    return {"metadata": {"name": job, "namespace": "ns"}}
+
+
+@contextlib.asynccontextmanager
+async def running(lists: Lists, *flags: str) -> AsyncIterator[App]:
+    site = web.Application()
+    site.router.add_route("*", "/{rest:.*}", lists.handle)
+    runner = web.AppRunner(site, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = Configuration()
+    config.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    flags = ("--health-port=0", "--metrics-port=0", "--workers=1", *flags)
+    app = App(settings.parse(flags, {}), config)
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.stop()
+        await runner.cleanup()
+
+
+async def until(lists: Lists, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            lists.changed.clear()
+            await lists.changed.wait()
+
+
+async def test_follower_queues_nothing() -> None:
+    lists = Lists()
+    lists.items[PODS] = [pod("known")]
+    lists.broken.add("/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/dtj-operator")
+    async with running(lists) as app:
+        async with asyncio.timeout(60):
+            while not len(app._pods):  # noqa: ASYNC110 - filled by another task
+                await asyncio.sleep(0.01)
+        app.on_job(Key("ns", "new"), "1", gone=False, listed=False)
+        app.on_job(Key("ns", "gone"), "1", gone=True, listed=False)
+
+        assert (len(app.queue), app.queue._timers) == (0, {})
+        assert Key("ns", "new") in app.jobs
+
+
+async def test_new_leader_handles_jobs_with_a_fault_first_and_then_all_others() -> None:
+    lists = Lists()
+    healthy = [f"healthy-{number}" for number in range(20)]
+    lists.items[PODS] = [*map(pod, healthy), pod("faulty", failed=True)]
+    lists.items[JOBS] = [named(job) for job in (*healthy, "faulty", "unseen")]
+    async with running(lists, "--no-leader-election"):
+        await until(lists, lambda: set(lists.looked) == {*healthy, "faulty", "unseen"})
+
+    assert lists.looked[0] == "faulty"
+
+
+async def test_known_jobs_are_handled_while_the_api_server_cannot_list_the_jobs() -> None:
+    """One custom resource that is too deep can keep the API server from listing all of its kind."""
+    lists = Lists()
+    lists.items[PODS] = [pod("known")]
+    lists.broken.add(JOBS)
+    async with running(lists, "--no-leader-election"):
+        await until(lists, lambda: lists.looked == ["known"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "kinds", "served"),
+    [
+        pytest.param(
+            ["dtj.dev"], ["distributedtrainingjobs", "distributedtrainingjobs/status"], True, id="served"
+        ),
+        pytest.param(["apps"], ["distributedtrainingjobs"], False, id="not in the list of groups yet"),
+        pytest.param(["dtj.dev"], ["others"], False, id="another kind of the group"),
+    ],
+)
+async def test_kind_is_served_if_both_documents_name_it(groups: Any, kinds: Any, served: bool) -> None:
+    app = App(settings.parse([], {}), Configuration())
+
+    async def get(path: str) -> bytes:
+        found = {"groups": groups} if path == "/apis" else {"resources": kinds}
+        return web.json_response({k: [{"name": name} for name in v] for k, v in found.items()}).body  # type: ignore[return-value]
+
+    app._steady.get = get  # type: ignore[method-assign, assignment]
+    assert await app._serves_jobs() is served
+    await app.stop()
