@@ -54,6 +54,11 @@ class PodBuilder:
         end = _ended(code, at, reason, message)
         return self._with(phase="Failed", conditions=(), containers=(end,))
 
+    def beside(self, name: str, code: int) -> Self:
+        """Another container has exited with this code."""
+        other = msgspec.structs.replace(_ended(code, NOW, "Error", ""), name=name)
+        return self._with(containers=(*self.pod.containers, other))
+
     def reported(self, code: int = 1, *, at: float = NOW, **fields: Any) -> Self:
         """Crashed, with the JSON report that a trainer writes when it exits."""
         report = {"exitCode": code, "generation": 0, "at": times.rfc3339(at), **fields}

@@ -37,7 +37,9 @@ class Rule:
     """One entry of recovery.rules; it matches if each part that is set matches."""
 
     action: str  # FailJob | Restart | RestartUncounted
+    name: str = ""
     exit_codes: frozenset[int] | None = None
+    container: str = ""  # whose exit code; empty: of the container to blame
     codes_listed: bool = True  # In; False is NotIn
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status); one match is enough
 
@@ -333,7 +335,9 @@ def _rule(fields: _Fields) -> Rule:
         raise fields.fail("onExitCodes", "a rule needs onExitCodes or onPodConditions")
     return Rule(
         action=fields.choice("action", "FailJob", "Restart", "RestartUncounted"),
+        name=str(fields.raw.get("name") or ""),
         exit_codes=codes.integers("values") if codes else None,
+        container=str(codes.raw.get("containerName") or "") if codes else "",
         codes_listed=codes is None or codes.choice("operator", "In", "NotIn") == "In",
         conditions=tuple((str(c.raw.get("type")), str(c.raw.get("status", "True"))) for c in conditions),
     )

@@ -14,6 +14,7 @@ RESERVED = (
     *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "PET_NNODES", "DTJ_JOB"),
 )
+ODD = {"action": "Restart", "onPodConditions": [{"type": "Odd"}]}
 NFS = {"nfs": {"server": "a", "path": "/"}}
 
 TABLE: list[tuple[str, Json, str]] = [
@@ -133,6 +134,26 @@ TABLE: list[tuple[str, Json, str]] = [
     ("avoidNodeAfterFaults -1", recovery(avoidNodeAfterFaults=-1), "at least 1 and without quotes, or Never"),
     ("a back-off of an hour", recovery(backoffSeconds=3600), "less than or equal to 300"),
     ("a rule for a condition", rule(onPodConditions=[{"type": "A"}]), ACCEPTED),
+    ("rules with names", recovery(rules=[{**ODD, "name": "a"}, {**ODD, "name": "b"}, ODD]), ACCEPTED),
+    ("two rules with the same name", recovery(rules=[{**ODD, "name": "a"}] * 2), "have the same name"),
+    (
+        "a rule for a container",
+        rule(onExitCodes={"operator": "In", "values": [7], "containerName": "trainer"}),
+        ACCEPTED,
+    ),
+    (
+        "a rule for an init container",
+        {
+            **pod(initContainers=[{"name": "fetch"}]),
+            **rule(onExitCodes={"operator": "In", "values": [7], "containerName": "fetch"}),
+        },
+        ACCEPTED,
+    ),
+    (
+        "a rule for a container that does not exist",
+        rule(onExitCodes={"operator": "In", "values": [7], "containerName": "trianer"}),
+        "containerName of a rule must be the name of a container",
+    ),
     ("a rule without a criterion", rule(), "exactly one of onExitCodes and onPodConditions"),
     (
         "a rule with two criteria",

@@ -60,7 +60,11 @@ def test_container_named_trainer_runs_the_ranks_in_any_position() -> None:
 
 def test_rules_and_checkpoint_are_parsed_completely() -> None:
     rules = [
-        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
+        {
+            "name": "codes",
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "logs", "operator": "NotIn", "values": [1, 2]},
+        },
         {
             "action": "Restart",
             "onPodConditions": [{"type": "Odd"}, {"type": "DisruptionTarget", "status": "False"}],
@@ -71,7 +75,13 @@ def test_rules_and_checkpoint_are_parsed_completely() -> None:
     made = job().recovery(rules=rules, maxRestarts=2).wants(checkpoint=checkpoint).job()
 
     assert made.recovery.rules == (
-        Rule(action="FailJob", exit_codes=frozenset({1, 2}), codes_listed=False),
+        Rule(
+            name="codes",
+            action="FailJob",
+            exit_codes=frozenset({1, 2}),
+            codes_listed=False,
+            container="logs",
+        ),
         Rule(action="Restart", conditions=(("Odd", "True"), ("DisruptionTarget", "False"))),
     )
     assert made.recovery.max_restarts == 2

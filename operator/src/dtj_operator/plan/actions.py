@@ -21,7 +21,7 @@ class Fault:
     replica: int
     rank: int | None = None
     node: str = ""
-    exit_code: int | None = None
+    exit_code: int | None = None  # of the container to blame
     signal: str = ""
     message: str = ""
     at: float
@@ -29,6 +29,7 @@ class Fault:
     step: int | None = None
     disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
+    exit_codes: tuple[tuple[str, int], ...] = ()  # (container, code) of all that ended, likewise
 
     @property
     def secondary(self) -> bool:

@@ -66,6 +66,7 @@ def _fault_of(s: Snapshot, pod: PodView) -> Fault:
         step=report.step,
         disruption=taken_away,
         conditions=tuple((c.type, c.status) for c in pod.conditions),
+        exit_codes=tuple((c.name, c.exit_code) for c in pod.containers if c.exit_code is not None),
     )
 
 

@@ -1,5 +1,6 @@
 """The policies, one table each; every row differs from its neighbour in one thing."""
 
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -122,13 +123,36 @@ def restarts(**counters: int) -> dict[str, dict[str, int]]:
     return {"restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters}}
 
 
+def of_container(rule: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**rule, "onExitCodes": {**rule["onExitCodes"], "containerName": name}}
+
+
 CRASHED = TWO.but(pod(1).crashed(1))
 COUNTED, UNCOUNTED = Restart(ANY, counts=True), Restart(ANY, counts=False)
 FAIL_3 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}
 FREE_1 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [1]}}
 RETRY_78 = {"action": "Restart", "onExitCodes": {"operator": "In", "values": [78]}}
 FAIL_UNLISTED = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1]}}
+FAIL_1 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}
+FREE_9 = {"action": "RestartUncounted", "onExitCodes": {"operator": "In", "values": [9]}}
+SIDECAR = TWO.but(pod(1).crashed(1).beside("logs", code=9))
 FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        param([{**FAIL_1, "name": "broken-data"}], "rule broken-data", id="a rule with a name"),
+        param([FREE_9, FAIL_1], "recovery.rules[1]", id="a rule without a name"),
+        param([], "the built-in rule for exit code 78", id="a built-in rule"),
+    ],
+)
+def test_failure_names_the_rule_that_matched(given, rule) -> None:
+    broken = TWO.but(pod(1).crashed(1 if given else 78)).recovery(rules=given)
+    verdict = restart(broken.snapshot())
+
+    assert isinstance(verdict, Fail)
+    assert f"not restarted because of {rule}" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -149,6 +173,23 @@ FAIL_EVICTED = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTar
         param(CRASHED.recovery(rules=[FAIL_3]), COUNTED, id="a rule about another code does not match"),
         param(
             TWO.but(pod(1).crashed(3)).recovery(rules=[FAIL_3]), Fail("RecoveryRule", ANY, ANY), id="FailJob"
+        ),
+        param(
+            CRASHED.recovery(rules=[FREE_1, {**FAIL_1, "name": "late"}]),
+            UNCOUNTED,
+            id="a later rule is ignored",
+        ),
+        param(
+            SIDECAR.recovery(rules=[of_container(FREE_1, "logs")]), COUNTED, id="the sidecar ended otherwise"
+        ),
+        param(
+            SIDECAR.recovery(rules=[of_container(FREE_9, "logs")]), UNCOUNTED, id="the sidecar's exit code"
+        ),
+        param(SIDECAR.recovery(rules=[FREE_9]), COUNTED, id="by default the exit code of the trainer"),
+        param(
+            SIDECAR.recovery(rules=[of_container(FAIL_UNLISTED, "unknown")]),
+            COUNTED,
+            id="a container that has not ended matches no code rule",
         ),
         param(TWO.but(pod(1).crashed(78)).recovery(rules=[RETRY_78]), COUNTED, id="even 78 may be retried"),
         param(

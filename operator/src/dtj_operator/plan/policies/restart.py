@@ -29,9 +29,9 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
         return None
     if fault.secondary and (wait_s := _cause_wait_s(s, fault)) > abs(s.now - fault.at):
         return AwaitCause(until=fault.at + wait_s)
-    action = _action(s, fault)
+    action, rule = _action(s, fault)
     if action == "FailJob":
-        return Fail("RecoveryRule", f"{fault.sentence}; not restarted because a FailJob rule matched", fault)
+        return Fail("RecoveryRule", f"{fault.sentence}; not restarted because of {rule}", fault)
     if action == "RestartUncounted":
         return Restart(fault, counts=False, replaces=_broken(s), same_incident=_is_same_incident(s, fault))
     return _within_budget(s, fault)
@@ -117,15 +117,16 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     return tuple(sorted(broken.items()))
 
 
-def _action(s: Snapshot, fault: Fault) -> str:
-    for rule in s.job.recovery.rules:
+def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
+    """Return the action, and the rule that it comes from."""
+    for number, rule in enumerate(s.job.recovery.rules):
         if _matches(rule, fault):
-            return rule.action
+            return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
     if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
-        return "FailJob"
+        return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
     if fault.exit_code == blame.STOPPED or fault.disruption:
-        return "RestartUncounted"
-    return "Restart"
+        return "RestartUncounted", "the built-in rule for stops on request and disruptions"
+    return "Restart", "the built-in rule for all other failures"
 
 
 def _is_same_incident(s: Snapshot, fault: Fault) -> bool:
@@ -146,10 +147,10 @@ def _is_same_incident(s: Snapshot, fault: Fault) -> bool:
 
 
 def _matches(rule: Rule, fault: Fault) -> bool:
-    if rule.exit_codes is not None and fault.exit_code is None:
-        return False
-    if rule.exit_codes is not None and (fault.exit_code in rule.exit_codes) != rule.codes_listed:
-        return False
+    if rule.exit_codes is not None:
+        code = dict(fault.exit_codes).get(rule.container) if rule.container else fault.exit_code
+        if not code or (code in rule.exit_codes) != rule.codes_listed:  # code 0 is success
+            return False
     return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
 
 
