@@ -37,6 +37,10 @@ class PodBuilder:
     def _with(self, **changes: Any) -> Self:
         return replace(self, pod=msgspec.structs.replace(self.pod, **changes))
 
+    def seen(self, **moments: float) -> Self:
+        """Set since when the operator has seen states of it, whatever the pod's own timestamps say."""
+        return self._with(seen=msgspec.structs.replace(self.pod.seen, **moments))
+
     def running(self) -> Self:
         ready = ConditionView(type="Ready", status="True")
         return self._with(phase="Running", conditions=(ready,), containers=(ContainerView(name="trainer"),))
@@ -52,7 +56,7 @@ class PodBuilder:
 
     def crashed(self, code: int = 1, *, at: float = NOW, message: str = "", reason: str = "Error") -> Self:
         end = _ended(code, at, reason, message)
-        return self._with(phase="Failed", conditions=(), containers=(end,))
+        return self._with(phase="Failed", conditions=(), containers=(end,)).seen(exited=at)
 
     def beside(self, name: str, code: int) -> Self:
         """Another container has exited with this code."""
@@ -71,7 +75,7 @@ class PodBuilder:
         condition = ConditionView(
             type="PodScheduled", status="False", reason="Unschedulable", message=message, since=since
         )
-        return self._with(conditions=(condition,))
+        return self._with(conditions=(condition,)).seen(unschedulable=since)
 
     def disrupted(self, reason: str = "EvictionByEvictionAPI") -> Self:
         condition = ConditionView(type="DisruptionTarget", status="True", reason=reason, message="evicted")
@@ -96,7 +100,7 @@ class PodBuilder:
     def placed(self, since: float) -> Self:
         """Bound to its node at this time."""
         condition = ConditionView(type="PodScheduled", status="True", since=since)
-        return self._with(conditions=(*self.pod.conditions, condition))
+        return self._with(conditions=(*self.pod.conditions, condition)).seen(bound=since)
 
     def with_uid(self, uid: str) -> Self:
         return self._with(uid=uid)
@@ -229,7 +233,8 @@ class JobBuilder:
         return parse(self.raw())
 
     def snapshot(self) -> Snapshot:
-        fields = {"now": NOW, **self.known}
+        now = self.known.get("now", NOW)
+        fields = {"now": now, "monotonic": now, **self.known}
         return Snapshot(job=self.job(), memory=Memory(self.status), pods=self.pods, **fields)
 
 

@@ -76,8 +76,13 @@ class App:
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
         self._leads = False
         self._is_served = True  # whether the API server serves our kind, as far as is known
-        pods = PodCache(self._child_changed, self.queue.retry_failed_now, UnverifiedNames(time.monotonic))
-        nodes = NodeCache(self._node_changed)
+        pods = PodCache(
+            self._child_changed,
+            self.queue.retry_failed_now,
+            UnverifiedNames(time.monotonic),
+            clock=time.monotonic,
+        )
+        nodes = NodeCache(self._node_changed, clock=time.monotonic)
         services = ChildCache(SERVICE, self._child_changed, UnverifiedNames(time.monotonic))
         policies = ChildCache(NETWORK_POLICY, self._child_changed, UnverifiedNames(time.monotonic))
 
@@ -99,6 +104,7 @@ class App:
             services=services,
             policies=policies,
             nodes=lambda: nodes.snapshot() if follow_nodes.current else None,
+            gone_nodes=lambda: nodes.gone_since,
         )
         self._recorder = Recorder(self._api, settings.identity, time.time)
         self._poller = Poller(
@@ -115,6 +121,7 @@ class App:
             NodeLeases(self._api.get),
             operator_namespace=settings.operator_namespace,
             wall=time.time,
+            monotonic=time.monotonic,
         )
         self._reconciler = Reconciler(
             self._api,

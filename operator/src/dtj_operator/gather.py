@@ -5,7 +5,7 @@ absence the caches are not sure of are read before anything is concluded. A work
 planner gets the snapshot.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from dtj_operator import names, spec
@@ -15,12 +15,12 @@ from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import PodView
 from dtj_operator.names import Key
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.snapshot import Child, Gone, Memory, Snapshot
+from dtj_operator.plan.snapshot import UNKNOWN, Child, Gone, Memory, Snapshot
 from dtj_operator.progress import Poller
+from dtj_operator.spec import Recovery
 from dtj_operator.verify import Verifier
 
 RECREATE_PAUSE_S = 60.0  # between two recreations of an edited child
@@ -30,35 +30,15 @@ RECREATE_PAUSE_S = 60.0  # between two recreations of an edited child
 class Caches:
     """What is known about the cluster without a request.
 
-    nodes   returns None if nodes may not be read, or if their cache is not current
+    nodes       returns None if nodes may not be read, or if their cache is not current
+    gone_nodes  returns since when nodes that this process knew are gone; Kubernetes deletes others' pods
     """
 
     pods: PodCache
     services: ChildCache
     policies: ChildCache
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
-
-
-class AbsentNodes:
-    """Since when nodes that this process has seen are gone; Kubernetes deletes the pods of others itself."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._since: dict[str, float] = {}
-
-    def since(
-        self, nodes: Mapping[str, NodeView] | None, pods: Iterable[PodView], now: float
-    ) -> Mapping[str, float]:
-        """Return when the nodes of these pods were first missing."""
-        if nodes is None:
-            return self._since
-        for name in {pod.node for pod in pods if pod.node}:
-            if name in nodes:
-                self._seen.add(name)
-                self._since.pop(name, None)
-            elif name in self._seen:
-                self._since.setdefault(name, now)
-        return self._since
+    gone_nodes: Callable[[], Mapping[str, float]] = dict
 
 
 class Gatherer:
@@ -74,11 +54,13 @@ class Gatherer:
         *,
         operator_namespace: str,
         wall: Callable[[], float],
+        monotonic: Callable[[], float],
     ) -> None:
         self._api, self._caches = api, caches
         self._verifier = Verifier(api, caches.pods, caches.services, caches.policies, refresh)
-        self._poller, self._operator_namespace, self._wall = poller, operator_namespace, wall
-        self._leases, self._absent = leases, AbsentNodes()
+        self._poller, self._operator_namespace = poller, operator_namespace
+        self._leases, self._wall, self._monotonic = leases, wall, monotonic
+        self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
 
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: no job; None: not for us to manage."""
@@ -99,6 +81,7 @@ class Gatherer:
 
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
+        self._recovery[key] = job.recovery
         policy = network_policy(job, self._operator_namespace)
         pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
         recreated_s = min(
@@ -112,11 +95,12 @@ class Gatherer:
             network_policy=_state(self._caches.policies, key, job.uid, policy),
             repair_at=now + max(0.0, RECREATE_PAUSE_S - recreated_s),
             nodes=nodes,
-            gone_since=self._absent.since(nodes, pods, now),
+            gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
             operator_namespace=self._operator_namespace,
             now=now,
+            monotonic=self._monotonic(),
         )
         last_nodes = {
             index: self._caches.pods.last_node(key, names.pod_name(key.name, index))
@@ -130,13 +114,16 @@ class Gatherer:
         for cache in (self._caches.services, self._caches.policies):
             cache.forget_job(key)
         pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
+        recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
         return Gone(
             namespace=key.namespace,
             name=key.name,
+            recovery=recovery,
             pods=pods,
             nodes=nodes,
-            gone_since=self._absent.since(nodes, pods, now),
+            gone_since=self._caches.gone_nodes(),
             now=now,
+            monotonic=self._monotonic(),
             service_uid=_orphan_uid(self._caches.services.get(key), key),
             network_policy_uid=_orphan_uid(self._caches.policies.get(key), key),
         )

@@ -95,6 +95,15 @@ async def operator(granted: ControlPlane, namespace: str, witness: Witness) -> A
         operator.check()
 
 
+@pytest.fixture
+async def impatient(granted: ControlPlane, namespace: str, witness: Witness) -> AsyncIterator[Kept]:
+    """Return an operator that polls agents often, and waits two seconds where the operator waits minutes."""
+    module = "tests.integration.operator.impatient"
+    async with process.kept(granted, watch=namespace, poll_s=2.0, module=module) as operator:
+        yield operator
+        operator.check()
+
+
 class Cluster:
     """Operations on the jobs of the test's namespace."""
 

@@ -93,6 +93,7 @@ async def start(
     resync_s: float = 600,
     poll_s: float = 10,
     environment: Mapping[str, str] | None = None,
+    module: str = "dtj_operator",
 ) -> Operator:
     """Start an operator.
 
@@ -102,6 +103,7 @@ async def start(
     resync_s     seconds between full resyncs
     poll_s       seconds between polls of an agent
     environment  additional environment variables
+    module       what to run: the operator, or a module that changes constants of it first
     """
     health, metrics = free_port(), free_port()
     log = plane.folder / f"{identity}-{health}.log"
@@ -137,9 +139,7 @@ async def start(
                 cwd=plane.folder,
             )
     else:
-        process = forked.start(
-            warm(), "dtj_operator", arguments, environment=variables, out=log, folder=plane.folder
-        )
+        process = forked.start(warm(), module, arguments, environment=variables, out=log, folder=plane.folder)
     return Operator(process, identity, log, health, metrics)
 
 

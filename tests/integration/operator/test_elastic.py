@@ -13,7 +13,7 @@ from tests.integration.operator.test_scope import HEALING, uids
 from tests.support.kubectl import Kubectl
 from tests.support.predicates import condition, phase
 
-pytestmark = pytest.mark.usefixtures("operator")
+pytestmark = pytest.mark.usefixtures("impatient")
 Json = dict[str, Any]
 LONG_AGO = "2026-01-01T00:00:00Z"
 WHOLE = {"scope": "Job", "backoffSeconds": 0}
@@ -28,22 +28,20 @@ def is_second(pod: Json) -> bool:
     return str(pod["metadata"]["labels"]["dtj.dev/attempt"]) == "1"
 
 
-async def find_no_room(kubelet: Kubelet, name: str, since: str = LONG_AGO) -> None:
+async def find_no_room(kubelet: Kubelet, name: str) -> None:
     says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
-    await kubelet.set_status(name, {"conditions": [{**refused, "lastTransitionTime": since}]})
+    await kubelet.set_status(name, {"conditions": [{**refused, "lastTransitionTime": now()}]})
 
 
-async def submit_with_room_for_two(
-    cluster: Cluster, kubelet: Kubelet, *, since: str = LONG_AGO, **spec: Any
-) -> None:
-    """Of three replicas the last one is unschedulable since then."""
+async def submit_with_room_for_two(cluster: Cluster, kubelet: Kubelet, **spec: Any) -> None:
+    """Of three replicas the last one is unschedulable."""
     kubelet.starts = False
     await cluster.submit(replicas=3, **spec)
     await kubelet.until(lambda pods: len(pods) == 3)
     for name in ("job-0", "job-1"):
         await kubelet.start(name)
-    await find_no_room(kubelet, "job-2", since)
+    await find_no_room(kubelet, "job-2")
 
 
 async def test_scaling_touches_no_other_pod(cluster: Cluster, kubelet: Kubelet, kubectl: Kubectl):
@@ -105,13 +103,12 @@ async def test_job_with_in_place_restarts_continues_without_an_unschedulable_pod
     cluster: Cluster, kubelet: Kubelet
 ):
     await submit_with_room_for_two(
-        cluster, kubelet, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING, since=now()
+        cluster, kubelet, elastic={"minReplicas": 2, "maxReplicas": 3}, recovery=HEALING
     )
     await cluster.until(
         lambda job: phase("Pending")(job) and of(job, "PodsReady")["reason"] == "Unschedulable"
     )
 
-    await find_no_room(kubelet, "job-2")
     job = await cluster.until(phase("Running"))
     assert of(job, "Healthy")["reason"] == "RunningWithFewer"
     assert "Insufficient nvidia.com/gpu" in of(job, "PodsReady")["message"]

@@ -16,7 +16,7 @@ from tests.support.predicates import phase
 pytestmark = pytest.mark.usefixtures("operator")
 Json = dict[str, Any]
 NODES = "/api/v1/nodes"
-LONG_AGO = "2026-01-01T00:00:00Z"
+SOON = {"nodeLostSeconds": 1}
 
 
 class Nodes:
@@ -30,9 +30,9 @@ class Nodes:
             await self._api.create(NODES, {"metadata": {"name": name}})
             await self.say(name, ready=True)
 
-    async def say(self, name: str, *, ready: bool, since: str = LONG_AGO) -> None:
+    async def say(self, name: str, *, ready: bool) -> None:
         """Set whether the node is ready."""
-        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
+        condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": now()}
         await self._api.patch(f"{NODES}/{name}/status", {"status": {"conditions": [condition]}})
 
     async def remove_all(self) -> None:
@@ -54,7 +54,7 @@ async def nodes(cluster: Cluster) -> AsyncIterator[Nodes]:
 async def test_pod_on_a_lost_node_is_replaced_although_its_kubelet_is_dead(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
-    await cluster.submit(replicas=3, recovery={**HEALING, "maxRestarts": 0})
+    await cluster.submit(replicas=3, recovery={**HEALING, **SOON, "maxRestarts": 0})
     before = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     await cluster.until(phase("Running"))
     kubelet.holds = {"job-1"}  # its kubelet will never report that it has stopped
@@ -72,7 +72,7 @@ async def test_pod_on_a_lost_node_is_replaced_although_its_kubelet_is_dead(
 
 
 async def test_lost_node_does_not_delay_a_new_attempt(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
-    await cluster.submit(recovery={"scope": "Job", "backoffSeconds": 0})
+    await cluster.submit(recovery={**SOON, "scope": "Job", "backoffSeconds": 0})
     await kubelet.until_running("job-0", "job-1")
     await cluster.until(phase("Running"))
     kubelet.holds = {"job-1"}
@@ -100,7 +100,7 @@ async def test_node_is_not_lost_before_the_timeout_or_if_that_is_disabled(
         await cluster.until(phase("Running"), job)
 
     kubelet.starts = False
-    await nodes.say("node-1", ready=False, since=now())
+    await nodes.say("node-1", ready=False)
     # The timeout passes without any further event.
     await kubelet.until(lambda pods: uids(pods).get("quick-1", before["quick-1"]) != before["quick-1"])
     await kubelet.start("quick-1", node="node-2")
@@ -111,18 +111,15 @@ async def test_node_is_not_lost_before_the_timeout_or_if_that_is_disabled(
 
 
 async def test_no_node_is_lost_if_none_is_ready(cluster: Cluster, kubelet: Kubelet, nodes: Nodes):
-    await cluster.submit("job", recovery=HEALING)
+    await cluster.submit("job", recovery={**HEALING, **SOON})
     before = uids(await kubelet.until_running("job-0", "job-1"))
     await cluster.until(phase("Running"))
 
     for name in ("node-2", "node-0", "node-1"):  # the one without pods first
-        await nodes.say(name, ready=False, since=now())
-    for name in ("node-2", "node-0", "node-1"):
         await nodes.say(name, ready=False)
-    # Another job starts and ends meanwhile.
-    await cluster.submit("other", replicas=1)
-    await kubelet.until(lambda pods: "other-0" in pods)
-    await cluster.until(phase("Running"), "other")
+    # Another job starts and ends meanwhile, after more than `nodeLostSeconds`.
+    await cluster.submit("other", replicas=1, activeDeadlineSeconds=2)
+    await cluster.until(phase("Failed"), "other")
 
     assert uids(kubelet.pods).items() >= before.items()
 
@@ -131,7 +128,7 @@ async def test_no_node_is_lost_if_none_is_ready(cluster: Cluster, kubelet: Kubel
 async def test_terminating_pods_on_a_lost_node_are_force_deleted(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes, way: str
 ):
-    await cluster.submit()
+    await cluster.submit(recovery=SOON)
     await kubelet.until_running("job-0", "job-1")
     kubelet.holds = {"job-1"}
     if way == "suspended":

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -58,7 +59,7 @@ class Doing:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
-        self.pods = PodCache(lambda _key, _soon: None)
+        self.pods = PodCache(lambda _key, _soon: None, clock=time.monotonic)
         self.services = ChildCache(SERVICE, lambda _: None)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         caches = Caches(pods=self.pods, services=self.services, policies=policies)

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.kube.views import PodView
+from dtj_operator.kube.views import PodView, seen
 from dtj_operator.names import Key
 
 # A change of only these fields is not reported: the event after `removed` says that the object is gone.
@@ -71,6 +71,7 @@ class Cache(Generic[V]):
         known = self._views.get(view.key, {}).get(view.name)
         if self._is_dead(view, found) or (known is not None and not _newer(view, known)):
             return
+        view = self._stamped(view, known)
         self.unverified.discard(view.key, view.name)
         self._count += known is None
         self._views.setdefault(view.key, {})[view.name] = view
@@ -144,6 +145,10 @@ class Cache(Generic[V]):
             return False
         return not _later(view.version, died)
 
+    def _stamped(self, view: V, known: V | None) -> V:
+        """The view to store, such as with the moment at which this process first saw a state."""
+        return view
+
     def _update_indexes(self, old: V | None, new: V | None) -> None:
         """Called for every change."""
 
@@ -158,6 +163,7 @@ class PodCache(Cache[PodView]):
     several
                     times in a row
     on_reconnected  called when the cache is current again after an outage of the API server
+    clock           monotonic, in seconds
     """
 
     def __init__(
@@ -165,8 +171,11 @@ class PodCache(Cache[PodView]):
         on_change: Callable[[Key, bool], None],
         on_reconnected: Callable[[], None] = lambda: None,
         unverified: UnverifiedNames | None = None,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         super().__init__(unverified)
+        self._clock = clock
         self._on_change, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}
         self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of deleted pods
@@ -184,6 +193,9 @@ class PodCache(Cache[PodView]):
     def last_node(self, key: Key, name: str) -> str:
         """Node of the last pod with this name; empty if this process did not see it."""
         return self._last_node.get((key, name), "")
+
+    def _stamped(self, view: PodView, known: PodView | None) -> PodView:
+        return seen(view, known, self._clock())
 
     def _update_indexes(self, old: PodView | None, new: PodView | None) -> None:
         if old is not None and old.node:

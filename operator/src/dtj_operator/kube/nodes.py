@@ -1,16 +1,17 @@
-"""The nodes of the cluster as views: whether each node is ready, and since when it is not.
+"""The nodes of the cluster as views: whether each node is ready, and if not, since when this process sees it.
 
 Kubelets write the status of a node every few minutes even if nothing changes. Only readiness, cordons, labels
 and the deletion of the node matter here.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 
 import msgspec
 
-from dtj_operator.kube.cache import Cache
+from dtj_operator.kube.cache import TOMBSTONES, Cache
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
@@ -42,7 +43,8 @@ class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str = ""
     version: str = ""  # resourceVersion
     ready: bool = True
-    not_ready_since: float | None = None  # seconds since the epoch, by the API server's clock; None: ready
+    turned_at: float | None = None  # of its last change of readiness, by the cluster's clock
+    away_since: float | None = None  # since when this process sees it not ready, by its monotonic clock
     unschedulable: bool = False  # cordoned
     labels: dict[str, str] = {}
 
@@ -84,12 +86,19 @@ def decode_nodes(raw: bytes) -> Page[NodeView]:
 
 
 class NodeCache(Cache[NodeView]):
-    """Nodes by name; `on_change` gets the name of a node that was deleted or whose readiness changed."""
+    """Nodes by name.
 
-    def __init__(self, on_change: Callable[[str], None]) -> None:
+    on_change   gets the name of a node that was deleted or whose readiness changed
+    clock       monotonic, in seconds
+    gone_since  when this process saw that a node that it knew was deleted
+    """
+
+    def __init__(self, on_change: Callable[[str], None], *, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._on_change = on_change
+        self._on_change, self._clock = on_change, clock
         self._snapshot: Mapping[str, NodeView] | None = None
+        self._ready = 0
+        self.gone_since: OrderedDict[str, float] = OrderedDict()
 
     def snapshot(self) -> Mapping[str, NodeView]:
         """All nodes at this moment; rebuilt only after a change, because every reconcile asks for it."""
@@ -105,8 +114,40 @@ class NodeCache(Cache[NodeView]):
             if not view.ready:
                 self._on_change(name)
 
+    def _stamped(self, view: NodeView, known: NodeView | None) -> NodeView:
+        if view.ready:
+            return view
+        same = known is not None and (known.uid, known.turned_at) == (view.uid, view.turned_at)
+        since = known.away_since if known is not None and same else None
+        return msgspec.structs.replace(view, away_since=self._clock() if since is None else since)
+
     def _update_indexes(self, old: NodeView | None, new: NodeView | None) -> None:
         self._snapshot = None
+        if old is not None and new is None:
+            self.gone_since[old.name] = self._clock()
+            if len(self.gone_since) > TOMBSTONES:
+                self.gone_since.popitem(last=False)
+        elif new is not None:
+            self.gone_since.pop(new.name, None)
+        before = self._ready
+        self._ready += (new is not None and new.ready) - (old is not None and old.ready)
+        if self._ready == 1 and not before:
+            self._restart_counting()
+
+    def _restart_counting(self) -> None:
+        """The first node is ready again after none was: the others get the full time to come back too.
+
+        While no node is ready, the control plane has lost contact with the nodes, and that says nothing about
+        any of them.
+        """
+        now = self._clock()
+        self.gone_since = OrderedDict.fromkeys(self.gone_since, now)
+        for views in self._views.values():
+            for name, view in views.items():
+                if not view.ready:
+                    views[name] = msgspec.structs.replace(view, away_since=now)
+        for name in (*self.gone_since, *(name for name, view in self.snapshot().items() if not view.ready)):
+            self._on_change(name)
 
     def _notify(self, old: NodeView | None, new: NodeView | None) -> None:
         if old is not None and (new is None or new.ready != old.ready):
@@ -119,13 +160,13 @@ def _view(node: _Node) -> NodeView:
     meta = node.metadata
     condition = next((c for c in node.status.conditions if c.type == "Ready"), None)
     ready = condition is not None and condition.status == "True"
-    since = condition.last_transition_time if condition else meta.creation_timestamp  # never ready
+    since = condition.last_transition_time if condition else None
     return NodeView(
         name=meta.name,
         uid=meta.uid,
         version=meta.resource_version,
         ready=ready,
-        not_ready_since=None if ready or since is None else since.timestamp(),
+        turned_at=None if since is None else since.timestamp(),
         unschedulable=node.spec.unschedulable,
         labels=meta.labels,
     )

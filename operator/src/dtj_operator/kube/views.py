@@ -89,6 +89,19 @@ class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     since: float | None = None  # seconds since the epoch at which the status last changed
 
 
+class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Since when this process has seen a pod in each of these states; None: it is not in that state.
+
+    In seconds of this process's monotonic clock. Timestamps in the pod come from the clocks of other
+    machines, so they do not tell how long ago something happened.
+    """
+
+    bound: float | None = None  # to a node
+    unschedulable: float | None = None
+    terminating: float | None = None
+    exited: float | None = None  # one of its containers, or all of the pod
+
+
 class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One pod as the planner sees it."""
 
@@ -107,9 +120,12 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     node: str = ""
     address: str = ""
     deleting: bool = False
+    grace_s: int = 0  # between the request to delete it and its end
+    grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
     removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
+    seen: Seen = Seen()  # set by the cache
 
     @property
     def key(self) -> Key:
@@ -121,6 +137,16 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         mains = [container for container in self.containers if not container.init]
         all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
         return self.phase in ("Succeeded", "Failed") or all_ended
+
+    @property
+    def unschedulable(self) -> bool:
+        """Whether the scheduler has reported that no node has enough free capacity for it."""
+        scheduled = self.condition("PodScheduled")
+        return (
+            self.phase == "Pending"
+            and scheduled is not None
+            and (scheduled.status, scheduled.reason) == ("False", "Unschedulable")
+        )
 
     def condition(self, kind: str) -> ConditionView | None:
         for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
@@ -174,6 +200,8 @@ def view(pod: _Pod) -> PodView:
         node=pod.spec.node_name,
         address=status.pod_i_p,
         deleting=meta.deletion_timestamp is not None,
+        grace_s=meta.deletion_grace_period_seconds or 0,
+        grace_ends_at=_seconds(meta.deletion_timestamp),
         removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,
         conditions=tuple(
             ConditionView(
@@ -187,6 +215,29 @@ def view(pod: _Pod) -> PodView:
         ),
         containers=tuple(containers),
     )
+
+
+def seen(view: PodView, known: PodView | None, now: float) -> PodView:
+    """The same pod, with the moments at which this process first saw its states.
+
+    known   the pod of this name in the cache until now
+    now     seconds of the monotonic clock
+    """
+    before = known.seen if known is not None and known.uid == view.uid else Seen()
+    exited = view.phase in ("Succeeded", "Failed") or any(
+        container.exit_code is not None for container in view.containers if not container.init
+    )
+
+    def since(holds: bool, earlier: float | None) -> float | None:
+        return None if not holds else now if earlier is None else earlier
+
+    moments = Seen(
+        bound=since(bool(view.node), before.bound),
+        unschedulable=since(view.unschedulable, before.unschedulable),
+        terminating=since(view.deleting, before.terminating),
+        exited=since(exited, before.exited),
+    )
+    return msgspec.structs.replace(view, seen=moments)
 
 
 def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:

@@ -40,7 +40,7 @@ class Meta(Wire):
     labels: dict[str, str] = {}
     owner_references: list[Owner] = []
     creation_timestamp: datetime | None = None
-    deletion_timestamp: str | None = None
+    deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int | None = None
 
     @property

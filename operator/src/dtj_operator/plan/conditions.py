@@ -170,7 +170,7 @@ def _obstacle(pod: PodView) -> Refusal | None:
     if pod.phase != "Pending":
         return None
     scheduled = pod.condition("PodScheduled")
-    if scheduled is not None and scheduled.status == "False" and scheduled.reason == "Unschedulable":
+    if scheduled is not None and pod.unschedulable:
         return _blocked("Unschedulable", f"pod {pod.name} is unschedulable: {scheduled.message}")
     for container in pod.containers:
         where = f"container {container.name} of pod {pod.name}"

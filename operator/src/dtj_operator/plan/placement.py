@@ -27,14 +27,15 @@ class PodsOnNodes:
 
     pods: tuple[PodView, ...] = ()
     nodes: Mapping[str, NodeView] | None = None  # None: no permission to read them, or possibly outdated
-    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that existed and no longer do
+    gone_since: Mapping[str, float] = field(default_factory=dict)  # nodes that existed; monotonic clock
     leases: Mapping[str, NodeLease] = field(default_factory=dict)  # of `nodes_to_check`, if readable
-    now: float
+    now: float  # seconds since the epoch
+    monotonic: float  # the same moment by this process's monotonic clock, the clock of PodView.seen
 
     @property
-    def node_lost_s(self) -> int | None:
-        """How long a node may be NotReady or gone before it counts as lost; None: never."""
-        return Recovery().node_lost_s
+    def recovery(self) -> Recovery:
+        """The job's settings for recovery."""
+        raise NotImplementedError
 
     @cached_property
     def silent_pods(self) -> dict[str, PodView]:
@@ -44,8 +45,8 @@ class PodsOnNodes:
     @cached_property
     def _suspects(self) -> frozenset[str]:
         """The few nodes that may be lost; everything else about a loss is computed for their pods only."""
-        nodes = self.nodes
-        if self.node_lost_s is None or nodes is None or not any(node.ready for node in nodes.values()):
+        nodes, never = self.nodes, self.recovery.node_lost_s is None
+        if never or nodes is None or not any(node.ready for node in nodes.values()):
             return frozenset()
         names = {pod.node for pod in self.pods if pod.node}
         return frozenset(n for n in names if n not in nodes or not nodes[n].ready or n in self.leases)
@@ -53,9 +54,13 @@ class PodsOnNodes:
     @property
     def nodes_to_check(self) -> tuple[str, ...]:
         """Nodes of silent pods, whose Leases have to be read."""
-        if self.node_lost_s is None or self.nodes is None:
+        if self.recovery.node_lost_s is None or self.nodes is None:
             return ()
         return tuple(sorted({pod.node for pod in self.silent_pods.values() if pod.node})[:MAX_LEASES])
+
+    def wall(self, moment: float) -> float:
+        """A moment of the monotonic clock in seconds since the epoch, as that clock is set now."""
+        return self.now - self.monotonic + moment
 
     def lost(self, pod: PodView) -> bool:
         at = self.lost_at(pod)
@@ -63,9 +68,9 @@ class PodsOnNodes:
 
     def lost_at(self, pod: PodView) -> float | None:
         """When its node counts, or counted, as lost; None if nothing indicates that."""
-        if self.node_lost_s is None or pod.node not in self._suspects:
+        if self.recovery.node_lost_s is None or pod.node not in self._suspects:
             return None
-        return soonest(self._away_at(pod, self.node_lost_s), self._silent_at(pod))
+        return soonest(self._away_at(pod, self.recovery.node_lost_s), self._silent_at(pod))
 
     def lease_expired_s(self, pod: PodView) -> float | None:
         """Seconds since the Lease of its node expired, if that is why the node is lost."""
@@ -78,25 +83,24 @@ class PodsOnNodes:
     def _away_at(self, pod: PodView, node_lost_s: int) -> float | None:
         """When the node is lost because it is NotReady or gone."""
         view = self.nodes.get(pod.node) if self.nodes is not None else None
-        since = view.not_ready_since if view is not None else self.gone_since.get(pod.node)
-        return None if since is None else _counts_from(pod, since) + node_lost_s
+        since = view.away_since if view is not None else self.gone_since.get(pod.node)
+        return None if since is None else self.wall(_counts_from(pod, since)) + node_lost_s
 
     def _silent_at(self, pod: PodView) -> float | None:
         """When the node is lost because its agent is silent and its Lease has expired."""
         lease = self.leases.get(pod.node)
         if lease is None or pod.uid not in self.silent_pods:
             return None
-        expires = _counts_from(pod, lease.renewed_at) + lease.duration_s
+        bound = lease.renewed_at if pod.seen.bound is None else self.wall(pod.seen.bound)
+        expires = max(lease.renewed_at, bound) + lease.duration_s
         certain = self.now + UNCHANGED_SHARE * lease.duration_s - lease.unchanged_s
         return max(expires, certain)
 
 
 def _counts_from(pod: PodView, away: float) -> float:
-    """When the time of a pod on such a node starts.
+    """When the time of a pod on such a node starts, by the monotonic clock.
 
     A pod that tolerates such nodes may be scheduled to one. It gets the full time, or it would be replaced in
     a loop.
     """
-    placed = pod.condition("PodScheduled")
-    bound = placed.since if placed is not None and placed.since is not None else away
-    return max(away, bound)
+    return away if pod.seen.bound is None else max(away, pod.seen.bound)

@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import ranges, times
 from dtj_operator.plan.placement import PodsOnNodes
-from dtj_operator.spec import Job
+from dtj_operator.spec import Job, Recovery
 
 Json = dict[str, Any]
 
@@ -257,8 +257,8 @@ class Snapshot(PodsOnNodes):
     operator_namespace: str = "dtj-system"
 
     @property
-    def node_lost_s(self) -> int | None:
-        return self.job.recovery.node_lost_s
+    def recovery(self) -> Recovery:
+        return self.job.recovery
 
     def after(self, pods: tuple[PodView, ...], refusals: tuple[Refusal, ...]) -> "Snapshot":
         """The same moment after the actions; the status describes this.
@@ -333,10 +333,8 @@ class Snapshot(PodsOnNodes):
         """Whether Kubernetes reports it healthy; a pod bound after `before` may still be starting."""
         if pod is None or self.failed(pod) or pod.deleting or pod.phase != "Running":
             return False
-        node, placed = (self.nodes or {}).get(pod.node), pod.condition("PodScheduled")
-        if node is None or not node.ready:
-            return False
-        return placed is not None and placed.since is not None and placed.since < before
+        node, bound = (self.nodes or {}).get(pod.node), pod.seen.bound
+        return node is not None and node.ready and bound is not None and self.wall(bound) < before
 
     @cached_property
     def lost_nodes(self) -> frozenset[str]:
@@ -414,8 +412,8 @@ class Snapshot(PodsOnNodes):
 
     def long_unschedulable(self, pod: PodView) -> bool:
         """Whether it has been unschedulable for so long that the job stops waiting for it."""
-        since = unschedulable_since(pod)
-        return since is not None and self.now - since >= SHRINK_AFTER_S
+        since = pod.seen.unschedulable
+        return since is not None and self.monotonic - since >= SHRINK_AFTER_S
 
     @cached_property
     def trainers(self) -> dict[str, ContainerView]:
@@ -442,17 +440,8 @@ class Snapshot(PodsOnNodes):
         return pod.phase == "Running" or self.succeeded(pod)
 
 
-def unschedulable_since(pod: PodView) -> float | None:
-    """Since when the pod is unschedulable, or None if it is not."""
-    scheduled = pod.condition("PodScheduled")
-    if (
-        pod.phase != "Pending"
-        or scheduled is None
-        or scheduled.status != "False"
-        or scheduled.reason != "Unschedulable"
-    ):
-        return None
-    return scheduled.since
+# Of a deleted job that this process has not seen: nothing is forced that its user may have turned off.
+UNKNOWN = Recovery(node_lost_s=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,5 +450,6 @@ class Gone(PodsOnNodes):
 
     namespace: str
     name: str
+    recovery: Recovery = UNKNOWN  # of its spec
     service_uid: str | None = None
     network_policy_uid: str | None = None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.views import PodView
+from dtj_operator.kube.views import PodView, Seen
 from dtj_operator.names import Key
 from tests.support.builders import NAME, NAMESPACE, pod
 
@@ -19,7 +19,8 @@ class Watched:
     def __init__(self) -> None:
         self.news: list[Key] = []
         self.can_wait: list[bool] = []
-        self.cache = PodCache(self._on_change)
+        self.now = 100.0
+        self.cache = PodCache(self._on_change, clock=lambda: self.now)
 
     def _on_change(self, key: Key, can_wait: bool) -> None:
         self.news.append(key)
@@ -44,6 +45,27 @@ def test_a_pod_is_found_by_its_job(watched: Watched) -> None:
     assert watched.names() == ["digits-0"]
     assert watched.news == [KEY]
     assert len(watched.cache) == 1
+
+
+def test_states_are_timed_by_the_clock_of_this_process(watched: Watched) -> None:
+    """The timestamps in a pod come from clocks of other machines: here they are a minute ahead."""
+    pending, placed = pod().unschedulable(since=160).pod, pod().running().on("n1").pod
+    steps = [
+        (100, at(5, pending), Seen(unschedulable=100)),
+        (110, at(6, pending), Seen(unschedulable=100)),
+        (120, at(7, placed), Seen(bound=120)),
+        (130, at(8, placed, deleting=True), Seen(bound=120, terminating=130)),
+        (
+            140,
+            at(9, pod().crashed(at=200).on("n1").deleting().pod),
+            Seen(bound=120, terminating=130, exited=140),
+        ),
+        (150, at(10, placed, uid="another"), Seen(bound=150)),
+    ]
+    for now, view, expected in steps:
+        watched.now = now
+        watched.cache.observe(view)
+        assert watched.cache.pods(KEY)[0].seen == expected
 
 
 def test_node_of_a_deleted_pod_is_remembered(watched: Watched) -> None:

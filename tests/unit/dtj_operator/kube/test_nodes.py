@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from random import Random
 from typing import Any
 
@@ -31,18 +32,15 @@ def view(*args: Any, **kwargs: Any) -> NodeView:
     return decode_node(json.dumps(node(*args, **kwargs)).encode())
 
 
-@pytest.mark.parametrize(
-    ("ready", "since"),
-    [param("True", None, id="ready"), param("False", 1767229200.0, id="not"), param("Unknown", 1767229200.0)],
-)
-def test_readiness_and_its_start_are_parsed(ready: str, since: float | None) -> None:
-    assert (view(ready=ready).ready, view(ready=ready).not_ready_since) == (since is None, since)
+@pytest.mark.parametrize(("ready", "expected"), [("True", True), ("False", False), ("Unknown", False)])
+def test_readiness_is_parsed(ready: str, expected: bool) -> None:
+    assert view(ready=ready).ready is expected
 
 
-def test_node_without_a_condition_is_not_ready_since_its_creation() -> None:
+def test_node_without_a_condition_is_not_ready() -> None:
     raw = node()
     raw["status"] = {}
-    assert decode_node(json.dumps(raw).encode()).not_ready_since == 1767225600.0
+    assert not decode_node(json.dumps(raw).encode()).ready
 
 
 def test_cordon_is_parsed() -> None:
@@ -51,9 +49,21 @@ def test_cordon_is_parsed() -> None:
 
 
 class Watched:
+    """A cache, what it reported, and its clock."""
+
     def __init__(self) -> None:
+        self.now = 100.0
         self.news: list[str] = []
-        self.cache = NodeCache(self.news.append)
+        self.cache = NodeCache(self.news.append, clock=lambda: self.now)
+
+    def at(self, now: float, *views: NodeView) -> dict[str, float | None]:
+        """Return since when each node is away, after these views."""
+        self.now = now
+        for each in views:
+            self.cache.observe(each)
+        return {name: node.away_since for name, node in self.cache.snapshot().items()} | dict(
+            self.cache.gone_since
+        )
 
 
 @pytest.fixture
@@ -80,6 +90,43 @@ def test_changes_of_readiness_and_deletion_are_reported(watched: Watched) -> Non
     assert watched.cache.snapshot() == {}
 
 
+LATER = "2026-01-01T02:00:00Z"
+
+
+def test_node_is_away_since_this_process_saw_it_not_ready(watched: Watched) -> None:
+    """Whatever the timestamp says: it comes from another clock."""
+    assert watched.at(100, view(), view("b")) == {"a": None, "b": None}
+    assert watched.at(110, view(ready="Unknown", version=2)) == {"a": 110, "b": None}
+    assert watched.at(120, view(ready="False", version=3)) == {"a": 110, "b": None}
+    assert watched.at(130, view(version=4)) == {"a": None, "b": None}
+    assert watched.at(140, view(ready="Unknown", version=5)) == {"a": 140, "b": None}
+
+
+def test_node_that_was_ready_between_two_lists_is_away_since_the_second(watched: Watched) -> None:
+    watched.at(100, view(ready="Unknown"), view("b"))
+    raw = node(ready="Unknown", version=9)
+    raw["status"]["conditions"][0]["lastTransitionTime"] = LATER
+
+    assert watched.at(150, decode_node(json.dumps(raw).encode()))["a"] == 150
+
+
+def test_deleted_node_is_gone_since_this_process_saw_that(watched: Watched) -> None:
+    watched.at(100, view(), view("b"))
+    watched.cache.replace([view("b", version=2)], version="9")
+    assert watched.at(120) == {"a": 100, "b": None}
+    assert watched.at(130, view(version=10)) == {"a": None, "b": None}
+
+
+def test_nodes_have_the_full_time_to_come_back_after_the_first_of_them(watched: Watched) -> None:
+    """While no node was ready, the control plane had lost contact with all of them."""
+    watched.at(100, view(ready="Unknown"), view("b", ready="Unknown"))
+    watched.cache.gone_since["c"] = 100.0
+    watched.news.clear()
+
+    assert watched.at(500, view("b", version=2)) == {"a": 500, "b": None, "c": 500}
+    assert sorted(watched.news) == ["a", "b", "c"], "jobs on nodes that are still away need a timer too"
+
+
 def test_a_snapshot_does_not_change_afterwards(watched: Watched) -> None:
     watched.cache.observe(view())
     before = watched.cache.snapshot()
@@ -90,7 +137,7 @@ def test_a_snapshot_does_not_change_afterwards(watched: Watched) -> None:
 
 
 def test_jobs_are_found_by_the_node_of_their_pods() -> None:
-    pods = PodCache(lambda *_: None)
+    pods = PodCache(lambda *_: None, clock=time.monotonic)
     pods.observe(pod(0).on("a").pod)
     pods.observe(pod(1).on("a").pod)
     pods.observe(pod(0, job="other").on("b").pod)
@@ -108,7 +155,7 @@ async def test_without_the_right_to_read_nodes_they_are_unknown(caplog: pytest.L
     denied = refuses(403, "Forbidden", "nodes is forbidden")
     async with serving(denied, denied, page, streams(then=stall)) as server:
         reported = asyncio.Event()
-        cache = NodeCache(lambda _: reported.set())
+        cache = NodeCache(lambda _: reported.set(), clock=time.monotonic)
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, "ns", Random(1), forbidden_s=0.01)
         task = asyncio.create_task(reflector.run())
@@ -137,7 +184,7 @@ async def test_nodes_are_unknown_while_the_api_server_is_unavailable() -> None:
             if len(news) == 3:
                 thrice.set()
 
-        cache = NodeCache(on_change)
+        cache = NodeCache(on_change, clock=time.monotonic)
         api = Api(server.config, Bucket(1e9), Random(1))
         reflector = Reflector(api, NODES, cache, None, Random(1))
         task = asyncio.create_task(reflector.run())

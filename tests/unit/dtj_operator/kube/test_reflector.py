@@ -1,6 +1,7 @@
 """The pod cache follows the cluster over a real socket, through every failure of a watch."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -63,7 +64,7 @@ class Followed:
         self._changed = asyncio.Event()
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
-        self.cache = PodCache(lambda *_: self._changed.set())
+        self.cache = PodCache(lambda *_: self._changed.set(), clock=time.monotonic)
         self.reflector = Reflector(self.api, PODS, self.cache, None, Random(1), silence_s=silence_s)
 
     def shown(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from dtj_operator import names
 from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import ConditionView, ContainerView, PodView
+from dtj_operator.kube.views import ConditionView, ContainerView, PodView, seen
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import (
     Action,
@@ -54,6 +54,7 @@ class World:
 
     builder: JobBuilder
     now: float = NOW
+    set_back: float = 0.0  # seconds by which the operator's clock was set back so far
     status: Json = field(default_factory=dict)
     pods: dict[str, PodView] = field(default_factory=dict)
     service: bool = False
@@ -66,6 +67,10 @@ class World:
     nodes: dict[str, NodeView] = field(
         default_factory=lambda: {name: NodeView(name=name) for name in ("w0", "w1", "w2")}
     )
+
+    @property
+    def monotonic(self) -> float:
+        return self.now + self.set_back
 
     # --- the API server
 
@@ -133,7 +138,7 @@ class World:
         return not pod.node or self.nodes[pod.node].ready
 
     def lose(self, node: str) -> None:
-        self.nodes[node] = NodeView(name=node, ready=False, not_ready_since=self.now)
+        self.nodes[node] = NodeView(name=node, ready=False, away_since=self.monotonic)
 
     def regain(self, node: str) -> None:
         self.nodes[node] = NodeView(name=node)
@@ -156,12 +161,25 @@ class World:
     def deliver(self, name: str) -> None:
         """The watch brings the cache up to date about one pod."""
         if name in self.pods:
-            self.cache[name] = self.pods[name]
+            self.observe(self.pods[name])
         else:
             self.cache.pop(name, None)
 
+    def observe(self, pod: PodView) -> None:
+        self.cache[pod.name] = seen(pod, self.cache.get(pod.name), self.monotonic)
+
     def relist(self) -> None:
-        self.cache = dict(self.pods)
+        self.cache = {
+            name: seen(pod, self.cache.get(name), self.monotonic) for name, pod in self.pods.items()
+        }
+
+    def restart_operator(self) -> None:
+        """A new process: it has seen nothing before now."""
+        self.cache = {}
+        self.relist()
+        for name, node in self.nodes.items():
+            if not node.ready:
+                self.lose(name)
 
     def snapshot(self) -> Snapshot:
         builder = replace(self.builder, status=self.status, pods=tuple(self.cache.values()))
@@ -169,7 +187,8 @@ class World:
             "service": Child.PRESENT if self.service else Child.ABSENT,
             "network_policy": Child.PRESENT if self.network_policy else Child.ABSENT,
         }
-        return builder.seeing(now=self.now, progress=self.answer, nodes=self.nodes, **children).snapshot()
+        clocks = {"now": self.now, "monotonic": self.monotonic}
+        return builder.seeing(**clocks, progress=self.answer, nodes=self.nodes, **children).snapshot()
 
     def reconcile(self, fault: Fault = no_fault) -> Decision:
         """One reconcile. Raises Crash or CallFailed if `fault` says so."""
@@ -207,12 +226,12 @@ class World:
                     made = self.create(body) if happens else None
                 occupant = made or self.pods.get(body["metadata"]["name"])
                 if occupant is not None:
-                    self.cache[occupant.name] = occupant
+                    self.observe(occupant)
             case DeletePod(pod, grace_s):
                 with _failing(fault("delete")) as happens:
                     left = self.delete(pod, grace_s) if happens else None
                 if left is not None:
-                    self.cache[pod.name] = left
+                    self.observe(left)
                 elif self.cache.get(pod.name, pod).uid == pod.uid:
                     self.cache.pop(pod.name, None)
             case CreateService():

@@ -16,7 +16,7 @@ FOUR = job().replicas(4).running()
 
 def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600) -> JobBuilder:
     """Four pods; replica 0 gets no heartbeat from the third."""
-    nodes = {"n2": NodeView(name="n2", ready=ready, not_ready_since=None if ready else NOW)}
+    nodes = {"n2": NodeView(name="n2", ready=ready, away_since=None if ready else NOW)}
     cut = pod(2).running().on("n2").placed(placed)
     missing = (SilentReplica(replica=2, seconds=for_s),)
     return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(silent_replicas=missing)

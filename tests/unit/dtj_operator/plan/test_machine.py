@@ -90,7 +90,7 @@ class Jobs(RuleBasedStateMachine):
         try:
             self.world.reconcile(lambda what: data.draw(FAULTS, label=what))
         except Crash:
-            self.world.relist()
+            self.world.restart_operator()
         except CallFailed:
             pass
 
@@ -153,7 +153,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule()
     def restart_operator(self) -> None:
-        self.world.relist()
+        self.world.restart_operator()
 
     @rule(data=st.data())
     def watch_delivers_one_pod(self, data: st.DataObject) -> None:
@@ -271,6 +271,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([2, 60, 4000]))
     def the_clock_is_set_back(self, seconds: int) -> None:
         self.world.now -= seconds
+        self.world.set_back += seconds
 
     @precondition(lambda self: self.world.pods)
     @rule()

@@ -12,6 +12,7 @@ from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.snapshot import Gone, SilentReplica
 from dtj_operator.plan.status import new_status
+from dtj_operator.spec import Recovery
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param
@@ -22,7 +23,7 @@ def node(name: str, **fields: Any) -> NodeView:
 
 
 def away(name: str, *, for_s: float = 40) -> NodeView:
-    return node(name, ready=False, not_ready_since=NOW - for_s)
+    return node(name, ready=False, away_since=NOW - for_s)
 
 
 def cluster(*changed: NodeView, count: int = 4) -> dict[str, NodeView]:
@@ -296,14 +297,44 @@ def test_nothing_waits_for_a_dead_kubelet(given: JobBuilder, expected: list[tupl
     assert deleted == expected
 
 
+def left_of_a_job(nodes: dict[str, NodeView], **fields: Any) -> Gone:
+    return Gone(
+        namespace="team-a", name="digits", pods=(STUCK.pod,), nodes=nodes, now=NOW, monotonic=NOW, **fields
+    )
+
+
 @pytest.mark.parametrize(("for_s", "expected"), [(40, 0), (39, None)])
 def test_children_of_a_deleted_job_are_force_deleted_too(for_s: float, expected: int | None) -> None:
-    nodes = cluster(away("n1", for_s=for_s))
-    gone = Gone(namespace="team-a", name="digits", pods=(STUCK.pod,), nodes=nodes, now=NOW)
-    decision = plan_gone(gone)
+    decision = plan_gone(left_of_a_job(cluster(away("n1", for_s=for_s)), recovery=Recovery()))
 
     assert decision.actions == (() if expected is None else (DeletePod(STUCK.pod, expected),))
     assert decision.requeue_at == (NOW + 1 if expected is None else None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        param({"recovery": Recovery(node_lost_s=None)}, id="nodeLostSeconds was Never"),
+        param({}, id="the operator started after the deletion, so it does not know"),
+    ],
+)
+def test_nothing_of_a_deleted_job_is_forced_that_it_had_turned_off(fields: dict[str, Any]) -> None:
+    assert plan_gone(left_of_a_job(cluster(away("n1")), **fields)).actions == ()
+
+
+@pytest.mark.parametrize("ahead_s", [60, -60])
+@pytest.mark.parametrize(("for_s", "lost"), [(39, False), (40, True)])
+def test_clock_of_another_machine_does_not_decide_when_a_node_is_lost(
+    ahead_s: float, for_s: float, lost: bool
+) -> None:
+    """The operator's clock runs ahead of the cluster's, or behind it; both signs of a loss are 39 s old."""
+    turned = NOW - for_s - ahead_s
+    bound = pod(1).running().on("n1").placed(turned).seen(bound=NOW - for_s)
+    given = TWO.but(bound).seeing(
+        nodes=cluster(node("n1", ready=False, away_since=NOW - 3600, turned_at=turned))
+    )
+
+    assert (blame.first_fault(given.snapshot()) is not None) is lost
 
 
 def test_job_is_requeued_when_its_node_becomes_lost() -> None:

@@ -240,6 +240,7 @@ def test_children_of_a_deleted_job_are_deleted_unless_orphaned() -> None:
         service_uid="s",
         network_policy_uid="n",
         now=NOW,
+        monotonic=NOW,
     )
 
     assert plan_gone(gone).actions == (

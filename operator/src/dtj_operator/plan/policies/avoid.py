@@ -13,7 +13,7 @@ from typing import Any
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
 from dtj_operator.plan.policies.restart import MAX_REPLACED
-from dtj_operator.plan.snapshot import SUSPENDED, FaultyNode, Snapshot, unschedulable_since
+from dtj_operator.plan.snapshot import SUSPENDED, FaultyNode, Snapshot
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ def allow_nodes(s: Snapshot) -> AllowNodes | None:
     stuck = [
         (index, pod.uid)
         for index, pod in sorted(s.current.items())
-        if (since := unschedulable_since(pod)) is not None and s.now - since >= ALLOW_AFTER_S
+        if pod.seen.unschedulable is not None and s.monotonic - pod.seen.unschedulable >= ALLOW_AFTER_S
     ]
     return AllowNodes(tuple(stuck[:MAX_REPLACED])) if stuck else None
 
@@ -57,8 +57,9 @@ def requeue_at(s: Snapshot) -> float | None:
     """When the first unschedulable pod has waited long enough."""
     if not avoided(s):
         return None
-    waiting = [since for pod in s.current.values() if (since := unschedulable_since(pod)) is not None]
-    return min(waiting) + ALLOW_AFTER_S if waiting else None
+    seen = [pod.seen.unschedulable for pod in s.current.values()]
+    waiting = [since for since in seen if since is not None]
+    return s.wall(min(waiting)) + ALLOW_AFTER_S if waiting else None
 
 
 def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:

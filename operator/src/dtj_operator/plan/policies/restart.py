@@ -27,8 +27,8 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     fault = blame.first_fault(s)
     if fault is None or s.memory.phase == SUSPENDED:
         return None
-    if fault.secondary and (wait_s := _cause_wait_s(s, fault)) > abs(s.now - fault.at):
-        return AwaitCause(until=fault.at + wait_s)
+    if fault.secondary and (until := _cause_due_at(s, fault)) > s.now:
+        return AwaitCause(until=until)
     action, rule = _action(s, fault)
     if action == "FailJob":
         return Fail("RecoveryRule", f"{fault.sentence}; not restarted because of {rule}", fault)
@@ -154,13 +154,15 @@ def _matches(rule: Rule, fault: Fault) -> bool:
     return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
 
 
-def _cause_wait_s(s: Snapshot, fault: Fault) -> float:
-    """Seconds, by any plausible clock, in which the cause may follow a consequence; 0 if all pods ended."""
+def _cause_due_at(s: Snapshot, fault: Fault) -> float:
+    """Until when the cause may follow this consequence; now if all pods ended."""
+    pod = s.current.get(fault.replica)
     running = {pod.index for pod in s.participating.values() if not s.succeeded(pod) and not s.failed(pod)}
+    if pod is None or pod.seen.exited is None or not running:
+        return s.now
     named = None if fault.rank is None else fault.rank // s.job.processes
-    if named != fault.replica and named in running:
-        return NAMED_CAUSE_WAIT_S
-    return CAUSE_WAIT_S if running else 0.0
+    waits_for_named = named != fault.replica and named in running
+    return s.wall(pod.seen.exited) + (NAMED_CAUSE_WAIT_S if waits_for_named else CAUSE_WAIT_S)
 
 
 def _jitter(seed: str) -> float:

@@ -16,7 +16,6 @@ from dtj_operator.plan.snapshot import (
     SUSPENDED,
     Shortage,
     Snapshot,
-    unschedulable_since,
 )
 
 RETRY_S = 600.0  # doubles while the full size does not fit, because every try costs a restart
@@ -45,9 +44,9 @@ def requeue_at(s: Snapshot) -> float | None:
     if s.job.elastic is None or s.memory.finished:
         return None
     moments = [
-        since + SHRINK_AFTER_S
+        s.wall(pod.seen.unschedulable) + SHRINK_AFTER_S
         for pod in s.current.values()
-        if (since := unschedulable_since(pod)) is not None
+        if pod.seen.unschedulable is not None
     ]
     shortage = _shortage(s)
     if shortage is not None and s.memory.recorded_size != s.job.replicas:
