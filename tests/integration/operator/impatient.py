@@ -7,7 +7,8 @@ from dtj_operator.plan import snapshot
 from dtj_operator.plan.policies import size
 
 snapshot.ISOLATED_AFTER_S = 2.0
-snapshot.SHRINK_AFTER_S = size.SHRINK_AFTER_S = 2.0
+for module in (snapshot, size):
+    vars(module)["SHRINK_AFTER_S"] = 2.0
 
 if __name__ == "__main__":
     main()
