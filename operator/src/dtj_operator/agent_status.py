@@ -9,6 +9,7 @@ import msgspec
 
 from dtj_operator.names import Key
 from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, SilentReplica, Straggler
+from dtj_operator.printable import printable
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -103,15 +104,20 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
         rejoin=answer.rejoin,
         in_place=answer.restarts.in_place if answer.restarts else 0,
         ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
-        incident=None if answer.failure is None else Incident(**msgspec.structs.asdict(answer.failure)),
+        incident=None if answer.failure is None else _incident(answer.failure),
         slowest=_straggler(answer),
         hang=None
         if answer.hang is None
-        else Hung(ranks=tuple(answer.hang.ranks), message=answer.hang.message),
+        else Hung(ranks=tuple(answer.hang.ranks), message=printable(answer.hang.message)),
         silent_replicas=tuple(
             SilentReplica(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()
         ),
     )
+
+
+def _incident(failure: _Failure) -> Incident:
+    fields = msgspec.structs.asdict(failure)
+    return Incident(**{k: printable(v) if isinstance(v, str) else v for k, v in fields.items()})
 
 
 def _is_from(answer: _Answer, key: Key) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from dtj_operator.printable import one_line, printable
+
 _job: ContextVar[str | None] = ContextVar("job", default=None)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}
 
@@ -45,14 +47,14 @@ class JsonLines(logging.Formatter):
 
 
 class Text(JsonLines):
-    """The same fields for people: the message first, then name=value pairs."""
+    """The same fields for people, on one line: the message first, then name=value pairs; then a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = self.fields(record)
-        head = f"{line.pop('time')} {str(line.pop('level')).upper():7} {line.pop('message')}"
-        trace = str(line.pop("exception", ""))
+        head = f"{line.pop('time')} {str(line.pop('level')).upper():7} {one_line(str(line.pop('message')))}"
+        trace = printable(str(line.pop("exception", "")))
         line.pop("logger")
-        tail = " ".join(f"{name}={value}" for name, value in line.items())
+        tail = " ".join(f"{name}={one_line(str(value))}" for name, value in line.items())
         return "\n".join(filter(None, (f"{head}  {tail}".rstrip(), trace)))
 
 

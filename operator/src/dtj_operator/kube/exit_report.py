@@ -8,6 +8,8 @@ import json
 
 import msgspec
 
+from dtj_operator.printable import printable
+
 
 class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: str = ""
@@ -42,7 +44,7 @@ def parse(message: str) -> ExitReport:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return printable(value) if isinstance(value, str) else ""
 
 
 def count(value: object) -> int | None:

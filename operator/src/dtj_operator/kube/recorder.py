@@ -24,7 +24,7 @@ PER_SECOND, BURST = 5.0, 100.0
 QUEUE_LIMIT = 1000  # Events waiting to be sent; more are dropped
 REPEAT_S = 600.0  # a repetition of the same cause is sent at most this often
 REMEMBERED = 10_000
-NOTE_LIMIT = 1024  # limit of the API
+NOTE_LIMIT = 1024  # bytes of UTF-8; limit of the API
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class Recorder:
         if len(self._sent) > REMEMBERED:
             self._sent.popitem(last=False)
         body = self._body(regarding, name) | {"type": kind, "reason": reason, "action": reason}
-        self._queue.put_nowait((body | {"note": note[:NOTE_LIMIT]}, count + 1))
+        note = note.encode()[:NOTE_LIMIT].decode(errors="ignore")
+        self._queue.put_nowait((body | {"note": note}, count + 1))
 
     async def run(self) -> None:
         while True:

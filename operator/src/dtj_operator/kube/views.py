@@ -13,6 +13,7 @@ from dtj_operator.kube import exit_report
 from dtj_operator.kube.exit_report import NO_REPORT, ExitReport
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
+from dtj_operator.printable import printable
 
 TERMINATION_MESSAGE_LIMIT = 4096  # the kubelet keeps no more than this
 
@@ -249,12 +250,13 @@ def _container(status: _ContainerStatus, *, init: bool) -> ContainerView:
             init=init,
             exit_code=ended.exit_code,
             reason=ended.reason,
-            message=message,
+            message=printable(message),
             finished_at=_seconds(ended.finished_at),
             report=exit_report.parse(message),
         )
     if waiting is not None:
-        return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=waiting.message)
+        message = printable(waiting.message)
+        return ContainerView(name=status.name, init=init, waiting=waiting.reason, message=message)
     return ContainerView(name=status.name, init=init)
 
 

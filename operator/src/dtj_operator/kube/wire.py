@@ -27,6 +27,7 @@ class Wire(msgspec.Struct, rename="camel", gc=False):
 
 class Owner(Wire):
     uid: str = ""
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     controller: bool = False
@@ -45,8 +46,13 @@ class Meta(Wire):
 
     @property
     def job(self) -> Owner:
-        """The DistributedTrainingJob that controls the object; empty if there is none."""
-        return next((o for o in self.owner_references if o.controller and o.kind == names.KIND), Owner())
+        """The DistributedTrainingJob, of any version, that controls the object; empty if there is none."""
+        return next((o for o in self.owner_references if o.controller and _is_job(o)), Owner())
+
+
+def _is_job(owner: Owner) -> bool:
+    """Whether it is a job of ours; another API group may have a kind of that name too."""
+    return owner.kind == names.KIND and owner.api_version.partition("/")[0] == names.GROUP
 
 
 class ListMeta(Wire):

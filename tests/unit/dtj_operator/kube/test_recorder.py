@@ -64,6 +64,14 @@ async def test_event_has_the_fields_that_the_api_requires() -> None:
     assert body["metadata"]["name"].startswith("j.")
 
 
+async def test_long_note_is_cut_to_the_limit_of_the_api_which_counts_bytes() -> None:
+    async with recording(OK) as (events, server):
+        events.record(JOB, kind="Warning", reason="Restarting", note="ab" + "語" * 1000, once_per="1")
+        await until_asked(server, 1)
+
+    assert server.asked[0][3]["note"] == "ab" + "語" * 340  # 2 + 340 x 3 bytes; one more would be 1025
+
+
 async def test_each_cause_is_sent_once() -> None:
     async with recording(OK, OK, OK) as (events, server):
         for _ in range(100):

@@ -199,8 +199,8 @@ async def test_list_restarts_if_the_continue_token_has_expired() -> None:
 async def test_one_job_can_be_refreshed_whatever_labels_its_pods_have() -> None:
     unlabelled = pod(1, 6)
     del unlabelled["metadata"]["labels"]["dtj.dev/job-name"]
-    owner = {"kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid", "controller": True}
-    unlabelled["metadata"]["ownerReferences"] = [owner]
+    owner = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "name": "j", "uid": "j-uid"}
+    unlabelled["metadata"]["ownerReferences"] = [owner | {"controller": True}]
     stranger = pod(2, 7)
     del stranger["metadata"]["labels"]
     async with serving(page(pod(0, 5), unlabelled, stranger, version=9)) as server:

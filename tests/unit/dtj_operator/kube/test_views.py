@@ -96,7 +96,14 @@ def test_view_has_the_fields_that_decisions_need() -> None:
         pytest.param(
             [{"kind": "DistributedTrainingJob", "uid": "job"}], id="an owner that is not the controller"
         ),
-        pytest.param([{"kind": "Job", "uid": "job", "controller": True}], id="another kind of controller"),
+        pytest.param(
+            [{"apiVersion": "dtj.dev/v1", "kind": "Job", "uid": "job", "controller": True}],
+            id="another kind of controller",
+        ),
+        pytest.param(
+            [{"apiVersion": "a.dev/v1", "kind": "DistributedTrainingJob", "uid": "job", "controller": True}],
+            id="a kind of that name in another API group",
+        ),
     ],
 )
 def test_pod_that_no_job_controls_has_no_owner(owners: list[dict[str, Any]]) -> None:
