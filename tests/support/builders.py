@@ -102,6 +102,12 @@ class PodBuilder:
         condition = ConditionView(type="PodScheduled", status="True", since=since)
         return self._with(conditions=(*self.pod.conditions, condition)).seen(bound=since)
 
+    def unprepared(self, *, placed: float) -> Self:
+        """Bound to its node at this time; its volumes or its network are not ready."""
+        scheduled = ConditionView(type="PodScheduled", status="True", since=placed)
+        waiting = ConditionView(type="PodReadyToStartContainers", status="False", since=placed)
+        return self._with(conditions=(scheduled, waiting))
+
     def with_uid(self, uid: str) -> Self:
         return self._with(uid=uid)
 

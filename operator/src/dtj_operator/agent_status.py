@@ -3,7 +3,7 @@
 The answer comes from a user's program, so every value of a wrong type or size is rejected.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -116,8 +116,9 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
 
 
 def _incident(failure: _Failure) -> Incident:
-    fields = msgspec.structs.asdict(failure)
-    return Incident(**{k: printable(v) if isinstance(v, str) else v for k, v in fields.items()})
+    given: dict[str, Any] = msgspec.structs.asdict(failure)
+    fields: dict[str, Any] = {k: printable(v) if isinstance(v, str) else v for k, v in given.items()}
+    return Incident(**fields)
 
 
 def _is_from(answer: _Answer, key: Key) -> bool:

@@ -111,6 +111,20 @@ async def test_message_of_the_scheduler_is_quoted(cluster: Cluster, kubelet: Kub
     assert phase("Pending")(job)
 
 
+async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster, kubelet: Kubelet):
+    kubelet.starts = False
+    await cluster.submit()
+    await kubelet.until(lambda pods: "job-0" in pods)
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "s3-login" not found'}
+    status = {"name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
+    await kubelet.set_status("job-0", {"containerStatuses": [{**status, "state": {"waiting": waiting}}]})
+
+    job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    assert 'secret "s3-login" not found' in of(job, "PodsReady")["message"]
+    assert 'secret "s3-login" not found' in (await cluster.until_event("PodRejected"))["note"]
+
+
 async def test_message_of_the_kubelet_is_quoted_if_an_image_cannot_be_pulled(
     cluster: Cluster, kubelet: Kubelet
 ):

@@ -6,7 +6,7 @@ A condition is absent until it applies. lastTransitionTime changes only with the
 from typing import Any
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan import blame, ranges, times
+from dtj_operator.plan import blame, ranges, starting, times
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.attempt import done_before, remaining, starts_new_attempt
 from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
@@ -41,7 +41,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
     if s.refusals:
         return s.refusals[0]
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
-    return next((found for pod in waiting if (found := _obstacle(pod)) is not None), None)
+    return next((found for pod in waiting if (found := _obstacle(pod, s.now)) is not None), None)
 
 
 def shortage(s: Snapshot) -> str | None:
@@ -166,7 +166,7 @@ def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, mes
     }
 
 
-def _obstacle(pod: PodView) -> Refusal | None:
+def _obstacle(pod: PodView, now: float) -> Refusal | None:
     if pod.phase != "Pending":
         return None
     scheduled = pod.condition("PodScheduled")
@@ -179,6 +179,14 @@ def _obstacle(pod: PodView) -> Refusal | None:
         if container.waiting in _UNSTARTABLE:
             fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
+    slow_from = starting.slow_from(pod)
+    if slow_from is not None and now >= slow_from:
+        where = f"pod {pod.name} on node {pod.node}"
+        return _blocked(
+            "ContainerCreating",
+            f"{where}: volumes or network not ready {starting.SLOW_START_S:.0f} s after scheduling",
+            f"the kubelet's Events say why: kubectl describe pod {pod.name}",
+        )
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan import blame
+from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -114,7 +114,7 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
 def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
     retired = _retire(s)
-    again = soonest(deadline.due_at(s), size.requeue_at(s), avoid.requeue_at(s))
+    again = soonest(deadline.due_at(s), size.requeue_at(s), avoid.requeue_at(s), starting.requeue_at(s))
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)
     taken = {old.name for old in s.obsolete}

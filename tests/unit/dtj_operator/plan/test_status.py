@@ -94,6 +94,17 @@ def test_phase(given: JobBuilder, verdict: Verdict | None, phase: str) -> None:
             ("False", "PodRejected"),
             id="a container that the kubelet rejects",
         ),
+        param(
+            TWO.having(pod(0).unprepared(placed=NOW - 120), pod(1)),
+            ("False", "ContainerCreating"),
+            id="volumes or network that are not ready",
+        ),
+        param(
+            TWO.having(pod(0).unprepared(placed=NOW - 119), pod(1)),
+            ("False", "Starting"),
+            id="the same before it counts as slow",
+        ),
+        param(TWO.having(pod(0).placed(NOW - 999), pod(1)), ("False", "Starting"), id="a slow image pull"),
         param(TWO.refused("NameConflict"), ("False", "NameConflict"), id="a name that is taken"),
         param(TWO.was("Suspended"), ("False", "Suspended"), id="suspended"),
     ],
@@ -391,6 +402,12 @@ def test_merge_patch(old: dict[str, object], new: dict[str, object], patch: dict
         param(TWO.running(), Fail("NoProgress", "x", FAULT), ["NoProgress"], id="a failure by its reason"),
         param(TWO.running(), Succeed("AllRanksSucceeded"), ["Completed"], id="success"),
         param(TWO.refused("QuotaExceeded"), None, ["QuotaExceeded"], id="an obstacle"),
+        param(
+            TWO.having(pod(0).unprepared(placed=NOW - 120), pod(1)),
+            None,
+            ["ContainerCreating"],
+            id="volumes or network that are not ready",
+        ),
         param(
             TWO.running().wants(cleanPodPolicy="Failed"),
             None,
