@@ -1,11 +1,21 @@
-"""torchrun without flags follows the environment that the operator sets."""
+"""torchrun follows the environment that the operator sets, and `dtj run` takes its place."""
 
 from __future__ import annotations
 
+import inspect
+import re
+
+import click
 import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser
 
+from dtj import contract
+from dtj.agent import torchrun
+from dtj.agent.placement import Placement
+from dtj.errors import RecipeError
 from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import UID, JobBuilder
 
@@ -33,3 +43,70 @@ def test_elastic_job_uses_its_limits_as_numbers_of_nodes(monkeypatch: pytest.Mon
     assert (launch.min_nodes, launch.max_nodes, launch.max_restarts) == (2, 5, 10)
     assert (launch.rdzv_backend, launch.run_id) == ("c10d", f"{UID}-2")
     assert launch.rdzv_endpoint == "digits-0.digits.team-a.svc:29500"
+
+
+def test_agent_sets_every_variable_that_torchrun_sets_for_its_workers():
+    """The list is read in the installed torch; ranks inherit the others from the agent (launch.py)."""
+    source = inspect.getsource(LocalElasticAgent._start_workers)
+    source += inspect.getsource(LocalElasticAgent._set_local_rank_env)
+    source += inspect.getsource(multiprocessing_api)
+    theirs = set(re.findall(r'"([A-Z][A-Z_]+)": ', source)) | set(
+        re.findall(r'env\w*\["([A-Z_]+)"\]', source)
+    )
+    theirs |= set(re.findall(r'envs\[local_rank\]\["([A-Z_]+)"\]', source))
+    assert {"RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS"} <= theirs
+    placement = Placement.read({}, nproc=2)
+    ours = placement.env_of(1, generation=1, store=("127.0.0.1", 1), heals=False, connect_s=20.0)
+    theirs -= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}  # only with --virtual-local-rank
+    of_the_agent = {"OMP_NUM_THREADS", contract.TORCHRUN_RESTARTS, contract.ERROR_FILE}
+    assert theirs - ours.keys() == of_the_agent
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [
+        ([], {}),
+        (["--standalone"], {"NNODES": "1", "NODE_RANK": "0"}),
+        (["--nnodes=1:1", "--rdzv_id=7"], {"NNODES": "1", "TORCHELASTIC_RUN_ID": "7"}),
+        (
+            ["--nnodes=2", "--node_rank=1", "--master_addr=a", "--master_port=29501"],
+            {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29501"},
+        ),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=a:29400"],
+            {"MASTER_ADDR": "a", "MASTER_PORT": "29400"},
+        ),
+    ],
+)
+def test_options_of_torchrun_have_the_same_meaning(flags: list[str], env: dict[str, str]):
+    get_args_parser().parse_args([*flags, "--nproc-per-node=2", "train.py"])  # torchrun has them too
+    assert given(flags) == {"ROLE_NAME": "default"} | env
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nnodes=1:4"], "--nnodes is '1:4', expected one number"),
+        (["--nnodes=2"], "the number of this machine is not known"),
+        (["--rdzv-backend=etcd"], "--rdzv-backend is etcd"),
+        (["--rdzv_conf=timeout=9"], "no option --rdzv-conf: the agents of dtj meet"),
+        (["-t", "3"], "no option --tee: the output of all ranks is on stdout"),
+        (["--no-python"], "no option --no-python"),
+    ],
+)
+def test_option_of_torchrun_without_a_counterpart_is_refused_with_the_reason(flags: list[str], message: str):
+    get_args_parser().parse_args([*flags, "train.py"])
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        given(flags)
+
+
+def given(flags: list[str]) -> dict[str, str]:
+    """The variables that `dtj run` takes from these options."""
+
+    @torchrun.options
+    @click.command()
+    def command(**found: object) -> dict[str, str]:
+        return torchrun.environment(found)
+
+    found: dict[str, str] = command.main(flags, standalone_mode=False)
+    return found

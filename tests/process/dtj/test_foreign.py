@@ -1,5 +1,6 @@
 """Scripts that do not use dtj give the same result as under torchrun: in one pod, in two, after a crash."""
 
+import json
 import os
 import re
 import subprocess
@@ -88,10 +89,18 @@ def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
     ended = start("run", "--nproc", 2, script).wait()
     ours = set(ended.out.removeprefix("[rank 0] ").split())
     left_out = {
-        "ROLE_NAME",  # there are no roles here
-        "TORCHELASTIC_ERROR_FILE",  # the traceback goes through the agent's pipe
-        "TORCHELASTIC_MAX_RESTARTS",  # the budget belongs to the job, not to a rank
         "TORCHELASTIC_SIGNALS_TO_HANDLE",  # only used by torchrun itself
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # left at torch's own default
     }
     assert under_torchrun - ours == left_out
+
+
+def test_exception_that_record_wrote_is_the_failure_of_a_rank_that_reports_none(
+    start: Start, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    ended = start("run", "--termination-log", log, FOREIGN / "recorded.py").wait()
+    assert ended.code == 1
+    assert "dtj: rank 0 failed: ValueError: label 11 is out of range" in ended.err
+    told = json.loads(log.read_text())
+    assert told["reason"] == "Exception"
+    assert 'raise ValueError("label 11 is out of range")' in told["message"]

@@ -5,6 +5,7 @@ import pytest
 
 import dtj
 from dtj import cli, contract
+from dtj.agent import torchrun
 from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, RankState
@@ -81,12 +82,20 @@ def test_commands_and_flags() -> None:
             "--resume",
         ),
         *("--max-restarts", "--save-every", "--termination-log"),
+        *("--nproc-per-node", "--nproc_per_node", "--max_restarts"),  # as torchrun spells them
+    }
+    of_torchrun = {p.opts[0] for p in torchrun.options(click.command()(lambda: None)).params}
+    assert of_torchrun == {
+        *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--standalone", "--role"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),  # the last one only to refuse it
+        *("--no-python", "--log-dir", "-r", "-t", "--local-ranks-filter"),
     }
     commands = cli._dtj.commands
     flags = {
         name: {option for p in command.params if isinstance(p, click.Option) for option in p.opts}
         for name, command in commands.items()
     }
+    flags["run"] -= {o for p in torchrun.options(click.command()(lambda: None)).params for o in p.opts}
     assert flags == {
         "run": common | {"-m", "--module"},
         "train": common | {"-h", "--help"},

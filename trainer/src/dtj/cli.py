@@ -10,7 +10,7 @@ import click
 
 import dtj
 from dtj import contract, flags, recipe_cli, settings
-from dtj.agent import program
+from dtj.agent import program, torchrun
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
@@ -44,13 +44,17 @@ def _option(name: str) -> Any:
 _FLAGS = [
     click.option(
         "--nproc",
-        type=click.IntRange(min=1),
+        "--nproc-per-node",
+        "--nproc_per_node",
+        "nproc",
+        type=torchrun.Processes(),
         help="Ranks to start on this machine. [default: from the job, else 1]",
     ),
     click.option("--ranks", "shown", help="Print the output of these ranks only, e.g. 0,2. [default: all]"),
     *map(_option, settings.FLAGS),
     click.option(
         "--max-restarts",
+        "--max_restarts",
         type=click.IntRange(min=0),
         help="Maximum number of in-place restarts of failed ranks. [default: from the job, else 0]",
     ),
@@ -96,14 +100,17 @@ def _flagged(command: Any) -> Any:
 
 @_dtj.command("run", context_settings={"allow_interspersed_args": False})
 @_flagged
+@torchrun.options
 @click.option("-m", "--module", is_flag=True, help="Treat SCRIPT as a module name, as in python -m.")
 @click.argument("script")
 @click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def _run(script: str, words: tuple[str, ...], *, module: bool, **given: Any) -> int:
     """Run a training script on every rank.
 
-    The script finds the environment variables that torchrun sets, so `env://` works.
+    The script finds the environment variables that torchrun sets, so `env://` works. torchrun's own options
+    have the same names here.
     """
+    os.environ.update(torchrun.environment(given))
     return _launch(program.module(script, words) if module else program.script(script, words), given)
 
 

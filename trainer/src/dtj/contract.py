@@ -33,10 +33,12 @@ MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 RESTARTS_IN_PLACE: Final = "DTJ_RESTARTS_IN_PLACE"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 
-# Set by the agent for its ranks, in addition to the names above; torchrun sets the first three, too.
+# Set by the agent for its ranks, in addition to the names above; torchrun sets the first five, too.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # shows scripts and libraries that a launcher started them
 RESTART_COUNT: Final = "TORCHELASTIC_RESTART_COUNT"
+TORCHRUN_RESTARTS: Final = "TORCHELASTIC_MAX_RESTARTS"
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # for torch's @record
 GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 if other ranks of this generation hold the state in memory
 CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # time limit for a rank to connect to all others

@@ -43,6 +43,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 
 def launch(program: rank_main.Program, placement: Placement, options: Options) -> int:
     """Run the program as all ranks of this pod; return the exit code of docs/contract.md."""
+    os.environ[contract.TORCHRUN_RESTARTS] = str(options.budget.restarts)
     return _Agent(program, placement, options).run()
 
 

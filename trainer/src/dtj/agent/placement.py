@@ -18,7 +18,7 @@ class Placement:
     """This replica among all `nnodes`, in torchrun's terms; each has `nproc` ranks.
 
     The agents connect to master_addr:master_port, unless there is only one.
-    run_id  of the job, as torchrun calls it
+    run_id  of the job, and role, the name of its ranks, as torchrun calls them
     limits  of an elastic job; nnodes is then its initial size
     """
 
@@ -28,6 +28,7 @@ class Placement:
     master_addr: str
     master_port: int
     run_id: str
+    role: str = "default"
     limits: Limits | None = None
 
     @classmethod
@@ -67,7 +68,8 @@ class Placement:
             nnodes=nnodes,
             master_addr=env.get(contract.MASTER_ADDR) or "127.0.0.1",
             master_port=number(env, contract.MASTER_PORT, default=29500),
-            run_id=env.get(contract.JOB_UID) or "none",
+            run_id=env.get(contract.JOB_UID) or env.get(contract.RUN_ID) or "none",
+            role=env.get("ROLE_NAME") or "default",
             limits=limits,
         )
 
@@ -99,9 +101,11 @@ class Placement:
             contract.USE_AGENT_STORE: True,
             contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             contract.GENERATION: generation,
             contract.HEALING: int(heals),
             contract.CONNECT_SECONDS: connect_s,
+            "ROLE_NAME": self.role,
             "GROUP_RANK": self.node_rank,
             "GROUP_WORLD_SIZE": self.nnodes,
             "ROLE_RANK": rank,

@@ -12,6 +12,7 @@ from typing import Any, Self
 from dtj import contract
 from dtj.agent import rank_main
 from dtj.agent.child_process import signals_blocked
+from dtj.agent.error_file import ErrorFile
 from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.outcome import Ending
@@ -31,6 +32,7 @@ class RankProcess:
     orders     write end of the pipe of control_pipe.py
     stacks     read end of the pipe for its Python stacks
     heartbeat  its progress, in shared memory
+    error_file where torch's `@record` writes
     killed     the agent killed it
     uses_dtj   its program uses dtj: if asked to stop, it saves first
     holds      it has the run in memory and can join the next generation without a restart
@@ -57,6 +59,7 @@ class RankProcess:
     is_unformed: bool = False
     stacks_requested_at: float = 0.0
     ending: Ending | None = None
+    error_file: ErrorFile = field(default_factory=ErrorFile)
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
 
@@ -78,7 +81,9 @@ class RankProcess:
         rank = int(env[contract.RANK])
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
-        heartbeat = SharedHeartbeat()
+        heartbeat, error_file = SharedHeartbeat(), ErrorFile()
+        if error_file.path:
+            env = env | {contract.ERROR_FILE: error_file.path}
         agent = os.getpid()
         with signals_blocked():
             pid = os.fork()
@@ -109,6 +114,7 @@ class RankProcess:
             orders=orders_w,
             stacks=stacks,
             heartbeat=heartbeat,
+            error_file=error_file,
             generation=generation,
             as_json=as_json,
         )
@@ -171,6 +177,13 @@ class RankProcess:
         """It was reaped; `code` is negative if a signal killed it."""
         os.close(self.orders)
         os.close(self.stacks)
+        recorded = self.error_file.close()
+        if recorded and code != 0 and not self._failure and not self.killed:
+            self._failure = {
+                "message": recorded,
+                "reason": "Exception",
+                "at": datetime.now(UTC).isoformat(),
+            }
         self.ending = self._ended(
             contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
         )

@@ -1,0 +1,125 @@
+"""torchrun's options for `dtj run`: the same names, so that a command line only changes its first word.
+
+What has no counterpart is refused with the reason, instead of being ignored.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dtj import contract
+from dtj.errors import RecipeError
+
+_REFUSED = {
+    "--rdzv-conf": "the agents of dtj meet without a configurable rendezvous",
+    "--no-python": "the ranks are forked from a process that has torch imported, so they run Python",
+    "--log-dir": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
+    "--redirects": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
+    "--tee": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
+    "--local-ranks-filter": "use --ranks to print the lines of some ranks only",
+}
+_BACKENDS = ("c10d", "static")
+
+
+class Processes(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """A number of ranks, or cpu, gpu or auto, as torchrun counts them."""
+
+    name = "INTEGER|auto|gpu|cpu"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number."""
+        if value in {"auto", "gpu", "cpu"}:
+            return _count(value)
+        return click.IntRange(min=1).convert(value, param, ctx)
+
+
+def options(command: Any) -> Any:
+    """Add the options to a click command; `environment` reads their values."""
+    added: list[Callable[[Any], Any]] = [
+        click.option(*_both("--nnodes"), help="Number of machines. [default: from the job, else 1]"),
+        click.option(*_both("--node-rank"), type=click.IntRange(min=0), help="Number of this machine."),
+        click.option(*_both("--master-addr"), help="Address of machine 0."),
+        click.option(*_both("--master-port"), type=click.IntRange(1, 65535), help="Port on machine 0."),
+        click.option(*_both("--rdzv-backend"), hidden=True),
+        click.option(*_both("--rdzv-endpoint"), help="HOST:PORT: --master-addr and --master-port in one."),
+        click.option(*_both("--rdzv-id"), help="Name of the run, TORCHELASTIC_RUN_ID."),
+        click.option("--standalone", is_flag=True, help="One machine, whatever the environment says."),
+        click.option("--role", default="default", help="ROLE_NAME of the ranks."),
+    ]
+    added += [_refusing(name, why) for name, why in _REFUSED.items()]
+    for one in reversed(added):
+        command = one(command)
+    return command
+
+
+def environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that these options stand for; RecipeError if one has no counterpart."""
+    found: dict[str, Any] = {"ROLE_NAME": given["role"]}
+    if (backend := given["rdzv_backend"]) and backend not in _BACKENDS:
+        raise RecipeError(
+            f"--rdzv-backend is {backend}; dtj run has none of the others: its agents meet at machine 0",
+            fix=f"leave it out, or use {' or '.join(_BACKENDS)}",
+        )
+    if given["standalone"]:
+        return found | {contract.NNODES: "1", contract.NODE_RANK: "0"}
+    if given["nnodes"]:
+        found[contract.NNODES] = _machines(given["nnodes"])
+    if given["rdzv_endpoint"]:
+        host, _, port = given["rdzv_endpoint"].partition(":")
+        found |= {contract.MASTER_ADDR: host} | ({contract.MASTER_PORT: port} if port else {})
+    names = {
+        "node_rank": contract.NODE_RANK,
+        "master_addr": contract.MASTER_ADDR,
+        "master_port": contract.MASTER_PORT,
+        "rdzv_id": contract.RUN_ID,
+    }
+    found |= {variable: given[name] for name, variable in names.items() if given[name] is not None}
+    if int(found.get(contract.NNODES, 1)) > 1 and contract.NODE_RANK not in {*found, *os.environ}:
+        raise RecipeError(
+            f"--nnodes is {found[contract.NNODES]}, but the number of this machine is not known",
+            fix="pass --node-rank, from 0 on; dtj run does not let the machines choose it",
+        )
+    return {name: str(value) for name, value in found.items()}
+
+
+def _machines(text: str) -> str:
+    least, _, most = text.partition(":")
+    if not least.isdecimal() or (most and most != least):
+        raise RecipeError(
+            f"--nnodes is {text!r}, expected one number",
+            fix="for a size that changes, use spec.elastic of a job; else --nnodes 2",
+        )
+    return least
+
+
+def _count(what: str) -> int:
+    """GPUs by their device files, which a container has only of its own; no library is initialized."""
+    gpus = sum(bool(re.fullmatch(r"nvidia\d+", device.name)) for device in Path("/dev").iterdir())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = min(gpus, len([one for one in visible.split(",") if one.strip()]))
+    if what == "gpu" and not gpus:
+        raise RecipeError("--nproc-per-node is gpu, but this machine has none", fix="use cpu, or a number")
+    if gpus and what != "cpu":
+        return gpus
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _refusing(name: str, why: str) -> Callable[[Any], Any]:
+    def refuse(_context: click.Context, _parameter: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise RecipeError(f"dtj run has no option {name}: {why}", fix=f"leave out {name}")
+
+    short = {"--redirects": ("-r",), "--tee": ("-t",)}.get(name, ())
+    how: dict[str, Any] = {"is_flag": True, "default": None} if name == "--no-python" else {}
+    return click.option(*short, *_both(name), callback=refuse, expose_value=False, hidden=True, **how)
+
+
+def _both(name: str) -> tuple[str, ...]:
+    """Both spellings, as torchrun takes them."""
+    other = "--" + name[2:].replace("-", "_")
+    return (name,) if other == name else (name, other)
