@@ -8,7 +8,8 @@ status. An error that may be retried is raised.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,29 +39,42 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 32  # more calls would only queue up in the API server
+APPLY_S = 60.0  # a large job needs longer under a low rate limit; its status is written in between
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of the actions: refusals, and whether an old object has to be deleted first."""
+    """The result of the actions.
+
+    refusals    what the API server refused
+    blocked     an old object has to be deleted first
+    unfinished  there was no time for all of them: the next reconcile continues
+    """
 
     refusals: tuple[Refusal, ...] = ()
     blocked: bool = False
+    unfinished: bool = False
 
 
 class Applier:
-    def __init__(self, api: Api, caches: Caches) -> None:
-        self._api, self._caches, self._pods = api, caches, caches.pods
+    def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
         self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
-        """Carry out all actions, Service and NetworkPolicy before pods; stop creating at the first refusal.
+        """Carry out the actions, Service and NetworkPolicy before pods; stop creating at the first refusal.
+
+        No call is begun after APPLY_S seconds.
 
         uid   of the job, if it exists: the objects that it controls are ours
         """
         deletes = [a for a in actions if isinstance(a, DeletePod)]
         creates = [a for a in actions if isinstance(a, CreatePod)]
-        blocked = False in await self._all(self._delete_pod(action) for action in deletes)
+        until = self._clock() + APPLY_S
+        deleted = await self._all(self._delete_pod(action, until) for action in deletes)
+        if None in deleted:
+            return Outcome(unfinished=True)
+        blocked = False in deleted
         for action in actions:
             if not isinstance(action, DeletePod | CreatePod):
                 result = await self._other(key, uid, action)
@@ -69,9 +83,9 @@ class Applier:
                 blocked = blocked or not result
         if blocked:
             return Outcome(blocked=True)
-        return await self._create_pods(creates, uid)
+        return await self._create_pods(creates, uid, until)
 
-    async def _create_pods(self, creates: Sequence[CreatePod], uid: str) -> Outcome:
+    async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Outcome:
         """Start with one create in flight and allow one more after each success.
 
         So a used-up quota refuses one request, not all of them. If a create is refused or fails, those in
@@ -84,7 +98,10 @@ class Applier:
 
         async def create() -> None:
             nonlocal blocked, in_flight
-            while not (refusals or failures) and (action := next(left, None)) is not None:
+            while not (refusals or failures or self._clock() >= until):
+                action = next(left, None)
+                if action is None:
+                    return
                 try:
                     async with self._in_flight:
                         result = await self._create_pod(action.body, uid)
@@ -103,7 +120,8 @@ class Applier:
             group.create_task(create())
         if failures:
             raise failures[0]
-        return Outcome(refusals=tuple(refusals[:1]), blocked=blocked)
+        unfinished = not refusals and next(left, None) is not None
+        return Outcome(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
 
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
         """Return True if the pod exists now, False if an old pod has its name."""
@@ -138,8 +156,10 @@ class Applier:
         usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
         return usable and str(found.attempt) == labels[names.ATTEMPT]
 
-    async def _delete_pod(self, action: DeletePod) -> bool:
-        """Return False if the pod has changed and was to be deleted only if unchanged."""
+    async def _delete_pod(self, action: DeletePod, until: float) -> bool | None:
+        """Return whether it is deleted; False: it has changed and had to be unchanged; None: no time left."""
+        if self._clock() >= until:
+            return None
         pod = action.pod
         path = f"{names.pods_path(pod.namespace)}/{pod.name}"
         version = pod.version if action.unchanged else None

@@ -80,6 +80,8 @@ class Reconciler:
             outcome = await self._applier.apply(key, "", decision.actions)
             if outcome.blocked:
                 raise TryLater("an object of the deleted job changed during the reconcile")
+            if outcome.unfinished:
+                return 0.0
             return None if decision.requeue_at is None else max(0.0, decision.requeue_at - found.now)
         return await self._reconcile(key, *found)
 
@@ -92,11 +94,14 @@ class Reconciler:
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
+            if outcome.unfinished:
+                return 0.0
             return None if decision.requeue_at is None else max(0.0, decision.requeue_at - s.now)
         after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
-        begun = not outcome.refusals and any(isinstance(action, CreatePod) for action in decision.actions)
+        complete = not (outcome.refusals or outcome.unfinished)
+        begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
         again_at = pace.soonest(decision.requeue_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
@@ -104,7 +109,8 @@ class Reconciler:
             why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
             raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
         # The status now has values that the next decision depends on, and no event will trigger a reconcile.
-        again_now = decision.verdict is not None or (write_at is None and _affects_decisions(s, status))
+        needs_status = write_at is None and _affects_decisions(s, status)
+        again_now = outcome.unfinished or decision.verdict is not None or needs_status
         return 0.0 if again_now else again_s
 
     async def _write(

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from dtj_operator.apply import CALLS_IN_FLIGHT, Applier, Outcome
+from dtj_operator.apply import APPLY_S, CALLS_IN_FLIGHT, Applier, Outcome
 from dtj_operator.gather import Caches
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
@@ -63,7 +63,8 @@ class Doing:
         self.services = ChildCache(SERVICE, lambda _: None)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         caches = Caches(pods=self.pods, services=self.services, policies=policies)
-        self._applier = Applier(self.api, caches)
+        self.now = 0.0
+        self._applier = Applier(self.api, caches, lambda: self.now)
 
     async def __call__(self, *actions: Action) -> Outcome:
         return await self._applier.apply(KEY, JOB.uid, actions)
@@ -95,6 +96,25 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
 
         queries = [query for _, _, query, _ in do.server.asked]
         assert queries == [{}, {"fieldValidation": "Strict"}]
+
+
+@pytest.mark.parametrize(
+    ("actions", "answer"),
+    [
+        param([CreatePod(wanted(index)) for index in range(9)], says(stored(wanted())), id="creates"),
+        param([DeletePod(pod(index).pod) for index in range(99)], REMOVED, id="deletions"),
+    ],
+)
+async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
+    actions: list[Action], answer: Handler
+) -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        do.now = APPLY_S
+        return await answer(request)
+
+    async with doing(*[answer] * 3, *[slow] * 99) as do:
+        assert await do(*actions) == Outcome(unfinished=True)
+        assert 3 < len(do.server.asked) < len(actions)
 
 
 async def test_used_up_quota_costs_one_request() -> None:

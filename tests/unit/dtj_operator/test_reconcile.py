@@ -16,20 +16,21 @@ from tests.support.builders import JobBuilder, job
 from tests.unit.dtj_operator.kube.server import says, serving
 
 KEY = Key("ns", "j")
+DONE = Outcome()
 RUNNING = job().replicas(2).with_network().running().stored({})
 
 
 class World:
     """A job as given; no action is refused, no Event is sent, no agent is polled."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, outcome: Outcome) -> None:
+        self.snapshot, self.outcome = snapshot, outcome
 
     async def gather(self, _: Key) -> tuple[Snapshot, str]:
         return self.snapshot, "7"
 
     async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Outcome:
-        return Outcome()
+        return self.outcome
 
     def pods(self, _: Key) -> object:
         return self.snapshot.pods
@@ -41,9 +42,9 @@ class World:
         pass
 
 
-async def again_s(found: JobBuilder) -> float | None:
+async def again_s(found: JobBuilder, outcome: Outcome = DONE) -> float | None:
     """Seconds until the next reconcile, after one that wrote the status."""
-    world = World(found.snapshot())
+    world = World(found.snapshot(), outcome)
     async with serving(says({"metadata": {"resourceVersion": "8"}})) as server:
         api = Api(server.config, Bucket(1e9), Random(0))
         reconcile = Reconciler(
@@ -75,3 +76,8 @@ async def test_job_is_reconciled_again_if_decisions_depend_on_its_first_status(f
 @pytest.mark.asyncio
 async def test_first_status_of_any_other_job_needs_no_second_reconcile() -> None:
     assert await again_s(RUNNING) is None
+
+
+@pytest.mark.asyncio
+async def test_large_job_gets_its_status_between_two_reconciles_that_create_its_pods() -> None:
+    assert await again_s(job().replicas(2).with_network(), Outcome(unfinished=True)) == 0

@@ -13,7 +13,7 @@ from dtj_operator.engine.workqueue import WorkQueue
 
 K = TypeVar("K", bound=Hashable)
 
-# Long enough for a thousand creates under the rate limit; a call that hangs does not hold the key forever.
+# Longer than a reconcile that calls the API server for as long as it may; one that hangs is cancelled.
 RECONCILE_TIMEOUT_S = 120.0
 
 _log = logging.getLogger(__name__)
