@@ -121,6 +121,6 @@ def test_operator_accepts_the_status_of_replica_0_only():
         return json.dumps(status.document(datetime.now(UTC), job=Facts())).encode()
 
     key = names.Key(parsed.namespace, parsed.name)
-    assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1").rejoin
+    assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1", ranks=2).rejoin
     with pytest.raises(msgspec.ValidationError, match=f"does not belong to replica 0 of {key}"):
-        agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1")
+        agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1", ranks=2)

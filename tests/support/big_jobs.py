@@ -26,7 +26,7 @@ def decide(s: Snapshot) -> dict[str, Any]:
     decision = plan(s)
     after = s.after(tuple(s.pods), decision.refusals)
     status = new_status(after, decision.verdict)
-    pace.write_at(s.memory.raw, status, now=s.now, last_write=0, progress_s=60)
+    pace.write_at(s.memory.raw, status, now=s.now, last_write=0, progress_due=True)
     pace.only_progress(s.memory.raw, status)
     events(after, decision.verdict, status)
     return status

@@ -16,18 +16,21 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 _Heals = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]  # stored as 32 bits in the status
 _Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
+_Name = Annotated[str, msgspec.Meta(max_length=253)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_LISTED = msgspec.Meta(max_length=1000)  # the agent lists no more
 
 
 class _Failure(msgspec.Struct, rename="camel"):
     replica: _Index | None = None
     rank: _Index | None = None
     reason: _Word | None = None
-    exit_code: int | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     signal: _Word | None = None
-    message: str | None = None
+    message: _Text | None = None
     generation: _Index | None = None
     step: _Index | None = None
-    at: str | None = None
+    at: _Word | None = None
 
 
 class _Restarts(msgspec.Struct, rename="camel"):
@@ -48,8 +51,8 @@ class _Slowest(msgspec.Struct):
 
 
 class _Hang(msgspec.Struct):
-    ranks: list[_Index] = []
-    message: str = ""
+    ranks: Annotated[list[_Index], _LISTED] = []
+    message: _Text = ""
 
 
 class _Missing(msgspec.Struct):
@@ -59,8 +62,8 @@ class _Missing(msgspec.Struct):
 
 class _Answer(msgspec.Struct, rename="camel"):
     attempt: int
-    job: str | None = None
-    namespace: str | None = None
+    job: _Name | None = None
+    namespace: _Name | None = None
     replica: int | None = None
     step: _Whole | None = None
     total_steps: _Whole | None = None
@@ -75,20 +78,25 @@ class _Answer(msgspec.Struct, rename="camel"):
     slowest_rank: _Index | None = None
     slowest: _Slowest | None = None
     hang: _Hang | None = None
-    missing: list[_Missing] | None = None
+    missing: Annotated[list[_Missing], _LISTED] | None = None
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def parse(raw: bytes, key: Key, observed_at: float, address: str) -> Progress:
+def parse(raw: bytes, key: Key, observed_at: float, address: str, *, ranks: int) -> Progress:
     """Parse an answer of replica 0; raises msgspec.MsgspecError if it is invalid or from another agent.
+
+    Raises UnicodeDecodeError or RecursionError for some invalid JSON.
 
     key          the job whose agent was polled
     observed_at  seconds since the epoch
     address      of the pod that answered
+    ranks        of the job at most
     """
     answer = _decode(raw)
+    if max(len(answer.missing or ()), len(answer.hang.ranks if answer.hang else ())) > ranks:
+        raise msgspec.ValidationError(f"the agent at {address} names more than the {ranks} ranks of the job")
     if not _is_from(answer, key):
         raise msgspec.ValidationError(f"the agent at {address} does not belong to replica 0 of {key}")
     return Progress(

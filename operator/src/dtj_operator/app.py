@@ -19,6 +19,7 @@ from kubernetes.aio.client import Configuration
 
 from dtj_operator import health, metrics, names
 from dtj_operator.apply import Applier
+from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Caches, Gatherer
@@ -53,6 +54,7 @@ UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
 PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent than reporting on started ones
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
+PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
 
@@ -107,9 +109,13 @@ class App:
             gone_nodes=lambda: nodes.gone_since,
         )
         self._recorder = Recorder(self._api, settings.identity, time.time)
-        self._poller = Poller(
-            self._ask, self.queue.add, time.time, poll_s=settings.agent_poll_s, progress_s=settings.progress_s
+        turns: Turns[Key] = Turns(
+            lambda key: self.queue.add(key, patience_s=PATIENCE_S),
+            per_second=PROGRESS_WRITES_PER_S,
+            at_least_s=settings.progress_s,
+            early_s=settings.agent_poll_s / 2,
         )
+        self._poller = Poller(self._ask, self.queue.add, time.time, turns, poll_s=settings.agent_poll_s)
         self._lease = Lease(
             self._steady, settings.operator_namespace, settings.lease_name, settings.identity, time.time
         )
@@ -130,7 +136,6 @@ class App:
             Applier(self._api, caches),
             self._recorder,
             self._poller,
-            progress_s=settings.progress_s,
             may_act=self._may_act,
         )
         self._tasks: list[asyncio.Task[Any]] = []

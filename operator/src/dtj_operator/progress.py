@@ -11,15 +11,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import aiohttp
-import msgspec
 
 from dtj_operator import agent_status, metrics, names
+from dtj_operator.engine.turns import Turns
 from dtj_operator.names import Key
 from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S, Progress
 
-POLLS_IN_FLIGHT = 16
+POLLS_IN_FLIGHT = 128  # many, because a zone full of agents that do not answer must not delay the others
 POLL_TIMEOUT_S = 3.0
-LARGEST_ANSWER = 4 * 1024 * 1024  # bytes; many times what a line per local rank and metric takes
+CONNECT_TIMEOUT_S = 1.0
+LARGEST_ANSWER = 256 * 1024  # bytes; the agent's document has at most 1,000 ranks
 SLOW = 6  # after this many unanswered polls in a row, poll this many times less often
 FAST = 0.5  # of the usual interval, while a node may be lost
 SILENT_AFTER = 2  # unanswered polls in a row of an agent that answered before; a single poll may get lost
@@ -32,9 +33,11 @@ class _Followed:
     uid: str
     attempt: int
     address: str
+    ranks: int
     has_answered: bool
     answered_at: float  # when it last answered, or when polling started
     unanswered: int = 0  # polls in a row
+    written: object = None  # the step when the status was last written; None: not yet
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def is_newly_silent(self, now: float) -> bool:
@@ -43,37 +46,53 @@ class _Followed:
 
 
 class Poller:
-    """Runs one task per running job; `ask` returns the answer of an address, or raises OSError."""
+    """Runs one task per running job.
+
+    ask      returns the answer of an address, or raises OSError
+    on_news  called when an answer may change a decision
+    turns    of jobs whose progress is to be written
+    """
 
     def __init__(
         self,
         ask: Ask,
         on_news: Callable[[Key], None],
         wall: Callable[[], float],
+        turns: Turns[Key],
         *,
         poll_s: float,
-        progress_s: float,
     ) -> None:
         self._ask, self._on_news, self._wall = ask, on_news, wall
-        self._poll_s, self._progress_s = poll_s, progress_s
+        self._turns, self._poll_s = turns, poll_s
         self._in_flight = asyncio.Semaphore(POLLS_IN_FLIGHT)
         self._followed: dict[Key, _Followed] = {}
         self._last: dict[Key, tuple[str, Progress]] = {}
 
-    def follow(self, key: Key, uid: str, attempt: int, address: str, *, has_answered: bool = False) -> None:
+    def follow(
+        self,
+        key: Key,
+        uid: str,
+        attempt: int,
+        address: str,
+        *,
+        ranks: int = 1,
+        has_answered: bool = False,
+    ) -> None:
         """Poll this address until `stop` or another `follow`.
 
+        ranks         of the job at most; an answer that names more is not believed
         has_answered  the agent answered in this attempt before this process started to poll it
         """
         known = self._followed.get(key)
         if known is not None and (known.uid, known.attempt, known.address) == (uid, attempt, address):
             return
         self.stop(key)
-        followed = self._followed[key] = _Followed(uid, attempt, address, has_answered, _now())
+        followed = self._followed[key] = _Followed(uid, attempt, address, ranks, has_answered, _now())
         followed.task = asyncio.create_task(self._follow(key, followed), name=f"poll {key}")
 
     def stop(self, key: Key) -> None:
         """Stop polling; keep the last answer."""
+        self._turns.leave(key)
         if (known := self._followed.pop(key, None)) is not None and known.task is not None:
             known.task.cancel()
 
@@ -94,16 +113,27 @@ class Poller:
             return False
         return known.is_newly_silent(_now()) and known.unanswered >= SILENT_AFTER
 
+    def may_write(self, key: Key) -> bool:
+        """Whether it is this job's turn to have its progress written, although nothing else changed."""
+        return self._turns.has(key)
+
+    def note_written(self, key: Key) -> None:
+        """Note that the stored status has the job's progress."""
+        self._turns.done(key)
+        if (known := self._followed.get(key)) is not None:
+            last = self.last(key, known.uid, known.attempt)
+            known.written = last and last.step
+
     async def close(self) -> None:
+        self._turns.close()
         tasks = [followed.task for followed in self._followed.values() if followed.task is not None]
         for key in list(self._followed):
             self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, key: Key, followed: _Followed) -> None:
-        notified_at = float("-inf")
         while True:
-            progress = await self._poll(key, followed.address)
+            progress = await self._poll(key, followed)
             if progress is None:
                 self._note_unanswered(key, followed)
             else:
@@ -112,11 +142,10 @@ class Poller:
                 followed.has_answered = True
                 last = self.last(key, followed.uid, followed.attempt)
                 self._last[key] = followed.uid, progress
-                moved = last is None or last.step != progress.step
-                can_wait = last is not None and _urgent(last) == _urgent(progress)
-                if not can_wait or (moved and _now() - notified_at >= self._progress_s - self._poll_s / 2):
-                    notified_at = _now()
+                if last is None or _urgent(last) != _urgent(progress):
                     self._on_news(key)
+                if last is None or progress.step != followed.written:
+                    self._turns.ask(key)
             await asyncio.sleep(self._poll_s * _pace(followed, progress, _now()))
 
     def _note_unanswered(self, key: Key, followed: _Followed) -> None:
@@ -133,12 +162,12 @@ class Poller:
             self._last[key] = uid, replace(last, slowest=None, hang=None, silent_replicas=())
             self._on_news(key)
 
-    async def _poll(self, key: Key, address: str) -> Progress | None:
+    async def _poll(self, key: Key, followed: _Followed) -> Progress | None:
         try:
             async with self._in_flight, asyncio.timeout(POLL_TIMEOUT_S):
-                raw = await self._ask(address)
-            progress = agent_status.parse(raw, key, self._wall(), address)
-        except (OSError, TimeoutError, aiohttp.ClientError, msgspec.MsgspecError):
+                raw = await self._ask(followed.address)
+            progress = agent_status.parse(raw, key, self._wall(), followed.address, ranks=followed.ranks)
+        except Exception:  # noqa: BLE001 - a user's program answers, and nothing that it sends may end this task
             metrics.POLLS.labels("nothing").inc()
             return None
         metrics.POLLS.labels("answer").inc()
@@ -165,11 +194,13 @@ def _urgent(progress: Progress) -> tuple[object, ...]:
 
 
 class HttpAsk:
-    """Polls over HTTP: without proxies, redirects or an unlimited answer."""
+    """Polls over HTTP: without proxies, redirects, decompression or an unlimited answer."""
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=POLLS_IN_FLIGHT, force_close=True)
+            connector=aiohttp.TCPConnector(limit=POLLS_IN_FLIGHT, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,  # a few bytes could become gigabytes
         )
 
     async def __call__(self, address: str) -> bytes:
@@ -178,10 +209,14 @@ class HttpAsk:
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 raise OSError(f"agent at {address} returned HTTP status {response.status}")
-            raw = await response.content.read(LARGEST_ANSWER)
-            while not response.content.at_eof() and len(raw) < LARGEST_ANSWER:
-                raw += await response.content.read(LARGEST_ANSWER - len(raw))
-            return raw
+            raw = bytearray()
+            async for chunk in response.content.iter_any():
+                raw += chunk
+                if len(raw) > LARGEST_ANSWER:
+                    raise OSError(
+                        f"the answer of the agent at {address} is larger than {LARGEST_ANSWER} bytes"
+                    )
+            return bytes(raw)
 
     async def close(self) -> None:
         await self._session.close()

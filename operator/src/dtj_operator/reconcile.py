@@ -9,7 +9,6 @@ from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
 from dtj_operator.kube import wire
 from dtj_operator.kube.api import METADATA, Api, Json, decode
-from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
@@ -20,8 +19,6 @@ from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
 from dtj_operator.plan.status import events, new_status
 from dtj_operator.progress import Poller
-
-PROGRESS_WRITES_PER_S = 5.0  # for all jobs together
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +35,10 @@ class Reconciler:
         recorder: Recorder,
         poller: Poller,
         *,
-        progress_s: float,
         may_act: Callable[[], bool],
     ) -> None:
         self._api, self._cache, self._gatherer, self._applier = api, cache, gatherer, applier
-        self._recorder, self._poller, self._progress_s, self._may_act = recorder, poller, progress_s, may_act
-        self._progress_writes = Bucket(PROGRESS_WRITES_PER_S)
+        self._recorder, self._poller, self._may_act = recorder, poller, may_act
         # When this process last wrote the status, and the resourceVersion after that.
         self._written: dict[Key, tuple[float, str]] = {}
         self._behind: dict[Key, float] = {}  # since when a change other than progress is not written yet
@@ -124,7 +119,7 @@ class Reconciler:
             status,
             now=s.now,
             last_write=last_write,
-            progress_s=self._progress_s,
+            progress_due=self._poller.may_write(key),
             stale_since=self._behind.get(key),
             pods_created=begun,
         )
@@ -133,9 +128,9 @@ class Reconciler:
         else:
             self._behind.setdefault(key, s.now)
         if due is None or due > s.now:
+            if stored.get("progress") == status.get("progress"):
+                self._poller.note_written(key)
             return due
-        if pace.only_progress(stored, status) and not self._progress_writes.try_take():
-            return s.now + 1.0
         patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
         try:
             answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
@@ -145,6 +140,7 @@ class Reconciler:
             return s.now
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
         self._behind.pop(key, None)
+        self._poller.note_written(key)
         self._announce(key, s, verdict, status)
         return None
 
@@ -169,7 +165,14 @@ class Reconciler:
         if trains and pod is not None and pod.address and pod.phase == "Running":
             # The status tells a new leader that the agent answered before.
             has_answered = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA
-            self._poller.follow(key, s.job.uid, s.memory.attempt, pod.address, has_answered=has_answered)
+            self._poller.follow(
+                key,
+                s.job.uid,
+                s.memory.attempt,
+                pod.address,
+                ranks=s.job.max_replicas * s.job.processes,
+                has_answered=has_answered,
+            )
         else:
             self._poller.stop(key)
 

@@ -69,7 +69,7 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         dest="progress_s",
         type=positive_number,
         default=60.0,
-        help="seconds between two writes of a job's progress to its status (60)",
+        help="least seconds between two writes of a job's progress to its status (60)",
     )
     add(
         "--agent-poll-seconds",

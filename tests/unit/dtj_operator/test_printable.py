@@ -44,7 +44,7 @@ def test_reports_are_escaped_when_they_are_parsed() -> None:
         reason=SHOWN, message=SHOWN
     )
     answer = {"attempt": 0, "failure": {"message": SAYS, "reason": SAYS}, "hang": {"message": SAYS}}
-    progress = agent_status.parse(json.dumps(answer).encode(), Key("ns", "j"), 0.0, "10.0.0.1")
+    progress = agent_status.parse(json.dumps(answer).encode(), Key("ns", "j"), 0.0, "10.0.0.1", ranks=1)
     assert progress.incident is not None
     assert progress.hang is not None
     assert (progress.incident.message, progress.incident.reason) == (SHOWN, SHOWN)

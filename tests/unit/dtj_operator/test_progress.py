@@ -1,11 +1,14 @@
 """Polling of agents, on fake time: how often, which answers are accepted, which changes are reported."""
 
 import asyncio
+import itertools
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
 
+from dtj_operator.engine.turns import Turns
 from dtj_operator.names import Key
 from dtj_operator.plan.snapshot import Incident, Ledger, SilentReplica, Straggler
 from dtj_operator.progress import Poller
@@ -22,7 +25,9 @@ class Agents:
         self.answers: dict[str, bytes] = {}
         self.asked: list[tuple[float, str]] = []
         self.news_at: list[float] = []
-        self.poller = Poller(self, self._on_news, lambda: 1e9 + now(), poll_s=10, progress_s=60)
+        self.turns_at: list[float] = []
+        turns: Turns[Key] = Turns(self._on_turn, per_second=5, at_least_s=60, early_s=5)
+        self.poller = Poller(self, self._on_news, lambda: 1e9 + now(), turns, poll_s=10)
 
     async def __call__(self, address: str) -> bytes:
         self.asked.append((now(), address))
@@ -32,6 +37,10 @@ class Agents:
 
     def _on_news(self, _: Key) -> None:
         self.news_at.append(now())
+
+    def _on_turn(self, key: Key) -> None:
+        self.turns_at.append(now())
+        self.poller.note_written(key)
 
     def at_step(self, step: int, *, attempt: int = 0) -> None:
         self.answers["10.0.0.1"] = json.dumps({"attempt": attempt, "step": step, "state": "Running"}).encode()
@@ -62,13 +71,64 @@ async def test_running_job_is_polled_every_ten_seconds(agents: Agents) -> None:
     assert step(agents) == 3
 
 
-async def test_progress_is_reported_at_once_and_then_once_a_minute(agents: Agents) -> None:
+async def test_progress_gets_a_turn_at_once_and_then_once_a_minute(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     for number in range(14):
         agents.at_step(number)
         await asyncio.sleep(10)
 
-    assert [round(at) for at in agents.news_at] == [0, 60, 120]
+    assert [round(at) for at in agents.turns_at] == [0, 60, 120]
+    assert len(agents.news_at) == 1, "steps change no decision"
+
+
+async def test_progress_that_was_written_with_something_else_waits_for_a_minute(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for number in range(14):
+        agents.at_step(number)
+        if number == 3:
+            agents.poller.note_written(KEY)
+        await asyncio.sleep(10)
+
+    assert [round(at) for at in agents.turns_at] == [0, 90]
+
+
+async def test_last_step_of_a_job_gets_its_turn_even_if_no_other_follows(agents: Agents) -> None:
+    agents.poller.follow(KEY, "u", 0, "10.0.0.1")
+    for number in range(3):
+        agents.at_step(number)
+        await asyncio.sleep(10)
+    await asyncio.sleep(200)
+
+    assert [round(at) for at in agents.turns_at] == [0, 60]
+
+
+async def test_thousand_stepping_jobs_are_reconciled_five_times_a_second_at_most() -> None:
+    agents = Agents()
+    looks: list[float] = []
+    written: dict[Key, list[float]] = {}
+    keys = [Key("ns", f"j-{number}") for number in range(1000)]
+
+    def on_turn(key: Key) -> None:
+        looks.append(now())
+        written.setdefault(key, []).append(now())
+        poller.note_written(key)
+
+    async def ask(_: str) -> bytes:
+        return json.dumps({"attempt": 0, "step": int(now())}).encode()
+
+    turns: Turns[Key] = Turns(on_turn, per_second=5, at_least_s=60, early_s=25)
+    poller = Poller(ask, agents._on_news, now, turns, poll_s=50)
+    for key in keys:
+        poller.follow(key, "u", 0, "10.0.0.1")
+    await asyncio.sleep(810)
+    assert turns.interval_s == 200
+    await poller.close()
+
+    assert len(agents.news_at) == 1000, "the first answer of each; no other reconcile has a cause"
+    assert len(looks) <= 810 * 5 + 1
+    assert set(written) == set(keys)
+    gaps = [b - a for times in written.values() for a, b in itertools.pairwise((0, *times, 810))]
+    assert max(gaps) <= 2 * 200
 
 
 async def test_change_that_affects_the_next_fault_is_reported_at_once(agents: Agents) -> None:
@@ -258,14 +318,50 @@ async def test_pod_that_does_not_answer_is_polled_less_often(agents: Agents) -> 
         param(b'{"attempt": 0, "step": 1, "slowest": {"rank": -1}}', id="a negative rank"),
         param(b'{"attempt": 0, "step": 1, "ledger": {"lost": -1}}', id="negative seconds"),
         param(b'{"attempt": 0, "step": 1, "missing": [1]}', id="a missing replica that is not an object"),
+        param(b'{"attempt": 0, "step": 1, "job": "\xff"}', id="not UTF-8"),
+        param(b'{"attempt": 0, "step": 1, "x": ' + b"[" * 20_000, id="deeply nested"),
+        param(b'{"attempt": 0, "step": 1, "failure": {"message": "' + b"x" * 5000 + b'"}}', id="a long text"),
+        param(b'{"attempt": 0, "step": 1, "hang": {"ranks": [0, 1]}}', id="more ranks than the job has"),
+        param(
+            b'{"attempt": 0, "step": 1, "missing": ['
+            + b'{"replica":1,"seconds":1},' * 99
+            + b'{"replica":1,"seconds":1}]}',
+            id="more replicas than the job has",
+        ),
     ],
 )
-async def test_invalid_answer_is_ignored(agents: Agents, answer: bytes) -> None:
+async def test_invalid_answer_is_ignored_and_the_next_one_is_read(agents: Agents, answer: bytes) -> None:
     agents.answers["10.0.0.1"] = answer
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(1)
-
     assert step(agents) is None
+
+    agents.at_step(4)
+    await asyncio.sleep(10)
+    assert step(agents) == 4
+
+
+async def test_thousand_hostile_agents_cost_less_than_64_mib() -> None:
+    face = "\U0001f600"
+    failure = {"message": face * 4096, "at": face * 64, "signal": face * 64, "reason": face * 64}
+    missing = [{"replica": 2**30 + number, "seconds": 1e5 + number / 7} for number in range(8)]
+    hang = {"ranks": [2**30 + number for number in range(8)], "message": face * 4096}
+    body = {"attempt": 0, "step": 2**50, "failure": failure, "missing": missing, "hang": hang}
+    answer = json.dumps(body | {"metrics": "x" * 100_000}, ensure_ascii=False).encode()
+    agents = Agents()
+    agents.answers["10.0.0.1"] = answer
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            agents.poller.follow(Key("ns", f"j-{number}"), "u", 0, "10.0.0.1", ranks=8)
+        await asyncio.sleep(5)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        await agents.poller.close()
+
+    assert len(agents.news_at) == 1000
+    assert kept < 64 * 2**20
 
 
 @pytest.mark.parametrize(

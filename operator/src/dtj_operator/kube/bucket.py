@@ -17,14 +17,6 @@ class Bucket:
             await asyncio.sleep(delay)
         return delay
 
-    def try_take(self) -> bool:
-        """Take a token if one is available now."""
-        self._refill()
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
     def _reserve(self) -> float:
         """Take a token, even if it is not available yet; return how long the caller has to wait for it."""
         self._refill()

@@ -1,13 +1,12 @@
 """When to write the new status, depending on how it differs from the stored one.
 
 A changed phase or condition is written at once. Counts and messages wait some seconds, because they change
-with every pod. Progress waits a minute, because it changes all the time. Any other write includes them too.
+with every pod. Progress waits for the job's turn, because it changes all the time. Any other write includes
+them too.
 The first status of a new job also waits, because its pods were just created and will change in a moment.
 """
 
 from typing import Any
-
-from dtj_operator.plan import times
 
 Json = dict[str, Any]
 
@@ -24,14 +23,14 @@ def write_at(
     *,
     now: float,
     last_write: float,
-    progress_s: float,
+    progress_due: bool,
     stale_since: float | None = None,
     pods_created: bool = False,
 ) -> float | None:
     """When to write `new`: now, later, or never (None) as things are.
 
     last_write    seconds since the epoch of the last write by this process, 0 if there is none
-    progress_s    minimum time between two writes that contain only progress
+    progress_due  it is this job's turn to have its progress written
     stale_since   since when this process knows that the stored status is outdated; None: since now
     pods_created  the only news is that this reconcile created pods
     """
@@ -44,9 +43,8 @@ def write_at(
         since = now if stale_since is None else stale_since
         certain = max(last_write, since) <= now  # if not, the clock was set back
         due.append(max(last_write + COUNTS_INTERVAL_S, since + BATCH_S) if certain else now)
-    if old.get("progress") != new.get("progress"):
-        observed = times.parse((old.get("progress") or {}).get("observedAt"))
-        due.append(now if observed is None or observed > now else observed + progress_s)
+    if progress_due and old.get("progress") != new.get("progress"):
+        due.append(now)
     return max(now, min(due)) if due else None
 
 

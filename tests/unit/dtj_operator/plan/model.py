@@ -208,7 +208,7 @@ class World:
             new,
             now=self.now,
             last_write=0,
-            progress_s=60,
+            progress_due=True,
             stale_since=since,
             pods_created=pods_created,
         )

@@ -315,9 +315,7 @@ STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, 
         param({}, None, id="nothing new"),
         param({"phase": "Recovering"}, NOW, id="a phase: at once"),
         param({"replicas": {"ready": 2}}, NOW + 7, id="counts: ten seconds after the last write"),
-        param(
-            {"progress": {"step": 2, "observedAt": at(0)}}, NOW + 40, id="progress: a minute after the last"
-        ),
+        param({"progress": {"step": 2, "observedAt": at(0)}}, None, id="progress: in the job's turn"),
         param(
             {"progress": {"step": 2}, "replicas": {"ready": 2}},
             NOW + 7,
@@ -328,7 +326,7 @@ STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, 
     ],
 )
 def test_when_a_change_is_written(change: dict[str, object], moment: float | None) -> None:
-    due = pace.write_at(STORED, {**STORED, **change}, now=NOW, last_write=NOW - 3, progress_s=60)
+    due = pace.write_at(STORED, {**STORED, **change}, now=NOW, last_write=NOW - 3, progress_due=False)
 
     assert due == moment
 
@@ -352,7 +350,7 @@ def test_counts_are_written_in_batches(last_write: int, stale_since: int | None,
         {**STORED, "replicas": {"ready": 2}},
         now=NOW,
         last_write=NOW + last_write,
-        progress_s=60,
+        progress_due=True,
         stale_since=None if stale_since is None else NOW + stale_since,
     )
 
@@ -369,14 +367,14 @@ def test_counts_are_written_in_batches(last_write: int, stale_since: int | None,
 )
 def test_when_the_first_status_is_written(old: dict[str, object], pods_created: bool, moment: float) -> None:
     due = pace.write_at(
-        old, {"phase": "Starting"}, now=NOW, last_write=0, progress_s=60, pods_created=pods_created
+        old, {"phase": "Starting"}, now=NOW, last_write=0, progress_due=True, pods_created=pods_created
     )
 
     assert due == moment
 
 
-def test_the_first_progress_is_written_at_once() -> None:
-    assert pace.write_at({}, {"progress": {"step": 1}}, now=NOW, last_write=NOW, progress_s=60) == NOW
+def test_progress_is_written_in_the_turn_of_the_job() -> None:
+    assert pace.write_at({}, {"progress": {"step": 1}}, now=NOW, last_write=NOW, progress_due=True) == NOW
 
 
 @pytest.mark.parametrize(

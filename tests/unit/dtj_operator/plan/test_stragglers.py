@@ -79,7 +79,7 @@ def test_incident_is_written_and_reported_once(given: JobBuilder, later: JobBuil
     lasting = later.stored(named)
     again = new_status(lasting.snapshot(), None)
 
-    assert pace.write_at(before, named, now=NOW, last_write=NOW, progress_s=60) == NOW
+    assert pace.write_at(before, named, now=NOW, last_write=NOW, progress_due=True) == NOW
     assert [event.reason for event in first] == [named["conditions"][1]["reason"]]
     assert again["conditions"] == named["conditions"]
     assert events(lasting.snapshot(), None, again) == ()
