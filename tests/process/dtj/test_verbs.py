@@ -131,3 +131,16 @@ def test_object_storage_is_refused(finish: Callable[..., Finished], tmp_path: Pa
     assert "--checkpoint is 's3://bucket/run', but object storage is not supported" in ended.err
     ended = finish("run", script, DTJ_CHECKPOINT_DIR="s3://bucket/run")
     assert "but object storage is not supported" in ended.err
+
+
+def test_one_rank_alone_may_log_and_ask_for_a_line(finish: Callable[..., Finished], tmp_path: Path) -> None:
+    """Steps are long enough for a message after each: ranks that start different ones would wait for ever."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        PROGRAM.replace("steps(1)", "steps(6)")
+        + "    sum(range(4 * 10**6))\n"
+        + "    if run.rank == 1:\n        run.log(only=7.0, now=True)\n"
+    )
+    ended = finish("run", "--nproc", 2, script)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("only 7.0000") >= 6

@@ -28,24 +28,37 @@ class Clock:
         return self.now
 
 
-def logger(clock: Clock, **settings: Any) -> Logger:
+def logger(clock: Clock, *, rank: int = 0, **settings: Any) -> Logger:
     return Logger(
-        settings=Settings(**settings), rank=0, meter=metrics.Meter(total_steps=100, clock=clock, tokens=3)
+        settings=Settings(**settings), rank=rank, meter=metrics.Meter(total_steps=100, clock=clock, tokens=3)
     )
 
 
-def train(d: Logger, clock: Clock, steps: range, *, step_s: float) -> None:
-    """What Run does with a logger; the message of a step is received at the end of the next step."""
-    sent: tuple[float, ...] = ()
+def end(*loggers: Logger, step: int, samples: int = 1, epoch: int = 0, waited_s: float = 0) -> None:
+    """What Run does at the end of a step; the first logger is rank 0's."""
+    due = {d.is_due for d in loggers}
+    assert len(due) == 1
+    for d in loggers:
+        d.end(step, samples=samples, epoch=epoch, waited_s=waited_s)
+    if due.pop():
+        texts = [d.pending() for d in loggers]
+        for number, d in enumerate(loggers):
+            d.deliver([] if number else texts)
+
+
+def train(*loggers: Logger, clock: Clock, steps: range, step_s: float, **values: Any) -> None:
+    """Steps of one or several ranks; the message of a step is received at the end of the next step."""
     requested = False
     for step in steps:
-        d.begin(step)
-        d.note({"loss": torch.tensor(1 / step)}, now=False)
+        for d in loggers:
+            d.begin(step)
+            d.note({"loss": torch.tensor(1 / step), **values}, now=False)
         clock.now += step_s
-        d.receive(sent, log=requested)
-        sent = d.end(step, samples=8 * step, epoch=step // 50, waited_s=0)
-        requested = d.wants_line()
-    d.receive(sent, log=requested)
+        if requested:
+            for d in loggers:
+                d.require_line()
+        end(*loggers, step=step, samples=8 * step, epoch=step // 50)
+        requested = any([d.wants_line() for d in loggers])
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
@@ -54,7 +67,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:
 
 def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    train(logger(clock), clock, range(1, 101), step_s=0.1)
+    train(logger(clock), clock=clock, steps=range(1, 101), step_s=0.1)
     found = lines(capsys)
     assert (found[0], found[-1]) == (1, 100)
     assert all(10 <= b - a <= 14 for a, b in pairwise(found[:-1]))
@@ -62,7 +75,7 @@ def test_first_and_last_step_are_logged_and_about_one_a_second(capsys: pytest.Ca
 
 def test_flag_log_every_counts_steps(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    train(logger(clock, log_every=25), clock, range(1, 101), step_s=9)
+    train(logger(clock, log_every=25), clock=clock, steps=range(1, 101), step_s=9)
     assert lines(capsys) == [1, 25, 50, 75, 100]
 
 
@@ -72,23 +85,76 @@ def test_text_line(capsys: pytest.CaptureFixture[str]) -> None:
     d.begin(1)
     d.note({"loss": torch.tensor(0.25), "accuracy": 0.5, "lr": 1e-5}, now=False)
     clock.now = 2.0
-    d.receive(d.end(1, samples=16, epoch=0, waited_s=0.5), log=False)
+    end(d, step=1, samples=16, waited_s=0.5)
     assert capsys.readouterr().out == (
         "step 1/100  epoch 0  loss 0.2500  accuracy 0.5000  lr 1.000e-05  8 samples/s  24 tokens/s  "
         "data wait 25%  eta 0:03:18\n"
     )
 
 
-def test_number_noted_between_lines_waits_for_the_next_one() -> None:
+def test_number_noted_between_lines_waits_for_the_next_one(capsys: pytest.CaptureFixture[str]) -> None:
     d = logger(Clock(), log_every=10)
     d.begin(1)
-    d.end(1, samples=1, epoch=0, waited_s=0)
+    end(d, step=1)
     d.begin(2)
     d.note({"accuracy": 0.5, "loss": torch.tensor(1.0)}, now=False)
-    assert d.end(2, samples=2, epoch=0, waited_s=0) == ()
+    end(d, step=2)
     d.begin(10)
     d.note({"loss": torch.tensor(2.0)}, now=False)
-    assert d.end(10, samples=10, epoch=0, waited_s=0) == (0, 0.5, 2.0)
+    end(d, step=10)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 1/100")
+    assert "step 10/100  epoch 0  loss 2.0000  accuracy 0.5000" in second
+
+
+def test_values_are_averaged_by_name_over_the_ranks_that_log_them(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [logger(Clock(), rank=rank) for rank in range(3)]
+    for rank, d in enumerate(ranks):
+        d.begin(1)
+        if rank == 0:
+            d.note({"lr": 0.5}, now=False)
+        d.note({"loss": torch.tensor(float(rank))}, now=False)
+        if rank == 2:
+            d.note({"lr of 2": 7.0}, now=False)
+    end(*ranks, step=1)
+    assert "loss 1.0000  lr 0.5000  lr of 2 7.0000" in capsys.readouterr().out
+
+
+def test_line_that_one_rank_asks_for_is_printed_with_its_own_step(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    ranks = [logger(clock, rank=rank) for rank in range(2)]
+    train(*ranks, clock=clock, steps=range(1, 3), step_s=0.1)
+    ranks[1].begin(3)
+    ranks[1].note({"score": 0.75}, now=True)
+    ranks[0].begin(3)
+    end(*ranks, step=3)
+    assert lines(capsys) == [1]
+    train(*ranks, clock=clock, steps=range(4, 6), step_s=0.1)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("step 3/100  epoch 0  loss")
+    assert "score 0.7500" in shown[0]
+    assert shown[1].startswith("step 5/100")
+
+
+def test_any_number_of_values_can_be_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    d = logger(Clock())
+    d.begin(1)
+    d.note({f"value{number}": number for number in range(40)}, now=False)
+    end(d, step=1)
+    assert "value39 39.0000" in capsys.readouterr().out
+
+
+def test_line_that_one_rank_delivers_twice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [logger(Clock(), rank=rank) for rank in range(2)]
+    for d in ranks:
+        d.begin(1)
+        d.end(1, samples=1, epoch=0, waited_s=0)
+    ranks[0].deliver([d.pending() for d in ranks])  # rank 1 lost its connection at this moment
+    for d in ranks:
+        d.forget()
+        d.begin(2)
+    end(*ranks, step=2)
+    assert lines(capsys) == [1, 2]
 
 
 def test_json_line_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +163,7 @@ def test_json_line_has_null_for_nan(capsys: pytest.CaptureFixture[str]) -> None:
     d.begin(1)
     d.note({"loss": torch.tensor(math.nan)}, now=False)
     clock.now = 1.0
-    d.receive(d.end(1, samples=4, epoch=0, waited_s=1.0), log=False)
+    end(d, step=1, samples=4, waited_s=1.0)
     assert json.loads(capsys.readouterr().out) == {
         "step": 1,
         "totalSteps": 100,
@@ -124,7 +190,7 @@ def test_report_has_the_newest_of_many_names(monkeypatch: pytest.MonkeyPatch) ->
         now: dict[str, Any] = {"grad norm": 1.5, f"held out/accuracy of epoch {epoch}": 0.5}
         d.begin(epoch)
         d.note(now, now=False)
-        d.receive(d.end(epoch, samples=epoch, epoch=epoch, waited_s=0), log=False)
+        end(d, step=epoch, samples=epoch, epoch=epoch)
         report = json.loads(os.read(agent, 2 * report_pipe.MAX_BYTES))["metrics"]
         assert report == d.meter.metrics or epoch > 50
     os.close(agent)
@@ -146,7 +212,7 @@ def test_step_times_and_mfu() -> None:
     for step in range(101):
         m.begin_step()
         clock.now += 0.5 if step else 9.0
-    found = m.reading(step=100, samples=5900, epoch=0, metrics={})
+    found = m.reading(step=100, at=clock.now, samples=5900, epoch=0, metrics={})
     assert found["samplesPerSecond"] == pytest.approx(100)
     assert found["mfu"] == pytest.approx(0.25)
     assert (found["stepSecondsP50"], found["stepSecondsP99"], found["memoryBytes"]) == (0.5, 0.5, 4096)
@@ -154,14 +220,16 @@ def test_step_times_and_mfu() -> None:
         "100 steps in 0:00:59, step time 500.0 ms (p50), 500.0 ms (p99), data wait 10%, peak memory 0 MiB"
     )
     m.begin_step()
-    assert m.reading(step=101, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5  # 1 of 101
+    assert (
+        m.reading(step=101, at=clock.now, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5
+    )  # 1 of 101
     assert "mfu 25.0%" in metrics.as_text(found)
 
 
 def test_rate_is_none_until_time_has_passed() -> None:
     clock = Clock()
     m = metrics.Meter(total_steps=10, clock=clock)
-    assert m.reading(step=1, samples=1, epoch=0, metrics={})["samplesPerSecond"] is None
+    assert m.reading(step=1, at=0.0, samples=1, epoch=0, metrics={})["samplesPerSecond"] is None
 
 
 @given(text=st.binary(max_size=300), cuts=st.lists(st.integers(0, 300)))

@@ -1,15 +1,16 @@
 """A small asynchronous all-reduce by which the ranks agree on what to do together.
 
 It starts at the end of step k and is read at the end of step k+1, so one step hides its latency. It carries
-what all ranks must do after the same step (stop, finish, save, log) and the values to log. The message has a
-fixed size, so a rank that logs more or fewer values than the others cannot block the run. Values are averaged
-by position: every rank has to log the same names in the same order.
+what all ranks must do after the same step: stop, finish, save, log.
 
     step k    ... start
     step k+1  ... read                     every rank reads the same result after the same step
     step k+n  ... start                    n is part of the result: about five messages a second
 
 Not every step: on CPUs the message costs up to a millisecond, and a step can be as short as that.
+
+The values to log have any number and length. They are gathered after the step on which all ranks agreed, about
+once a second.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-# Most values that one step can log; fixed, so that the message has the same size on all ranks.
-SLOTS = 17
-_FLAGS = 6
 # Target time between messages. If steps are short, a stop takes effect about this long after the signal. If
 # steps are longer than this, it takes up to two steps: the current one ends with a message, which is read at
 # the end of the next one.
@@ -33,10 +31,9 @@ class Message:
     stop        received as True if any rank sent True; so are the other flags
     finish      end training after this step
     save        save a checkpoint
-    log         log the next step
+    log         log the step after which this is read, and deliver the lines of earlier ones
     not_finite  a loss was NaN or infinite
     interval    steps until the next message; rank 0 decides, the others send 0
-    values      to log; received as the means over the ranks that sent them
     """
 
     stop: bool = False
@@ -45,7 +42,6 @@ class Message:
     log: bool = False
     not_finite: bool = False
     interval: int = 0
-    values: tuple[float, ...] = ()
 
 
 def interval(steps: int, seconds: float) -> int:
@@ -68,12 +64,8 @@ class Agreement:
 
     def start(self, mine: Message) -> None:
         """Start sending this rank's message; does not block."""
-        values = list(mine.values[:SLOTS])
-        empty = [0.0] * (SLOTS - len(values))
-        requests = (mine.stop, mine.finish, mine.save, mine.log, mine.not_finite)
-        flags = [*map(float, requests), float(mine.interval)]
-        counts = [1.0] * len(values) + empty
-        self._sums = torch.tensor(flags + values + empty + counts, dtype=torch.float64)
+        numbers = (mine.stop, mine.finish, mine.save, mine.log, mine.not_finite, mine.interval)
+        self._sums = torch.tensor(numbers, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
 
@@ -85,7 +77,6 @@ class Agreement:
             self._work.wait()
         sums = self._sums.tolist()
         self._sums, self._work = None, None
-        values, counts = sums[_FLAGS : _FLAGS + SLOTS], sums[_FLAGS + SLOTS :]
         return Message(
             stop=sums[0] > 0,
             finish=sums[1] > 0,
@@ -93,5 +84,18 @@ class Agreement:
             log=sums[3] > 0,
             not_finite=sums[4] > 0,
             interval=max(1, int(sums[5])),
-            values=tuple(v / c for v, c in zip(values, counts, strict=True) if c),
         )
+
+
+def gather(text: str, group: "dist.ProcessGroup | None") -> list[str]:
+    """On rank 0 the texts of all ranks, which may end in spaces; on other ranks an empty list. Collective."""
+    if group is None:
+        return [text]
+    mine = text.encode()
+    longest = torch.tensor(len(mine))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
+    padded = torch.frombuffer(bytearray(mine.ljust(max(1, int(longest)))), dtype=torch.uint8)
+    is_first = dist.get_rank(group) == 0
+    found = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))] if is_first else None
+    dist.gather(padded, found, group=group, group_dst=0)
+    return [bytes(each.tolist()).decode() for each in found or ()]

@@ -69,8 +69,11 @@ class Boundary:
         return self.logger.meter.counting(samples) if self.logger else contextlib.nullcontext()
 
     def renew(self) -> None:
-        """The process groups were replaced: drop the message that was in flight over the old ones."""
-        self._agreement = Agreement(self._groups.control)
+        """The process groups were replaced: drop the message that was in flight over the old ones.
+
+        All ranks, also restarted ones, send the next message after the next step.
+        """
+        self._agreement, self._next = Agreement(self._groups.control), 0
         if self.logger:
             self.logger.forget()
 
@@ -98,10 +101,11 @@ class Boundary:
             self._check_finite(weights=True)
             with heartbeat.mine.paused():
                 self._checkpointer.save(step, group=self._groups.control)
-        is_due = step >= self._next or self._need_logger().is_due or decided.stop
-        if is_due and not self._agreement.is_pending:
-            self._send(epoch)
-        if (is_last or decided.stop) and self._receive().finish:  # read the message that is still in flight
+        ends = is_last or decided.stop
+        self._log(epoch, ends=ends)
+        if (step >= self._next or ends) and not self._agreement.is_pending:
+            self._send()
+        if ends and self._receive().finish:  # read the message that is still in flight
             self._progress.ends_at = step
         if decided.stop and not is_last:
             self._leave()
@@ -120,8 +124,16 @@ class Boundary:
                 dist.barrier(group=self._groups.control)
         return folder
 
-    def _send(self, epoch: int) -> None:
+    def _log(self, epoch: int, *, ends: bool) -> None:
+        """Make the line of this step; deliver all lines if they are due, or if training ends."""
         step, feed, logger = self._progress.step, self._progress.need_feed(), self._need_logger()
+        delivers = logger.is_due or ends  # the same on all ranks
+        logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s)
+        if delivers:
+            logger.deliver(agreement.gather(logger.pending(), self._groups.control))
+
+    def _send(self) -> None:
+        step, logger = self._progress.step, self._need_logger()
         now = time.monotonic()
         interval = agreement.interval(step - self._sent[0], now - self._sent[1])
         self._sent = (step, now)
@@ -133,7 +145,6 @@ class Boundary:
                 log=logger.wants_line(),
                 not_finite=self._finite.has_seen_one(),
                 interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0 decides
-                values=logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s),
             )
         )
 
@@ -143,7 +154,8 @@ class Boundary:
         if decided is None:
             return Message()
         self._next = self._sent[0] + decided.interval
-        self._need_logger().receive(decided.values, log=decided.log)
+        if decided.log:
+            self._need_logger().require_line()
         return decided
 
     @property

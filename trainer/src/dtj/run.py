@@ -295,9 +295,8 @@ class Run:
     def log(self, *, now: bool = False, **values: torch.Tensor | float) -> None:
         """Log values of this step; rank 0 prints a line about once a second (flag: --log-every).
 
-        values  numbers, or tensors of one element; averaged over the ranks. Every rank has to log the same
-                names in the same order, because values are matched by position
-        now     print a line for this step; pass the same value on every rank
+        values  numbers, or tensors of one element; of equal names, the mean over the ranks that log them
+        now     print a line for this step, also if only this rank asks for it; up to half a second later
         Tensors of a step that is not printed are dropped, without a wait for the device. Numbers are kept for
         the next line.
         """

@@ -1,21 +1,39 @@
 """run.log -> about one line per second; values stay on the device until a line is due.
 
-The line of step k is printed at the end of step k+1, when the message (agreement.py) has delivered the means.
+Which step is logged is the same on all ranks: the first, the last, those of --log-every, or one that they agreed
+on (agreement.py). A rank may make further lines (`now`), which are delivered with the next of those. Lines of the
+same step are merged by the names of their values.
 """
 
+import json
+from collections import defaultdict
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 
-from dtj.agreement import SLOTS
 from dtj.errors import RecipeError
 from dtj.settings import Settings
 from dtj.telemetry import metrics, report_pipe
 from dtj.telemetry.metric_files import open_for
 
 _LINE_INTERVAL_S = 1.0
-# One value of each message is reserved: the share of time that the rank waited for data.
-_NAMES = SLOTS - 1
+
+
+class Line(NamedTuple):
+    """What one rank logged in one step.
+
+    at         the rank's clock, in seconds
+    samples    of all ranks, since the start
+    data_wait  share of the time that the rank waited for data, 0 to 1
+    """
+
+    step: int
+    at: float
+    samples: int
+    epoch: int
+    data_wait: float
+    values: dict[str, float]
 
 
 class Logger:
@@ -30,8 +48,10 @@ class Logger:
         self._files = [open_for(target, step=meter.step) for target in targets]
         self._values: dict[str, torch.Tensor | float] = {}
         self._due = True  # log the first step: it shows that training runs
+        self._now = False
         self._requested = False
-        self._sent: tuple[int, int, int, list[str]] | None = None
+        self._pending: list[Line] = []
+        self._printed = meter.step  # the last step of which a line was printed
         self._waited = (0.0, meter.clock())  # seconds waited for data so far, and when that was read
 
     def note(self, values: dict[str, torch.Tensor | float], *, now: bool) -> None:
@@ -48,12 +68,7 @@ class Logger:
                     f"run.log got {name}={value!r}, expected a number", fix="log numbers or tensors"
                 )
         self._values |= values
-        self._due = self._due or now
-        if len(self._values) > _NAMES:
-            raise RecipeError(
-                f"run.log got {len(self._values)} names in one step, the maximum is {_NAMES}",
-                fix="log fewer values per step",
-            )
+        self._now = self._now or now
 
     @property
     def is_due(self) -> bool:
@@ -61,8 +76,8 @@ class Logger:
         return self._due
 
     def forget(self) -> None:
-        """The message in flight is lost, and its line; log the next step instead."""
-        self._sent, self._requested, self._due = None, False, True
+        """The message in flight is lost; log the next step instead."""
+        self._requested, self._due = False, True
 
     def begin(self, step: int) -> None:
         """Called before `step`; the last step is always logged."""
@@ -72,40 +87,65 @@ class Logger:
         self._due = self._due or on_flag or step == self.meter.total_steps
 
     def wants_line(self) -> bool:
-        """Rank 0 requests a line, about once a second; once until it is printed."""
-        if self._rank != 0 or self._every is not None or self._requested:
+        """Ask all ranks to log a step: rank 0 about once a second, any rank if it has lines to deliver."""
+        if self._requested:
             return False
-        self._requested = self.meter.seconds_since_line() >= _LINE_INTERVAL_S
+        is_time = (
+            self._rank == 0 and self._every is None and self.meter.seconds_since_line() >= _LINE_INTERVAL_S
+        )
+        self._requested = is_time or bool(self._pending)
         return self._requested
 
-    def end(self, step: int, *, samples: int, epoch: int, waited_s: float) -> tuple[float, ...]:
-        """Values of `step` for the message; empty if no line is due. Waits for the device.
+    def require_line(self) -> None:
+        """All ranks agreed to log the step that has just ended."""
+        self._due = True
+
+    def end(self, step: int, *, samples: int, epoch: int, waited_s: float) -> None:
+        """Make the line of `step`, if it is logged or this rank asked for it. Waits for the device.
 
         samples   of all ranks, since the start
         waited_s  seconds that this rank has waited for data, since the start
         """
-        if not self._due:
-            return ()
-        numbers = (self._wait_since_line(waited_s), *(float(value) for value in self._values.values()))
-        self._sent = (step, samples, epoch, list(self._values))
-        self._values, self._due = {}, False
-        return numbers
-
-    def receive(self, values: tuple[float, ...], *, log: bool) -> None:
-        """Print the line of the message that was received; with `log`, the next step will be logged."""
-        self._due = self._due or log
-        if self._sent is None:
+        if not self._due and not self._now:
             return
-        step, samples, epoch, names = self._sent
-        self._sent = None
-        if self._rank == 0 and values:
-            wait, *rest = values
-            found = dict(zip(names, rest, strict=False))
-            self._print(
-                self.meter.reading(step=step, samples=samples, epoch=epoch, metrics=found, data_wait=wait),
-                names,
-            )
-            self._requested = False
+        values = {name: float(value) for name, value in self._values.items()}
+        wait = self._wait_since_line(waited_s)
+        self._pending.append(Line(step, self.meter.clock(), samples, epoch, wait, values))
+        self._values, self._due, self._now = {}, False, False
+
+    def pending(self) -> str:
+        """The lines of this rank that are not delivered, as text."""
+        return json.dumps(self._pending)
+
+    def deliver(self, texts: Collection[str]) -> None:
+        """The lines of all ranks have arrived at rank 0 (texts), which prints them."""
+        by_step = defaultdict(list)
+        for text in texts:
+            for fields in json.loads(text):
+                line = Line(*fields)
+                by_step[line.step].append(line)
+        for step in sorted(by_step):
+            if step > self._printed:  # else a rank did not see that its line was delivered
+                self._print_merged(by_step[step])
+        self._pending, self._requested = [], False
+
+    def _print_merged(self, lines: list[Line]) -> None:
+        """Print the lines of one step, rank 0's first if it has one, with the means of equal names."""
+        first = lines[0]
+        found: dict[str, list[float]] = defaultdict(list)
+        for line in lines:
+            for name, value in line.values.items():
+                found[name].append(value)
+        reading = self.meter.reading(
+            step=first.step,
+            at=first.at if first in self._pending else self.meter.clock(),
+            samples=first.samples,
+            epoch=first.epoch,
+            metrics={name: sum(values) / len(values) for name, values in found.items()},
+            data_wait=sum(line.data_wait for line in lines) / len(lines),
+        )
+        self._printed = first.step
+        self._print(reading, list(found))
 
     def _wait_since_line(self, waited_s: float) -> float:
         """Waiting time for data, as a share of the time since the last line."""

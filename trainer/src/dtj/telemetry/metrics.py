@@ -75,6 +75,7 @@ class Meter:
         self,
         *,
         step: int,
+        at: float,
         samples: int,
         epoch: int,
         metrics: dict[str, float],
@@ -82,15 +83,15 @@ class Meter:
     ) -> Reading:
         """The fields of docs/contract.md for one logged step.
 
+        at         the clock at its end
         samples    of all ranks, since the start
         data_wait  share of the time that ranks waited for data, 0 to 1
         """
-        now = self.clock()
-        elapsed = now - self._since
+        elapsed = at - self._since
         done = step - self.step
         per_second = (samples - self.samples) / elapsed if elapsed > 0 and done > 0 else None
         eta = (self.total_steps - step) * elapsed / done if done > 0 else math.inf
-        self._since, self.step, self.samples = now, step, samples
+        self._since, self.step, self.samples = at, step, samples
         self.metrics |= metrics
         others = {name: value for name, value in self.metrics.items() if name != "loss"}
         return {
