@@ -121,7 +121,7 @@ def test_earlier_run_is_read_and_never_written(finish: Finish, tmp_path: Path) -
     assert ended.code == 0
     assert f"resuming from {monday / 'step-4'}" in ended.err
     assert sorted(tmp_path.glob("runs/**/*")) == before
-    assert [p.name for p in tuesday.iterdir()] == ["step-6"]
+    assert [p.name for p in tuesday.glob("step-*")] == ["step-6"]
 
 
 def test_finished_run_that_is_started_again_says_how_to_train_further(finish: Finish, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_truncated_checkpoint_is_skipped_and_the_previous_one_is_used(finish: Fi
     assert ended.code == 0, ended.err
     assert f"checkpoint {saved / 'step-4'} is unreadable and was skipped" in ended.err
     assert f"resuming from {saved / 'step-2'}" in ended.err
-    assert sorted(p.name for p in saved.iterdir()) == ["step-4", "step-6"]
+    assert sorted(p.name for p in saved.glob("step-*")) == ["step-4", "step-6"]
 
 
 def test_disk_error_in_the_last_save_is_reported(finish: Finish, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def train(*loggers: Logger, clock: Clock, steps: range, step_s: float, **values:
             for d in loggers:
                 d.require_line()
         end(*loggers, step=step, samples=8 * step, epoch=step // 50)
-        requested = any([d.wants_line() for d in loggers])
+        requested = True in [d.wants_line() for d in loggers]
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[int]:

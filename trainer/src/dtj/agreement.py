@@ -9,7 +9,7 @@ what all ranks must do after the same step: stop, finish, save, log.
 
 Not every step: on CPUs the message costs up to a millisecond, and a step can be as short as that.
 
-The values to log have any number and length. They are gathered after the step on which all ranks agreed, about
+The values to log have any number and length: they are gathered after a step on which all ranks agreed, about
 once a second.
 """
 

@@ -1,8 +1,8 @@
 """run.log -> about one line per second; values stay on the device until a line is due.
 
-Which step is logged is the same on all ranks: the first, the last, those of --log-every, or one that they agreed
-on (agreement.py). A rank may make further lines (`now`), which are delivered with the next of those. Lines of the
-same step are merged by the names of their values.
+Which step is logged is the same on all ranks: the first, the last, those of --log-every, or one that they
+agreed on (agreement.py). A rank may make further lines (`now`), which are delivered with the next of those.
+Lines of the same step are merged by the names of their values.
 """
 
 import json
