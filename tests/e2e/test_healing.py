@@ -80,7 +80,9 @@ def test_new_pod_resumes_at_the_step_of_the_survivor(kubectl: Kubectl, lost: int
     """Replica 0 runs the coordinator: the survivor finds the new pod under the same name."""
     kubectl.apply(workload_job("pods", f"--steps={STEPS}", "--step-s=0.1"))
     kubectl.follow("pods-0", "did step 3 ")
-    kubectl.until("dtj", "pods", lambda job: job["status"].get("recoveryScope") == "Replica")
+    kubectl.until(
+        "dtj", "pods", lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica"
+    )
     before = uids(kubectl, "pods")
     node = (kubectl.get("pod", f"pods-{lost}") or {})["spec"]["nodeName"]
 

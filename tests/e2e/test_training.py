@@ -140,7 +140,7 @@ def trains_with(replicas: int, *, beyond: int = 0) -> Callable[[Json], bool]:
 
     def holds(seen: Json) -> bool:
         status = seen.get("status", {})
-        sizes = status.get("worldSize"), status.get("replicas", {}).get("ready")
+        sizes = status.get("worldSize"), status.get("replicaStatuses", {}).get("ready")
         made = status.get("progress", {}).get("step") or 0
         return phase("Running")(seen) and sizes == (replicas, replicas) and made > beyond
 

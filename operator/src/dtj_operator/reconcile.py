@@ -13,7 +13,7 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.names import Key
-from dtj_operator.plan import pace
+from dtj_operator.plan import pace, private
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
@@ -183,5 +183,6 @@ def _regarding(key: Key, uid: str) -> Json:
 
 def _affects_decisions(s: Snapshot, status: Json) -> bool:
     """Whether the status changes a field on which the next decision about a deadline or the size depends."""
-    read = ["wantedReplicas"] + ["startTime"] * (s.job.deadline_s is not None)
-    return any(s.memory.raw.get(name) != status.get(name) for name in read)
+    if s.job.deadline_s is not None and s.memory.raw.get("startTime") != status.get("startTime"):
+        return True
+    return s.memory.private.wanted_replicas != private.read(status).wanted_replicas

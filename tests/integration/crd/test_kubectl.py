@@ -30,7 +30,7 @@ STATUS: Json = {
         {"node": "w1", "faults": 1, "at": "2026-01-01T00:00:00Z"},
         {"node": "w2", "faults": 2, "at": "2026-01-01T00:00:00Z", "until": "2026-01-01T01:00:00Z"},
     ],
-    "currentReplicas": 2,
+    "replicas": 2,
     "selector": "dtj.dev/job-name=digits",
 }
 

@@ -112,7 +112,7 @@ async def test_job_with_in_place_restarts_continues_without_an_unschedulable_pod
     job = await cluster.until(phase("Running"))
     assert of(job, "Healthy")["reason"] == "RunningWithFewer"
     assert "Insufficient nvidia.com/gpu" in of(job, "PodsReady")["message"]
-    assert (job["status"]["currentReplicas"], job["status"]["worldSize"]) == (2, 2)
+    assert (job["status"]["replicas"], job["status"]["worldSize"]) == (2, 2)
 
     await kubelet.start("job-2")
     job = await cluster.until(settled(3))
@@ -161,14 +161,18 @@ async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: C
         await kubelet.start(name)
 
     job = await cluster.until(
-        lambda job: phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]
+        lambda job: (
+            phase("Running")(job) and job["status"]["attempt"] == 1 and "shortage" in job["status"]["memory"]
+        )
     )
     assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
     assert "only 2 of 3 pods could be scheduled" in of(job, "PodsReady")["message"]
-    assert job["status"]["shortage"]["tries"] == 1
+    assert job["status"]["memory"]["shortage"]["tries"] == 1
 
     # The ten minutes have passed.
     kubelet.starts = True
-    await cluster.api.patch(f"{cluster.jobs}/job/status", {"status": {"shortage": {"retryAt": LONG_AGO}}})
+    await cluster.api.patch(
+        f"{cluster.jobs}/job/status", {"status": {"memory": {"shortage": {"retryAt": 1}}}}
+    )
     job = await cluster.until(settled(3))
-    assert (job["status"]["attempt"], job["status"].get("shortage")) == (2, None)
+    assert (job["status"]["attempt"], job["status"]["memory"].get("shortage")) == (2, None)

@@ -36,7 +36,7 @@ async def test_job_runs_from_pending_to_succeeded(cluster: Cluster, kubelet: Kub
     done = await cluster.until(phase("Succeeded"))
     assert of(done, "Complete")["reason"] == "AllRanksSucceeded"
     assert done["status"]["completionTime"] >= done["status"]["startTime"]
-    assert done["status"]["replicas"] == {"ready": 0, "active": 0, "succeeded": 2, "failed": 0}
+    assert done["status"]["replicaStatuses"] == {"ready": 0, "active": 0, "succeeded": 2, "failed": 0}
     assert done["status"]["restarts"]["total"] == 0
 
     await cluster.api.until_gone(f"{SERVICES.format(cluster.namespace)}/job")

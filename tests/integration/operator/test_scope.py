@@ -51,10 +51,10 @@ async def test_only_the_broken_pod_is_replaced(cluster: Cluster, kubelet: Kubele
     job = await cluster.until(recovered(1))
     after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     assert {name for name in after if after[name] != before[name]} == {"job-1"}
-    assert (job["status"]["attempt"], job["status"]["recoveryScope"]) == (0, "Replica")
+    assert (job["status"]["attempt"], job["status"]["memory"]["recoveryScope"]) == (0, "Replica")
     assert job["status"]["failure"]["replica"] == 1
     assert "boom" in (await cluster.until_event("Restarting"))["note"]
-    await cluster.until(lambda job: "replacing" not in job["status"])
+    await cluster.until(lambda job: "replacing" not in job["status"]["memory"])
 
 
 @pytest.mark.usefixtures("operator")
@@ -132,7 +132,9 @@ async def test_ranks_that_stop_with_a_deleted_pod_are_one_disruption(cluster: Cl
     await kubelet.finish("job-2", 75)
     await kubelet.until(lambda pods: uids(pods).get("job-2", before["job-2"]) != before["job-2"])
 
-    job = await cluster.until(lambda job: phase("Running")(job) and "replacing" not in job["status"])
+    job = await cluster.until(
+        lambda job: phase("Running")(job) and "replacing" not in job["status"]["memory"]
+    )
     assert recovered(0, 1)(job), "this is one incident"
     after = uids(await kubelet.until_running("job-0", "job-1", "job-2"))
     assert after.keys() == before.keys()
@@ -173,7 +175,9 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
         await kubelet.set_status("job-0", {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
         before = uids(kubelet.pods)
 
-        job = await cluster.until(lambda job: job.get("status", {}).get("recoveryScope") == "Replica")
+        job = await cluster.until(
+            lambda job: job.get("status", {}).get("memory", {}).get("recoveryScope") == "Replica"
+        )
         assert job["status"]["restarts"]["inPlace"] == job["status"]["restarts"]["counted"] == 2
         assert job["status"]["goodput"]["productiveSeconds"] == 90
         assert (job["status"]["failure"]["node"], job["status"]["failure"]["signal"]) == ("node-1", "SIGKILL")
@@ -189,7 +193,9 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
 
         await fail_together(operator, kubelet, 1, "job-0", "job-1")
         job = await cluster.until(lambda job: job["status"]["attempt"] == 1)
-        assert job["status"]["recoveryScope"] == "Job", "no agent of this attempt has answered yet"
+        assert "recoveryScope" not in job["status"].get("memory", {}), (
+            "no agent of this attempt has answered yet"
+        )
         assert job["status"]["restarts"]["inPlace"] == 2
 
 
@@ -203,13 +209,15 @@ async def test_operator_that_is_killed_between_verdict_and_action_replaces_the_s
         kubelet.holds = {"job-1"}  # it stops slowly
         kubelet.starts = False
         await cluster.api.delete(f"{cluster.pods}/job-1")
-        await cluster.until(lambda job: job.get("status", {}).get("replacing"))
+        await cluster.until(lambda job: job.get("status", {}).get("memory", {}).get("replacing"))
 
     await kubelet.confirm_stopped("job-1", before["job-1"])
     async with process.running(granted, watch=namespace, identity="operator-1"):
         await kubelet.until(lambda pods: uids(pods).get("job-1", before["job-1"]) != before["job-1"])
         await kubelet.start("job-1")
-        job = await cluster.until(lambda job: recovered(0, 1)(job) and "replacing" not in job["status"])
+        job = await cluster.until(
+            lambda job: recovered(0, 1)(job) and "replacing" not in job["status"]["memory"]
+        )
     assert condition("Healthy")(job)
     assert {name for name, uid in uids(kubelet.pods).items() if uid != before[name]} == {"job-1"}
     assert [name for name, _ in kubelet.born].count("job-1") == 2

@@ -22,7 +22,7 @@ async def test_deleted_pod_that_had_finished_is_not_a_disruption(cluster: Cluste
     await kubelet.until_running("job-0", "job-1", "job-2")
     for name in ("job-1", "job-2"):
         await kubelet.finish(name)
-    await cluster.until(lambda job: job.get("status", {}).get("done") == "1-2")
+    await cluster.until(lambda job: job.get("status", {}).get("memory", {}).get("done") == "1-2")
 
     await asyncio.gather(*(cluster.api.delete(f"{cluster.pods}/job-{index}") for index in (1, 2)))
     await kubelet.until(lambda pods: set(pods) == {"job-0"})
@@ -30,7 +30,7 @@ async def test_deleted_pod_that_had_finished_is_not_a_disruption(cluster: Cluste
 
     job = await cluster.until(phase("Succeeded"))
     assert (job["status"]["attempt"], job["status"]["restarts"]["total"]) == (0, 0)
-    assert job["status"]["replicas"] == {"ready": 0, "active": 0, "succeeded": 3, "failed": 0}
+    assert job["status"]["replicaStatuses"] == {"ready": 0, "active": 0, "succeeded": 3, "failed": 0}
     assert sorted(name for name, _ in kubelet.born) == ["job-0", "job-1", "job-2"]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan.snapshot import Refusal, Shortage
+from dtj_operator.plan.private import Shortage
+from dtj_operator.plan.snapshot import Refusal
 
 Json = dict[str, Any]
 

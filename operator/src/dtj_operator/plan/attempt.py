@@ -1,17 +1,17 @@
-"""What the status records of the current attempt: scope, size, pods being replaced, finished replicas.
-
-All of it is bounded: the status of a job of 10,000 ranks is as small as that of a job of two.
-"""
+"""What the status records of the current attempt: scope, size, pods being replaced, finished replicas."""
 
 from typing import Any
 
+import msgspec
+
 from dtj_operator import names
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan import ranges, times
+from dtj_operator.plan import ranges
 from dtj_operator.plan.actions import AllowNodes, Resize, Restart, Resume, Suspend, UseReplicaScope, Verdict
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import remaining_shortage
-from dtj_operator.plan.snapshot import FINAL, JOB, REPLICA, Shortage, Snapshot
+from dtj_operator.plan.private import Private
+from dtj_operator.plan.snapshot import FINAL, JOB, REPLICA, Snapshot
 
 Json = dict[str, Any]
 
@@ -22,28 +22,24 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
     """The status fields of the current attempt."""
     pods = [pod for pod in remaining(s, verdict) if not s.failed(pod)]
     return {
-        "recoveryScope": _scope(s, verdict),
-        "wantedReplicas": _recorded_size(s, verdict),
-        "currentReplicas": sum(bool(pod.node) or pod.phase != "Pending" for pod in pods),
+        "replicas": sum(bool(pod.node) or pod.phase != "Pending" for pod in pods),
         "selector": ",".join(f"{k}={v}" for k, v in names.child_labels(s.job.name, s.job.uid).items()),
         "worldSize": (s.size - len(s.excluded)) * s.job.processes,
-        **({} if phase in FINAL else _unfinished_fields(s, verdict, phase)),
+        "avoidedNodes": None if phase in FINAL else avoid.status_entries(s, verdict) or None,
     }
 
 
-def _unfinished_fields(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
-    shortage = verdict.shortage if isinstance(verdict, Resize) else remaining_shortage(s, phase)
-    return {
-        "avoidedNodes": avoid.status_entries(s, verdict) or None,
-        "replacing": _replacing(s, verdict) or None,
-        "done": ranges.text(done_before(s, verdict), DONE_LIMIT) or None,
-        "shortage": None if shortage is None else _shortage_fields(shortage),
-    }
-
-
-def _shortage_fields(shortage: Shortage) -> Json:
-    again = times.rfc3339(shortage.retry_at)
-    return {"replicas": shortage.replicas, "tries": shortage.tries, "retryAt": again}
+def private_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Private:
+    """What only the operator needs to know of the current attempt."""
+    known = Private(recovery_scope=_scope(s, verdict), wanted_replicas=_recorded_size(s, verdict))
+    if phase in FINAL:
+        return known
+    return msgspec.structs.replace(
+        known,
+        replacing=_replacing(s, verdict),
+        done=ranges.text(done_before(s, verdict), DONE_LIMIT),
+        shortage=verdict.shortage if isinstance(verdict, Resize) else remaining_shortage(s, phase),
+    )
 
 
 def starts_new_attempt(verdict: Verdict | None) -> bool:
@@ -93,11 +89,11 @@ def _recorded_size(s: Snapshot, verdict: Verdict | None) -> int | None:
     return known
 
 
-def _replacing(s: Snapshot, verdict: Verdict | None) -> list[Json]:
+def _replacing(s: Snapshot, verdict: Verdict | None) -> dict[int, str]:
     """Pods being replaced, each until another pod has taken its place."""
     if starts_new_attempt(verdict) or isinstance(verdict, Suspend):
-        return []
+        return {}
     named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
     if isinstance(verdict, Restart | AllowNodes):
         named |= dict(verdict.replaces or ())
-    return [{"replica": index, "uid": uid} for index, uid in sorted(named.items())]
+    return dict(sorted(named.items()))

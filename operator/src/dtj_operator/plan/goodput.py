@@ -18,16 +18,16 @@ RECOVERY, QUEUED = "recoveringSeconds", "queuedSeconds"
 KINDS = (PRODUCTIVE, STARTUP, LOST, RECOVERY)
 
 
-def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None:
-    """The account after this reconcile; None if no agent has ever reported one.
+def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> tuple[Json | None, dict[str, int]]:
+    """The account after this reconcile, and the part of earlier attempts; None: no agent ever reported one.
 
     moved   this reconcile ends the current phase
     """
     old = s.memory.goodput
     ledger = _current_ledger(s)
     if not old and ledger is None:
-        return None
-    earlier = {kind: (old.get("earlier") or {}).get(kind, 0) for kind in KINDS}
+        return None, {}
+    earlier = {kind: s.memory.private.earlier_seconds.get(kind, 0) for kind in KINDS}
     known = {kind: old.get(kind, 0) - earlier[kind] for kind in KINDS}  # of this attempt
     # An agent that lost its account must not reduce the time that is already recorded.
     is_news = ledger is not None and sum(_seconds(ledger).values()) >= sum(known.values())
@@ -47,7 +47,7 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> Json | None
     new: Json = {"percent": f"{100 * account[PRODUCTIVE] / total:.1f}"} if total else {}
     new |= {**account, QUEUED: queued}
     before = account if over else earlier
-    return {**new, "earlier": before} if any(before.values()) else new
+    return new, before if any(before.values()) else {}
 
 
 def _current_ledger(s: Snapshot) -> Ledger | None:
@@ -55,7 +55,7 @@ def _current_ledger(s: Snapshot) -> Ledger | None:
     if s.answer is None:
         return None
     began = s.memory.changed_at
-    first = not s.memory.goodput.get("earlier")
+    first = not s.memory.private.earlier_seconds
     return s.answer.ledger if first or began is None or s.answer.observed_at > began + 1 else None
 
 

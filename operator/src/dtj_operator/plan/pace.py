@@ -10,8 +10,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_COUNTS = ("replicas", "currentReplicas", "done", "ready")
-_DEFERRABLE = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "replacing")
+_COUNTS = ("replicas", "replicaStatuses", "ready")
+_DEFERRABLE = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "memory")
+_URGENT_MEMORY = ("recoveryScope", "wantedReplicas", "shortage")
 FIRST_WRITE_S = 1.0  # in a burst of jobs, creating pods goes before statuses that are outdated at once
 BATCH_S = 3.0  # counts change together: pods finish one after another, and then the job
 COUNTS_INTERVAL_S = 10.0  # one write of counts per job and 10 s; counts are at most this old
@@ -72,15 +73,17 @@ def only_progress(old: Json, new: Json) -> bool:
 
 
 def _urgent(status: Json) -> Json:
-    """Without the restart counters that change with progress: highestStep and withoutProgress."""
+    """Without what changes with progress, such as highestStep and withoutProgress."""
     restarts = {k: v for k, v in (status.get("restarts") or {}).items() if k in ("counted", "disruptions")}
     states = [(c["type"], c["status"], c["reason"]) for c in status.get("conditions") or ()]
     return {k: v for k, v in status.items() if k not in _DEFERRABLE} | {
         "restarts": restarts,
         "conditions": states,
+        "memory": {k: v for k, v in (status.get("memory") or {}).items() if k in _URGENT_MEMORY},
     }
 
 
 def _deferrable(status: Json) -> Json:
     messages = [c["message"] for c in status.get("conditions") or ()]
-    return {"messages": messages} | {name: status.get(name) for name in _COUNTS}
+    done = (status.get("memory") or {}).get("done")
+    return {"messages": messages, "done": done} | {name: status.get(name) for name in _COUNTS}

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from dtj_operator.kube.views import ContainerView, PodView
-from dtj_operator.plan import ranges, times
+from dtj_operator.plan import private, ranges, times
 from dtj_operator.plan.placement import PodsOnNodes
+from dtj_operator.plan.private import Private, Shortage
 from dtj_operator.spec import Job, Recovery
 
 Json = dict[str, Any]
@@ -45,15 +46,6 @@ class Restarts:
     in_place_of_attempt: int = 0  # of these, those of the current attempt
     without_progress: int = 0
     highest_step: int | None = None  # ever reported; a higher step is progress
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shortage:
-    """An attempt of scope Job is smaller than spec.replicas, because some of its pods were unschedulable."""
-
-    replicas: int  # the desired size, which did not fit
-    tries: int  # how many times it did not fit
-    retry_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +100,23 @@ class Memory:
     def goodput(self) -> Json:
         return dict(self.raw.get("goodput") or {})
 
+    @cached_property
+    def private(self) -> Private:
+        return private.read(self.raw)
+
     @property
     def scope(self) -> str:
-        return str(self.raw.get("recoveryScope") or JOB)
+        return self.private.recovery_scope
 
-    @cached_property
+    @property
     def replacing(self) -> dict[int, str]:
         """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
-        return {int(entry["replica"]): str(entry.get("uid", "")) for entry in self.raw.get("replacing") or ()}
+        return self.private.replacing
 
     @cached_property
     def done(self) -> frozenset[int]:
         """Replicas of the current attempt that are known to have succeeded."""
-        return frozenset(ranges.parse(str(self.raw.get("done") or "")))
+        return frozenset(ranges.parse(self.private.done))
 
     @cached_property
     def faulty_nodes(self) -> tuple[FaultyNode, ...]:
@@ -135,17 +131,12 @@ class Memory:
 
     @property
     def recorded_size(self) -> int | None:
-        """wantedReplicas: the recorded size of the current attempt; elastic jobs only."""
-        value = self.raw.get("wantedReplicas")
-        return None if value is None else int(value)
+        """The recorded size of the current attempt; elastic jobs only."""
+        return self.private.wanted_replicas
 
     @property
     def shortage(self) -> Shortage | None:
-        raw = self.raw.get("shortage")
-        if not raw:
-            return None
-        retry_at = times.parse(raw.get("retryAt")) or 0.0
-        return Shortage(replicas=int(raw["replicas"]), tries=int(raw["tries"]), retry_at=retry_at)
+        return self.private.shortage
 
     @cached_property
     def restarts(self) -> Restarts:
@@ -154,9 +145,9 @@ class Memory:
             counted=raw.get("counted", 0),
             disruptions=raw.get("disruptions", 0),
             in_place=raw.get("inPlace", 0),
-            in_place_of_attempt=raw.get("inPlaceOfAttempt", 0),
+            in_place_of_attempt=self.private.in_place_of_attempt,
             without_progress=raw.get("withoutProgress", 0),
-            highest_step=raw.get("highestStep"),
+            highest_step=self.private.highest_step,
         )
 
     def condition(self, kind: str) -> Json | None:

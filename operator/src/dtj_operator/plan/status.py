@@ -6,7 +6,9 @@ The planner runs before this; plan/pace.py runs after it and decides when to wri
 
 from typing import Any
 
-from dtj_operator.plan import blame, times
+import msgspec
+
+from dtj_operator.plan import blame, private, times
 from dtj_operator.plan.actions import (
     AllowNodes,
     Event,
@@ -19,7 +21,7 @@ from dtj_operator.plan.actions import (
     Suspend,
     Verdict,
 )
-from dtj_operator.plan.attempt import attempt_of, done_before, remaining, starts_new_attempt
+from dtj_operator.plan.attempt import attempt_of, done_before, private_of, remaining, starts_new_attempt
 from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, rejected, shortage
 from dtj_operator.plan.goodput import goodput
 from dtj_operator.plan.policies.restart import counters
@@ -32,6 +34,7 @@ from dtj_operator.plan.snapshot import (
     STARTING,
     SUCCEEDED,
     SUSPENDED,
+    Restarts,
     Snapshot,
 )
 from dtj_operator.plan.stragglers import HANG, STRAGGLER
@@ -71,7 +74,9 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         }
     phase, attempt = _phase(s, verdict), _attempt(s, verdict)
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
-    now, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
+    at, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
+    so_far = counters(s)
+    account, earlier = goodput(s, verdict, moved=moved)
     status = {
         "observedGeneration": s.job.generation,
         "phase": phase,
@@ -80,17 +85,23 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         "step": _step(progress),
         "conditions": conditions(s, verdict, phase),
         "startTime": _start_time(s, phase),
-        "completionTime": now if phase in FINAL else None,
-        "lastTransitionTime": now if moved else old.get("lastTransitionTime"),
+        "completionTime": at if phase in FINAL else None,
+        "lastTransitionTime": at if moved else old.get("lastTransitionTime"),
         "attempt": attempt,
-        "replicas": replicas,
-        "restarts": _restarts(s, verdict),
+        "replicaStatuses": replicas,
+        "restarts": _restarts(so_far, verdict),
         "progress": progress,
-        "goodput": goodput(s, verdict, moved=moved),
+        "goodput": account,
         "failure": _failure(s, verdict),
     }
     if s.job.error is None:
-        status |= attempt_of(s, verdict, phase)
+        memory = msgspec.structs.replace(
+            private_of(s, verdict, phase),
+            in_place_of_attempt=so_far.in_place_of_attempt if attempt == s.memory.attempt else 0,
+            highest_step=so_far.highest_step,
+            earlier_seconds=earlier,
+        )
+        status |= {**attempt_of(s, verdict, phase), "memory": private.write(memory) or None}
     return {name: value for name, value in status.items() if value is not None}
 
 
@@ -168,8 +179,7 @@ def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
     }
 
 
-def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
-    now = counters(s)
+def _restarts(now: Restarts, verdict: Verdict | None) -> Json:
     counted = isinstance(verdict, Restart) and verdict.counts
     uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.same_incident
     counts = {
@@ -177,13 +187,8 @@ def _restarts(s: Snapshot, verdict: Verdict | None) -> Json:
         "counted": now.counted + counted,
         "disruptions": now.disruptions + uncounted,
         "withoutProgress": now.without_progress + counted,
-        "inPlace": now.in_place or None,
-        "inPlaceOfAttempt": now.in_place_of_attempt or None
-        if _attempt(s, verdict) == s.memory.attempt
-        else None,
-        "highestStep": now.highest_step,
     }
-    return {name: value for name, value in counts.items() if value is not None}
+    return counts | ({"inPlace": now.in_place} if now.in_place else {})
 
 
 def _progress(s: Snapshot) -> Json | None:

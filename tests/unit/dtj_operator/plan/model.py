@@ -90,7 +90,10 @@ class World:
             if pod.attempt != attempt and pod.phase in ("Pending", "Running")
         ]
         self.overlaps += [f"{meta['name']}@{attempt} beside {pod.name}@{pod.attempt}" for pod in living]
-        if self.status.get("phase") == RUNNING and self.status.get("recoveryScope") != REPLICA:
+        if (
+            self.status.get("phase") == RUNNING
+            and self.status.get("memory", {}).get("recoveryScope") != REPLICA
+        ):
             self.overlaps.append(f"{meta['name']}@{attempt} joins an attempt that has started to train")
         view = PodView(
             namespace=NAMESPACE,

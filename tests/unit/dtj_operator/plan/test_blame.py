@@ -105,7 +105,7 @@ def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
 @pytest.mark.parametrize(
     ("status", "next_pod"),
     [
-        param({"replacing": [{"replica": 0, "uid": pod(0).pod.uid}]}, None, id="it is being replaced"),
+        param({"memory": {"replacing": {"0": pod(0).pod.uid}}}, None, id="it is being replaced"),
         param({}, pod(0).with_uid("b").running(), id="the next pod has no address yet"),
         param(
             {}, pod(0).with_uid("b").running().reachable("10.0.0.2"), id="the next pod has not reported yet"

@@ -199,7 +199,7 @@ RACK = RECOVERING | {"avoidedNodes": [{"node": "n1", "at": at(-60)}, {"node": "n
         param(
             REPLICA_0_SILENT.seeing(leases=EXPIRED, coordinator_silent=False)
             .recovery(scope="Replica")
-            .was("Recovering", replacing=[{"replica": 1, "uid": "uid-digits-1-0"}], **RECOVERING),
+            .was("Recovering", memory={"replacing": {"1": "uid-digits-1-0"}}, **RECOVERING),
             [("digits-1", 0)],
             id="a replica",
         ),

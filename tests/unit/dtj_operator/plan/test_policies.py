@@ -119,8 +119,12 @@ def test_the_deadline_counts_from_the_stored_start() -> None:
     assert deadline_policy.due_at(TWO.wants(activeDeadlineSeconds=100).snapshot()) == NOW + 40
 
 
-def restarts(**counters: int) -> dict[str, dict[str, int]]:
-    return {"restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters}}
+def restarts(*, highest_step: int | None = None, **counters: int) -> dict[str, dict[str, int]]:
+    memory = {} if highest_step is None else {"highestStep": highest_step}
+    return {
+        "restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters},
+        "memory": memory,
+    }
 
 
 def of_container(rule: dict[str, Any], name: str) -> dict[str, Any]:
@@ -222,7 +226,7 @@ def test_failure_names_the_rule_that_matched(given, rule) -> None:
             id="a disruption costs no budget",
         ),
         param(
-            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)),
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highest_step=40)),
             Fail("NoProgress", ANY, ANY),
             id="three in a row without a step",
         ),
@@ -232,18 +236,18 @@ def test_failure_names_the_rule_that_matched(given, rule) -> None:
             id="if no step is ever reported only the total budget applies",
         ),
         param(
-            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(41),
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highest_step=40)).at_step(41),
             COUNTED,
             id="a new step ends the row",
         ),
         param(
-            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highestStep=40)).at_step(40),
+            CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highest_step=40)).at_step(40),
             Fail("NoProgress", ANY, ANY),
             id="a repeated step is not progress",
         ),
         param(
             TWO.but(pod(1).reported(1, reason="Exception", step=50)).was(
-                "Running", **restarts(counted=3, withoutProgress=3, highestStep=40)
+                "Running", **restarts(counted=3, withoutProgress=3, highest_step=40)
             ),
             COUNTED,
             id="the report of the pod that died counts as progress too",
@@ -324,25 +328,25 @@ SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransi
         param({**HEALTHY_UNTIL_NOW, "failure": {"reason": "NodeLost"}}, False, id="a node lost"),
         param({**SICK_BEFORE, "failure": {"reason": "Evicted"}}, True, id="its replacement taken away, too"),
         param(
-            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1, highestStep=7)},
+            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1, highest_step=7)},
             False,
             id="a rank, after new steps",
         ),
         param(
-            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=2, highestStep=7)},
+            {**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=2, highest_step=7)},
             True,
             id="a rank, at the same step",
         ),
         param({**HEALTHY_UNTIL_NOW, **restarts(withoutProgress=1)}, True, id="a rank that reports no steps"),
         param(
-            {**SICK_BEFORE, **restarts(withoutProgress=1, highestStep=7)},
+            {**SICK_BEFORE, **restarts(withoutProgress=1, highest_step=7)},
             True,
             id="a rank that fails again before the job is healthy",
         ),
         param(
             {
                 **HEALTHY_UNTIL_NOW,
-                **restarts(highestStep=7),
+                **restarts(highest_step=7),
                 "failure": {"reason": "ExitCode", "exitCode": 75},
             },
             True,

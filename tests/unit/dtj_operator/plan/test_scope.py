@@ -35,7 +35,7 @@ def replaced(given: JobBuilder) -> list[int] | str:
             id="all pods with Auto, before the agents reported that they can recover in place",
         ),
         param(
-            CRASHED.recovery(scope="Auto").was("Running", recoveryScope="Replica"),
+            CRASHED.recovery(scope="Auto").was("Running", memory={"recoveryScope": "Replica"}),
             [1],
             id="the failed pod with Auto, once the agents reported it",
         ),
@@ -97,7 +97,7 @@ def test_a_replacement_keeps_the_attempt_and_is_counted_once() -> None:
     after = new_status(snapshot, restart(snapshot))
 
     assert (after["phase"], after["attempt"], after["restarts"]["counted"]) == ("Recovering", 0, 1)
-    assert after["replacing"] == [{"replica": 1, "uid": pod(1).pod.uid}]
+    assert after["memory"]["replacing"] == {"1": pod(1).pod.uid}
     assert after["lastTransitionTime"] == at(0)
     # The next reconcile acts on what is written, and does not count again.
     decision = plan(CRASHED.stored(after).snapshot())
@@ -169,7 +169,7 @@ def test_first_of_the_ranks_that_stop_together_is_reported() -> None:
 
     assert (after["failure"], after["message"]) == (before["failure"], before["message"])
     assert after["conditions"][1] == before["conditions"][1]
-    assert [entry["replica"] for entry in after["replacing"]] == [0, 1]
+    assert list(after["memory"]["replacing"]) == ["0", "1"]
 
 
 def test_rank_that_stops_after_the_first_was_replaced_is_what_the_job_waits_for() -> None:
@@ -184,8 +184,8 @@ def test_rank_that_stops_after_the_first_was_replaced_is_what_the_job_waits_for(
     assert (healthy["status"], healthy["message"]) == ("False", verdict.fault.sentence)
 
 
-REPLACED = [{"replica": 1, "uid": pod(1).pod.uid}]
-REPLACING = THREE.was("Recovering", lastTransitionTime=at(-9), replacing=REPLACED)
+REPLACED = {"1": pod(1).pod.uid}
+REPLACING = THREE.was("Recovering", lastTransitionTime=at(-9), memory={"replacing": REPLACED})
 YOUNG = pod(1).with_uid("young")
 
 
@@ -209,7 +209,7 @@ def test_second_incident_starts_its_own_back_off() -> None:
     snapshot = REPLACING.without(1).but(pod(2).crashed()).snapshot()
     after = new_status(snapshot, restart(snapshot))
 
-    assert [entry["replica"] for entry in after["replacing"]] == [1, 2]
+    assert list(after["memory"]["replacing"]) == ["1", "2"]
     assert (after["restarts"]["counted"], after["lastTransitionTime"]) == (1, at(0))
 
 
@@ -217,8 +217,8 @@ def test_replaced_pod_is_forgotten_once_its_replacement_exists() -> None:
     still = new_status(REPLACING.without(1).snapshot(), None)
     over = new_status(REPLACING.but(YOUNG).snapshot(), None)
 
-    assert [entry["replica"] for entry in still["replacing"]] == [1]
-    assert "replacing" not in over
+    assert list(still["memory"]["replacing"]) == ["1"]
+    assert "replacing" not in over["memory"]
 
 
 def test_the_job_runs_again_when_the_replacement_does() -> None:
@@ -234,7 +234,9 @@ def test_the_job_runs_again_when_the_replacement_does() -> None:
         param(AUTO.answering(rejoin=True), UseReplicaScope(), id="an agent that can"),
         param(AUTO.answering(rejoin=True, attempt=1), None, id="an agent of another attempt"),
         param(
-            AUTO.was("Running", recoveryScope="Replica").answering(rejoin=True), None, id="already recorded"
+            AUTO.was("Running", memory={"recoveryScope": "Replica"}).answering(rejoin=True),
+            None,
+            id="already recorded",
         ),
         param(AUTO.recovery(scope="Job").answering(rejoin=True), None, id="scope Job"),
     ],
@@ -249,23 +251,16 @@ def test_replica_scope_is_written_before_a_fault_of_the_same_moment_is_judged() 
     assert decision.verdict == UseReplicaScope()
 
     after = new_status(given.snapshot(), decision.verdict)
-    assert (after["recoveryScope"], after["phase"]) == ("Replica", "Running")
+    assert (after["memory"]["recoveryScope"], after["phase"]) == ("Replica", "Running")
     assert replaced(given.stored(after)) == [1]
 
 
 def test_replica_scope_lasts_for_the_attempt_even_if_the_agent_is_silent() -> None:
-    trusted = AUTO.was("Running", recoveryScope="Replica")
-    assert new_status(trusted.snapshot(), None)["recoveryScope"] == "Replica"
+    trusted = AUTO.was("Running", memory={"recoveryScope": "Replica"})
+    assert new_status(trusted.snapshot(), None)["memory"]["recoveryScope"] == "Replica"
 
     snapshot = trusted.but(*(pod(i).crashed() for i in range(3))).snapshot()
-    assert new_status(snapshot, restart(snapshot))["recoveryScope"] == "Job"
-
-
-def counters(reported: int, **known: int) -> dict[str, int]:
-    base = {"counted": 0, "disruptions": 0, "withoutProgress": 0}
-    given = AUTO.was("Running", restarts={**base, **known}).answering(in_place=reported)
-    counts: dict[str, int] = new_status(given.snapshot(), None)["restarts"]
-    return counts
+    assert "recoveryScope" not in new_status(snapshot, restart(snapshot)).get("memory", {}), "Job"
 
 
 @pytest.mark.parametrize(
@@ -291,22 +286,27 @@ def test_in_place_restarts_since_the_last_answer_are_counted_at_exit(
 
 
 def test_in_place_restarts_are_counted_once() -> None:
-    first = counters(2)
-    again = counters(2, **first)
+    first = AUTO.stored(new_status(AUTO.answering(in_place=2).snapshot(), None))
+    again = AUTO.stored(new_status(first.answering(in_place=2).snapshot(), None))
+    known = first.status["restarts"]
 
-    assert first["counted"] == first["inPlace"] == first["withoutProgress"] == first["total"] == 2
-    assert again == first
-    assert counters(3, **again)["counted"] == 3
+    assert known["counted"] == known["inPlace"] == known["withoutProgress"] == known["total"] == 2
+    assert again.status["restarts"] == known
+    assert new_status(again.answering(in_place=3).snapshot(), None)["restarts"]["counted"] == 3
 
 
 def test_agent_that_lost_its_count_reduces_no_counter() -> None:
-    assert counters(0, counted=2, inPlace=2, inPlaceOfAttempt=2)["inPlace"] == 2
+    known = {"restarts": {"counted": 2, "inPlace": 2}, "memory": {"inPlaceOfAttempt": 2}}
+    given = AUTO.was("Running", **known).answering(in_place=0)
+
+    assert new_status(given.snapshot(), None)["restarts"]["inPlace"] == 2
 
 
 def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
-    known = {"counted": 3, "disruptions": 1, "withoutProgress": 0, "inPlace": 3, "inPlaceOfAttempt": 2}
+    known = {"counted": 3, "disruptions": 1, "withoutProgress": 0, "inPlace": 3}
+    memory = {"replacing": REPLACED, "inPlaceOfAttempt": 2}
     given = THREE.recovery(scope="Replica", maxRestarts=7).was(
-        "Recovering", lastTransitionTime=at(-99), replacing=REPLACED, restarts=known
+        "Recovering", lastTransitionTime=at(-99), memory=memory, restarts=known
     )
     (made,) = (a.body for a in plan(given.without(1).snapshot()).actions if isinstance(a, CreatePod))
     env = {each["name"]: each.get("value") for each in made["spec"]["containers"][0]["env"]}
@@ -315,11 +315,11 @@ def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
 
 
 def test_in_place_restarts_of_the_next_attempt_are_added() -> None:
-    known = {"counted": 2, "disruptions": 0, "withoutProgress": 0, "inPlace": 2, "inPlaceOfAttempt": 2}
-    given = AUTO.was("Running", restarts=known).but(pod(0).crashed())
+    known = {"counted": 2, "disruptions": 0, "withoutProgress": 0, "inPlace": 2}
+    given = AUTO.was("Running", restarts=known, memory={"inPlaceOfAttempt": 2}).but(pod(0).crashed())
     fallen = new_status(given.snapshot(), restart(given.snapshot()))
     assert fallen["restarts"]["counted"] == 3
-    assert "inPlaceOfAttempt" not in fallen["restarts"]
+    assert "inPlaceOfAttempt" not in fallen.get("memory", {})
 
     risen = AUTO.stored(fallen).answering(attempt=1, in_place=1)
     assert new_status(risen.snapshot(), None)["restarts"]["inPlace"] == 3
@@ -403,19 +403,19 @@ DONE = AUTO.but(pod(1).succeeded(), pod(2).succeeded())
 
 def test_finished_replicas_are_recorded_and_not_recreated() -> None:
     after = new_status(DONE.snapshot(), None)
-    assert after["done"] == "1-2"
+    assert after["memory"]["done"] == "1-2"
 
     swept = DONE.stored(after).without(1, 2)
     assert plan(swept.snapshot()).actions == ()
     assert restart(swept.snapshot()) is None
-    assert new_status(swept.snapshot(), None)["replicas"] == after["replicas"]
+    assert new_status(swept.snapshot(), None)["replicaStatuses"] == after["replicaStatuses"]
     assert type(plan(swept.but(pod(0).succeeded()).snapshot()).verdict).__name__ == "Succeed"
 
 
 def test_new_attempt_has_no_finished_replicas() -> None:
     failing = DONE.but(pod(0).crashed())
 
-    assert "done" not in new_status(failing.snapshot(), restart(failing.snapshot()))
+    assert "done" not in new_status(failing.snapshot(), restart(failing.snapshot())).get("memory", {})
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.size import requeue_at, resize
-from dtj_operator.plan.snapshot import Shortage
+from dtj_operator.plan.private import Shortage
 from dtj_operator.plan.status import new_status
-from tests.support.builders import NOW, JobBuilder, at, job, pod
+from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param
 UNSCHEDULABLE = pod(2).unschedulable(since=NOW - 120)
@@ -20,10 +20,12 @@ def placed(index: int):
 
 REPLICA_SCOPE = job().replicas(3).elastic(2, 4).recovery(scope="Replica").with_network()
 JOB_SCOPE = REPLICA_SCOPE.recovery(scope="Job")
-RUNNING = REPLICA_SCOPE.running().was("Running", wantedReplicas=3)
-STARTING = JOB_SCOPE.was("Starting", wantedReplicas=3).having(placed(0), placed(1))
-SHORT = {"replicas": 3, "tries": 1, "retryAt": at(600)}
-SHORTENED = JOB_SCOPE.was("Running", wantedReplicas=2, shortage=SHORT).having(placed(0), placed(1))
+RUNNING = REPLICA_SCOPE.running().was("Running", memory={"wantedReplicas": 3})
+STARTING = JOB_SCOPE.was("Starting", memory={"wantedReplicas": 3}).having(placed(0), placed(1))
+SHORT = {"replicas": 3, "tries": 1, "retryAt": int(NOW) + 600}
+SHORTENED = JOB_SCOPE.was("Running", memory={"wantedReplicas": 2, "shortage": SHORT}).having(
+    placed(0), placed(1)
+)
 
 
 def decided(given: JobBuilder) -> tuple[int, bool] | None:
@@ -75,19 +77,20 @@ def test_resize(given: JobBuilder, verdict: tuple[int, bool] | None) -> None:
     ids=["first", "second", "third", "many"],
 )
 def test_retries_of_the_full_size_back_off(tries: int, pause: int) -> None:
-    stored = {"shortage": {"replicas": 3, "tries": tries, "retryAt": at(-500)}} if tries else {}
-    verdict = resize(STARTING.was("Starting", **stored).but(UNSCHEDULABLE).snapshot())
+    shortage = {"replicas": 3, "tries": tries, "retryAt": int(NOW) - 500} if tries else None
+    memory = {"wantedReplicas": 3, "shortage": shortage}
+    verdict = resize(STARTING.was("Starting", memory=memory).but(UNSCHEDULABLE).snapshot())
 
     assert isinstance(verdict, Resize)
-    assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=NOW + pause)
+    assert verdict.shortage == Shortage(replicas=3, tries=tries + 1, retry_at=int(NOW) + pause)
 
 
 def test_smaller_attempt_is_not_counted_and_says_why() -> None:
     given = STARTING.but(UNSCHEDULABLE)
     after = new_status(given.snapshot(), resize(given.snapshot()))
 
-    assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Pending", 1, 2)
-    assert (after["restarts"]["total"], after["shortage"]) == (0, SHORT)
+    assert (after["phase"], after["attempt"], after["memory"]["wantedReplicas"]) == ("Pending", 1, 2)
+    assert (after["restarts"]["total"], after["memory"]["shortage"]) == (0, SHORT)
     assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
 
     up = JOB_SCOPE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
@@ -102,11 +105,13 @@ def test_smaller_attempt_is_not_counted_and_says_why() -> None:
 
 
 def test_the_shortage_is_forgotten_once_all_run() -> None:
-    trying = JOB_SCOPE.was("Pending", wantedReplicas=3, shortage=SHORT)
+    trying = JOB_SCOPE.was("Pending", memory={"wantedReplicas": 3, "shortage": SHORT})
     starting, up = trying.having(placed(0), placed(1), pod(2)), trying.having(*map(placed, range(3)))
 
-    assert new_status(starting.snapshot(), None)["shortage"] == SHORT, "another failure doubles the delay"
-    assert "shortage" not in new_status(up.snapshot(), None)
+    assert new_status(starting.snapshot(), None)["memory"]["shortage"] == SHORT, (
+        "another failure doubles the delay"
+    )
+    assert "shortage" not in new_status(up.snapshot(), None)["memory"]
 
 
 def test_scaling_up_creates_only_the_new_pods() -> None:
@@ -116,14 +121,16 @@ def test_scaling_up_creates_only_the_new_pods() -> None:
     assert decision.verdict is None
     assert [a.body["metadata"]["name"] for a in decision.actions if isinstance(a, CreatePod)] == ["digits-3"]
     assert len(decision.actions) == 1
-    assert new_status(grown.snapshot(), None)["wantedReplicas"] == 3, "a pod that never existed cannot vanish"
-    assert new_status(grown.but(pod(3)).snapshot(), None)["wantedReplicas"] == 4
+    assert new_status(grown.snapshot(), None)["memory"]["wantedReplicas"] == 3, (
+        "a pod that never existed cannot vanish"
+    )
+    assert new_status(grown.but(pod(3)).snapshot(), None)["memory"]["wantedReplicas"] == 4
 
 
 def test_scaling_down_deletes_the_highest_indices_with_their_own_grace_and_no_fault() -> None:
     shrunk = RUNNING.replicas(2)
     after = new_status(shrunk.snapshot(), resize(shrunk.snapshot()))
-    assert (after["phase"], after["attempt"], after["wantedReplicas"]) == ("Running", 0, 2)
+    assert (after["phase"], after["attempt"], after["memory"]["wantedReplicas"]) == ("Running", 0, 2)
 
     assert plan(shrunk.stored(after).snapshot()).actions == (DeletePod(pod(2).running().pod, None),)
     leaving = shrunk.stored(after).but(pod(2).running().deleting())
@@ -134,7 +141,7 @@ def test_scaling_down_deletes_the_highest_indices_with_their_own_grace_and_no_fa
     ), "it is needed again, and waits until its name is free"
 
 
-FEWER = REPLICA_SCOPE.was("Recovering", wantedReplicas=3).having(placed(0), placed(1))
+FEWER = REPLICA_SCOPE.was("Recovering", memory={"wantedReplicas": 3}).having(placed(0), placed(1))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +170,7 @@ def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
     done = fewer.but(pod(0).succeeded(), pod(1).succeeded())
 
     assert (healthy["status"], healthy["reason"]) == ("True", "RunningWithFewer")
-    assert (status["worldSize"], status["currentReplicas"], status["ready"]) == (2, 2, "2/3")
+    assert (status["worldSize"], status["replicas"], status["ready"]) == (2, 2, "2/3")
     assert "pod digits-2 is unschedulable: no capacity" in status["message"]
     assert type(plan(done.snapshot()).verdict).__name__ == "Succeed"
 

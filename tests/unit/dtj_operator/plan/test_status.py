@@ -203,7 +203,7 @@ def test_job_created_suspended_has_used_no_attempt() -> None:
 def test_counts() -> None:
     four = job().replicas(4).having(pod(0).running(), pod(1), pod(2).succeeded(), pod(3).crashed())
 
-    assert status_of(four)["replicas"] == {"ready": 1, "active": 2, "succeeded": 1, "failed": 1}
+    assert status_of(four)["replicaStatuses"] == {"ready": 1, "active": 2, "succeeded": 1, "failed": 1}
     assert status_of(four)["worldSize"] == 4
 
 
@@ -294,7 +294,7 @@ def test_the_last_report_of_replica_0_completes_the_progress() -> None:
 
 
 def test_new_step_resets_the_restarts_without_progress() -> None:
-    row = {"restarts": {"counted": 2, "disruptions": 0, "withoutProgress": 2, "highestStep": 10}}
+    row = {"restarts": {"counted": 2, "disruptions": 0, "withoutProgress": 2}, "memory": {"highestStep": 10}}
 
     assert status_of(TWO.running().was("Running", **row).at_step(10))["restarts"]["withoutProgress"] == 2
     assert status_of(TWO.running().was("Running", **row).at_step(11))["restarts"] == {
@@ -302,11 +302,10 @@ def test_new_step_resets_the_restarts_without_progress() -> None:
         "counted": 2,
         "disruptions": 0,
         "withoutProgress": 0,
-        "highestStep": 11,
     }
 
 
-STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, "observedAt": at(-20)}}
+STORED = {"phase": "Running", "replicaStatuses": {"ready": 1}, "progress": {"step": 1, "observedAt": at(-20)}}
 
 
 @pytest.mark.parametrize(
@@ -314,15 +313,15 @@ STORED = {"phase": "Running", "replicas": {"ready": 1}, "progress": {"step": 1, 
     [
         param({}, None, id="nothing new"),
         param({"phase": "Recovering"}, NOW, id="a phase: at once"),
-        param({"replicas": {"ready": 2}}, NOW + 7, id="counts: ten seconds after the last write"),
+        param({"replicaStatuses": {"ready": 2}}, NOW + 7, id="counts: ten seconds after the last write"),
         param({"progress": {"step": 2, "observedAt": at(0)}}, None, id="progress: in the job's turn"),
         param(
-            {"progress": {"step": 2}, "replicas": {"ready": 2}},
+            {"progress": {"step": 2}, "replicaStatuses": {"ready": 2}},
             NOW + 7,
             id="progress is included in a write of counts",
         ),
         param({"restarts": {"counted": 1}}, NOW, id="a restart: at once"),
-        param({"restarts": {"highestStep": 9}}, None, id="the highest step waits for the progress"),
+        param({"memory": {"highestStep": 9}}, None, id="the highest step waits for the progress"),
     ],
 )
 def test_when_a_change_is_written(change: dict[str, object], moment: float | None) -> None:
@@ -347,7 +346,7 @@ def test_counts_are_written_in_batches(last_write: int, stale_since: int | None,
     """Pods finish one after another; a write for each would be useless."""
     due = pace.write_at(
         STORED,
-        {**STORED, "replicas": {"ready": 2}},
+        {**STORED, "replicaStatuses": {"ready": 2}},
         now=NOW,
         last_write=NOW + last_write,
         progress_due=True,

@@ -9,12 +9,12 @@ faults. With scope Job a new size is a new attempt, which is not counted.
 """
 
 from dtj_operator.plan.actions import Resize
+from dtj_operator.plan.private import Shortage
 from dtj_operator.plan.snapshot import (
     REPLICA,
     RUNNING,
     SHRINK_AFTER_S,
     SUSPENDED,
-    Shortage,
     Snapshot,
 )
 
@@ -75,7 +75,7 @@ def _shrink(s: Snapshot, shortage: Shortage | None) -> Resize | None:
     if not unplaced or not decided or fits < s.job.min_replicas:
         return None
     tries = shortage.tries + 1 if shortage is not None else 1
-    retry_at = s.now + min(MAX_RETRY_S, RETRY_S * 2.0 ** min(tries - 1, 30))
+    retry_at = int(s.now + min(MAX_RETRY_S, RETRY_S * 2.0 ** min(tries - 1, 30)))
     blocked = f"{len(unplaced)} of {s.size} pods were unschedulable for {SHRINK_AFTER_S:.0f} s"
     return Resize(
         fits,

@@ -1,0 +1,45 @@
+"""status.memory: what the operator has to remember of a job and no user needs.
+
+It is read and written as one typed object. The schema does not list its fields, so that the API server keeps
+the fields of a newer operator while an older schema is installed.
+"""
+
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+
+
+class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An attempt of scope Job is smaller than spec.replicas, because some of its pods were unschedulable."""
+
+    replicas: int  # the desired size, which did not fit
+    tries: int  # how many times it did not fit
+    retry_at: int  # seconds since the epoch
+
+
+class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """All of it is bounded: the status of a job of 10,000 ranks is as small as that of a job of two."""
+
+    recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
+    wanted_replicas: int | None = None  # the recorded size of the attempt; elastic jobs only
+    replacing: dict[int, str] = {}  # uids of pods being replaced, by index; empty if the pod was already gone
+    done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7
+    shortage: Shortage | None = None
+    in_place_of_attempt: int = 0  # in-place restarts in the current attempt
+    highest_step: int | None = None  # ever reported; only a higher step is progress
+    earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took
+
+
+def read(status: Json) -> Private:
+    """Return the stored object; one that does not decode, because a person edited it, counts as empty."""
+    try:
+        return msgspec.convert(status.get("memory") or {}, Private, strict=False, str_keys=True)
+    except msgspec.ValidationError:
+        return Private()
+
+
+def write(private: Private) -> Json:
+    fields: Json = msgspec.to_builtins(private, str_keys=True)
+    return fields
