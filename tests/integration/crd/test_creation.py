@@ -87,6 +87,11 @@ TABLE: list[tuple[str, Json, str]] = [
     ("no container", pod(containers=[]), "template.spec.containers in body should have at least 1 items"),
     ("containers left out", pod(containers=ABSENT), "spec.template.spec.containers: Required value"),
     ("a container without a name", pod(containers=[{"image": "a"}]), "containers[0].name: Required value"),
+    (
+        "a container whose name is empty",
+        pod(containers=[{"name": ""}]),
+        "containers[0].name in body should be at least 1 chars long",
+    ),
     ("two containers", pod(containers=[{"name": "trainer"}, {"name": "logs"}]), ACCEPTED),
     ("two containers with the same name", pod(containers=[{"name": "a"}, {"name": "a"}]), "Duplicate value"),
     ("restartPolicy Never", pod(restartPolicy="Never"), ACCEPTED),
@@ -104,6 +109,11 @@ TABLE: list[tuple[str, Json, str]] = [
     *(
         (f"the variable {name}", env("LR", name), f'env[1].name: Invalid value: "{name}"')
         for name in RESERVED
+    ),
+    (
+        "a reserved variable of an init container",
+        pod(initContainers=[{"name": "fetch", "env": [{"name": "RANK", "value": "0"}]}]),
+        'initContainers[0].env[0].name: Invalid value: "RANK"',
     ),
     ("a label of the user", {"template.metadata.labels": {"team": "a"}}, ACCEPTED),
     (
@@ -132,6 +142,7 @@ TABLE: list[tuple[str, Json, str]] = [
     ("nodeLostSeconds 0", recovery(nodeLostSeconds=0), "at least 1 and without quotes, or Never"),
     ("nodeLostSeconds as text", recovery(nodeLostSeconds="40"), "without quotes, or Never"),
     ("avoidNodeAfterFaults -1", recovery(avoidNodeAfterFaults=-1), "at least 1 and without quotes, or Never"),
+    ("a negative back-off", recovery(backoffSeconds=-1), "greater than or equal to 0"),
     ("a back-off of an hour", recovery(backoffSeconds=3600), "less than or equal to 300"),
     ("a rule for a condition", rule(onPodConditions=[{"type": "A"}]), ACCEPTED),
     ("rules with names", recovery(rules=[{**ODD, "name": "a"}, {**ODD, "name": "b"}, ODD]), ACCEPTED),
@@ -170,9 +181,17 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a rule for code 0", codes(0), "onExitCodes.values[0] in body should be greater than or equal to 1"),
     ("a rule for code 256", codes(256), "less than or equal to 255"),
     ("a rule for no code", codes(), "at least 1 items"),
+    (
+        "exit codes without an operator",
+        rule(onExitCodes={"values": [7]}),
+        "onExitCodes.operator: Required value",
+    ),
+    ("exit codes without values", rule(onExitCodes={"operator": "In"}), "onExitCodes.values: Required value"),
     ("an operator that does not exist", codes(1, operator="="), '"In", "NotIn"'),
     # checkpoint
     ("a checkpoint volume", checkpoint({"persistentVolumeClaim": {"claimName": "a"}}), ACCEPTED),
+    ("a checkpoint without an fsGroup", checkpoint(NFS, fsGroupPolicy="None"), ACCEPTED),
+    ("an fsGroupPolicy that does not exist", checkpoint(NFS, fsGroupPolicy="File"), '"Trainer", "None"'),
     ("a checkpoint without a volume", {"checkpoint": {}}, "spec.checkpoint.volume: Required value"),
     ("a volume without a source", checkpoint({}), "at least 1 properties"),
     ("a volume with two sources", checkpoint({**NFS, "csi": {}}), "must have at most 1 item"),
@@ -259,9 +278,17 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
             "avoidNodeAfterFaults": 2,
         },
         "hang": {"action": "Restart"},
-        "checkpoint": {"mountPath": "/checkpoints", "volume": NFS},
+        "checkpoint": {"mountPath": "/checkpoints", "fsGroupPolicy": "Trainer", "volume": NFS},
         "network": {"policy": "Isolated"},
     }
+
+
+def test_condition_of_a_rule_must_be_true_unless_it_says_otherwise(kubectl: Kubectl):
+    kubectl.apply(job(**rule(onPodConditions=[{"type": "DisruptionTarget"}])))
+    stored = kubectl.get("dtj", "digits")
+    assert stored is not None
+    (found,) = stored["spec"]["recovery"]["rules"]
+    assert found["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def test_template_is_stored_unchanged(kubectl: Kubectl):
