@@ -1,5 +1,6 @@
 """Faults, one function each: in operators, their connections to the API server, pods and jobs.
 
+More are in hostile.py.
 A fault draws its own victim from the seeded generator, and returns whether there was one. `Chaos.relent` ends
 all faults that last.
 """
@@ -30,7 +31,10 @@ class Chaos:
 
     proxies    one in front of each operator
     operators  in the order of the proxies
+    agent      the address of an agent that answers nonsense
     made       number of jobs created so far
+    strangers  paths of objects that are deleted in the end
+    undo       called in the end, in this order
     """
 
     plane: ControlPlane
@@ -40,9 +44,11 @@ class Chaos:
     proxies: list[FaultProxy]
     operators: list[Kept]
     clock: Clock
+    agent: str
     chance: Random
     made: int = 0
     strangers: list[str] = field(default_factory=list)
+    undo: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
     suspended: set[str] = field(default_factory=set)
 
     async def relent(self) -> None:
@@ -57,6 +63,9 @@ class Chaos:
         for path in self.strangers:
             with contextlib.suppress(ApiError):
                 await self.api.delete(path)
+        for back in self.undo:
+            with contextlib.suppress(ApiError):
+                await back()
         for name in list(self.kubelet.holds):
             await self.kubelet.release(name)
 
@@ -218,8 +227,9 @@ async def mangle_watches(stage: Chaos) -> bool:
 
 @injection(1)
 async def set_clock(stage: Chaos) -> bool:
-    """Set the operators' clocks an hour off, or right again."""
-    stage.clock.shift(stage.chance.choice([-1, 0, 0, 1]))
+    """Set the operators' clocks a minute or an hour off, or right again."""
+    minute = 1 / 60
+    stage.clock.shift(stage.chance.choice([-1, -minute, 0, 0, minute, 1]))
     return bool(stage.clock.environment)
 
 

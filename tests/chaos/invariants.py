@@ -7,7 +7,8 @@ checked at the event that would break it.
 2. Counted restarts never exceed maxRestarts; counters and attempts never decrease.
 3. Succeeded and Failed are final, and no pod is created for a job that is finished or suspended.
 4. A job reports a name conflict only if a foreign object has that name.
-5. In the end nothing is left of a deleted job, and every job is in the state that its spec asks for.
+5. A job that has run never fails because the operator does not understand a value of its spec.
+6. In the end nothing is left of a deleted job, and every job is in the state that its spec asks for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Json = dict[str, Any]
 
 JOB, POD, SERVICE, POLICY = "DistributedTrainingJob", "Pod", "Service", "NetworkPolicy"
 FINAL = ("Succeeded", "Failed")
+BEGUN = ("Starting", "Running", "Recovering")
 RESTING = (*FINAL, "Suspended")
 
 
@@ -143,6 +145,8 @@ def _job(world: World, event: Event) -> Iterator[str]:
     if counted > max(most, _number(old, ("restarts", "counted"))):
         yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
     for condition in new.get("conditions", ()):
+        if condition["reason"] == "BadSpec" and condition["type"] == "Failed" and old.get("phase") in BEGUN:
+            yield f"job {_name(now)} was {old['phase']} and failed with BadSpec: {condition['message']}"
         if condition["reason"] == "NameConflict" and not _blocked(world, now, condition["message"]):
             yield f"job {_name(now)} reports a name conflict without one: {condition['message']}"
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.chaos import hostile
 from tests.chaos.clock import Clock
 from tests.chaos.faults import INJECTIONS, Chaos
 from tests.chaos.invariants import controller
@@ -27,7 +28,7 @@ from tests.chaos.witness import Witness, watching
 from tests.integration import api as rest
 from tests.integration import kubelet as kubelets
 from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, ApiError
-from tests.integration.controlplane import ControlPlane
+from tests.integration.controlplane import ControlPlane, install_crd
 from tests.integration.kubelet import runs
 from tests.integration.operator import process
 from tests.support.faultproxy import FaultProxy
@@ -80,6 +81,7 @@ async def run(
     ):
         await inject(stage, result, faults, jobs, without)
         await stage.relent()
+        await asyncio.to_thread(install_crd, plane)  # faults may have changed it
         await collect_garbage(stage)
         result.violations += await settled(witness, "after the faults")
         await finish_all(stage)
@@ -180,4 +182,5 @@ async def stage_of(
             )
             for number, proxy in enumerate(proxies)
         ]
-        yield Chaos(plane, api, namespace, kubelet, proxies, operators, clock, chance)
+        agent = await stack.enter_async_context(hostile.agent(Random(chance.random())))
+        yield Chaos(plane, api, namespace, kubelet, proxies, operators, clock, agent, chance)

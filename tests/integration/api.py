@@ -30,6 +30,17 @@ class NeverHappenedError(AssertionError):
     """The deadline passed; the message holds the last state that was seen."""
 
 
+async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    """Yield the lines of a stream, of any length; aiohttp's own iterator has a limit."""
+    rest = bytearray()
+    async for chunk in content.iter_any():
+        *ended, last = chunk.split(b"\n")
+        for line in ended:
+            yield bytes(rest) + line
+            rest.clear()
+        rest += last
+
+
 class Api:
     """A client of one control plane."""
 
@@ -120,7 +131,7 @@ class Api:
         params = {**(query or {}), "watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
             try:
-                async for line in answer.content:
+                async for line in lines(answer.content):
                     event = json.loads(line)
                     yield event["type"], event["object"]
             finally:

@@ -17,6 +17,12 @@ def free_port() -> int:
     raise AssertionError("cycle has no end")
 
 
+def own_address() -> str:
+    """Return a loopback address that only this process uses, for servers whose port is fixed."""
+    pid = os.getpid()
+    return f"127.{1 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
+
+
 def _own_ports() -> list[int]:
     """Ports below the kernel's range for outgoing connections; each process of pytest-xdist has its own."""
     kernel = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -69,7 +69,13 @@ def conflict(history: Story, what: str) -> Story:
     return history.job("Pending", conditions=[condition])
 
 
+def refused(history: Story) -> Story:
+    condition = {"type": "Failed", "reason": "BadSpec", "message": "spec.cleanPodPolicy: invalid value"}
+    return history.job("Failed", conditions=[condition])
+
+
 VALID = [
+    param(refused(Story().job("Pending", event="ADDED")), id="a value is refused before anything ran"),
     param(running(), id="a running job"),
     param(restarted(), id="a restart"),
     param(
@@ -141,6 +147,7 @@ INVALID = [
         story().job("Suspended").pod(0), "for a job that is Suspended", id="a pod is created while suspended"
     ),
     param(conflict(running(), "Pod j-1"), "conflict without one", id="a conflict without another owner"),
+    param(refused(running()), "failed with BadSpec", id="a value is refused after the job has run"),
     param(
         conflict(story().child(SERVICE, owner="earlier"), "Service j"),
         "conflict without one",
