@@ -91,7 +91,7 @@ def main() -> None:
 
 async def measure() -> list[list[object]]:
     """Return a row for each load."""
-    async with rig.running() as bench, bench.operator() as operator:
+    async with rig.running(synced=True) as bench, bench.operator() as operator:
         return [await compare(bench, operator, load) for load in LOADS]
 
 
@@ -118,8 +118,11 @@ async def by_operator(rest: Rest, load: Load) -> tuple[Took, list[Body]]:
     """Return the operator's times, and its children as bodies that can be posted again."""
     jobs = list(load.manifests(f"mine{next(_ROUND)}"))
     created_s = await created(rest, load, jobs)
-    children = [(SERVICES, strip(each)) for each in (await rest.list(SERVICES))["items"]]
-    children += [(PODS, strip(each)) for each in (await rest.list(PODS))["items"]]
+    children = [
+        (path, strip(each))
+        for path in (SERVICES, POLICIES, PODS)
+        for each in (await rest.list(path))["items"]
+    ]
     gone_s = await gone(rest, JOBS, [body["metadata"]["name"] for _, body in jobs])
     for path in (JOBS, SERVICES, POLICIES):
         await rest.until_empty(path)
@@ -133,7 +136,8 @@ async def by_loop(rest: Rest, load: Load, bodies: list[Body]) -> Took:
         path: [body["metadata"]["name"] for where, body in bodies if where == path] for path, _ in bodies
     }
     gone_s = await gone(rest, PODS, names[PODS])
-    await rest.delete_each(SERVICES, names[SERVICES])
+    for path in names.keys() - {PODS}:
+        await rest.delete_each(path, names[path])
     return Took(created_s=created_s, gone_s=gone_s)
 
 

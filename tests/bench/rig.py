@@ -80,14 +80,15 @@ def writes(counted: Counter[tuple[str, str]]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def running(*, nodes: int = 10, scheduler_qps: int = 50) -> AsyncIterator[Rig]:
+async def running(*, nodes: int = 10, scheduler_qps: int = 50, synced: bool = False) -> AsyncIterator[Rig]:
     """Start everything but an operator.
 
+    synced         etcd waits for its disk, as in a real cluster
     scheduler_qps  the scheduler's client rate; its default of 50 delays large numbers of pods
     """
     with (
         tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder,
-        _plane(Path(folder), scheduler_qps) as plane,
+        _plane(Path(folder), scheduler_qps, synced) as plane,
         kwok.nodes(plane.kubectl, count=nodes),
     ):
         async with connect(plane.url, plane.tls(), controlplane.token("loop")) as rest:
@@ -95,9 +96,9 @@ async def running(*, nodes: int = 10, scheduler_qps: int = 50) -> AsyncIterator[
 
 
 @contextlib.contextmanager
-def _plane(folder: Path, scheduler_qps: int) -> Iterator[ControlPlane]:
+def _plane(folder: Path, scheduler_qps: int, synced: bool) -> Iterator[ControlPlane]:
     programs = tools.ensure("kube-controller-manager", "kube-scheduler", "helm")
-    with controlplane.running(folder) as plane:
+    with controlplane.running(folder, synced=synced) as plane:
         controlplane.install_crd(plane)
         (folder / "helm").mkdir()
         grant(Helm(programs["helm"], folder / "helm"), plane)

@@ -168,10 +168,13 @@ def token(user: str) -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[ControlPlane]:
-    """Start a control plane with its data in `folder`, and stop it at the end."""
+def running(folder: Path, *, synced: bool = False) -> Iterator[ControlPlane]:
+    """Start a control plane with its data in `folder`, and stop it at the end.
+
+    synced  each write waits for the disk, as in a real cluster; tests need not survive a power failure
+    """
     programs = tools.ensure(*PROGRAMS)
-    plane = prepare(programs, folder)
+    plane = prepare(programs, folder, synced=synced)
     try:
         plane.etcd.start()
         plane.apiserver.start()
@@ -203,7 +206,7 @@ def install_crd(plane: ControlPlane) -> None:
                 break
 
 
-def prepare(programs: dict[str, Path], folder: Path) -> ControlPlane:
+def prepare(programs: dict[str, Path], folder: Path, *, synced: bool = False) -> ControlPlane:
     """Return a control plane whose programs are not started yet."""
     client, peer, secure = (free_port() for _ in range(3))
     etcd_url = f"http://127.0.0.1:{client}"
@@ -213,13 +216,13 @@ def prepare(programs: dict[str, Path], folder: Path) -> ControlPlane:
         ca=folder / "certificates" / "apiserver.crt",
         folder=folder,
         kubectl=Kubectl(binary=programs["kubectl"], kubeconfig=kubeconfig),
-        etcd=etcd(programs["etcd"], folder, etcd_url, f"http://127.0.0.1:{peer}"),
+        etcd=etcd(programs["etcd"], folder, etcd_url, f"http://127.0.0.1:{peer}", synced=synced),
         etcd_url=etcd_url,
         apiserver=apiserver(programs["kube-apiserver"], folder, etcd_url, secure),
     )
 
 
-def etcd(program: Path, folder: Path, client: str, peer: str) -> Server:
+def etcd(program: Path, folder: Path, client: str, peer: str, *, synced: bool = False) -> Server:
     """Return an etcd that listens on these URLs."""
     return Server(
         folder / "etcd.log",
@@ -230,7 +233,7 @@ def etcd(program: Path, folder: Path, client: str, peer: str) -> Server:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
-        "--unsafe-no-fsync",  # these data need not survive a power failure
+        *([] if synced else ["--unsafe-no-fsync"]),
     )
 
 

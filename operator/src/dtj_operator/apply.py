@@ -62,27 +62,22 @@ class Applier:
         self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
-        """Carry out the actions, Service and NetworkPolicy before pods; stop creating at the first refusal.
+        """Carry out all actions; stop creating pods at the first refusal.
 
-        No call is begun after APPLY_S seconds.
+        Every write waits for the API server's disk, so everything else is done at once. Pods are created
+        last, so that none runs without its NetworkPolicy. No call is begun after APPLY_S seconds.
 
         uid   of the job, if it exists: the objects that it controls are ours
         """
-        deletes = [a for a in actions if isinstance(a, DeletePod)]
         creates = [a for a in actions if isinstance(a, CreatePod)]
         until = self._clock() + APPLY_S
-        deleted = await self._all(self._delete_pod(action, until) for action in deletes)
-        if None in deleted:
+        others = (self._act(key, uid, a, until) for a in actions if not isinstance(a, CreatePod))
+        results = await self._all(others)
+        if None in results:
             return Outcome(unfinished=True)
-        blocked = False in deleted
-        for action in actions:
-            if not isinstance(action, DeletePod | CreatePod):
-                result = await self._other(key, uid, action)
-                if isinstance(result, Refusal):
-                    return Outcome(refusals=(result,))
-                blocked = blocked or not result
-        if blocked:
-            return Outcome(blocked=True)
+        refusals = [result for result in results if isinstance(result, Refusal)]
+        if refusals or False in results:
+            return Outcome(refusals=tuple(refusals[:1]), blocked=not refusals)
         return await self._create_pods(creates, uid, until)
 
     async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Outcome:
@@ -181,9 +176,11 @@ class Applier:
             self._pods.remove(pod)
         return True
 
-    async def _other(self, key: Key, uid: str, action: Action) -> Refusal | bool:
-        """Return False if an old object has to be deleted first."""
+    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | bool | None:
+        """Return False if an old object has to be deleted first, None if it is too late for the call."""
         match action:
+            case DeletePod():
+                return await self._delete_pod(action, until)
             case CreateService(body):
                 return await self._create(self._caches.services, key, body, uid)
             case CreateNetworkPolicy(body):
@@ -235,12 +232,12 @@ class Applier:
         try:
             raw = await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
         except NotFound:
-            cache.remove(child)
+            cache.remove(child, quiet=True)
             return True
         except Conflict:
             return not unchanged
         if not decode_named(raw).metadata.deletion_timestamp:  # otherwise a finalizer delays its deletion
-            cache.remove(child)
+            cache.remove(child, quiet=True)
         return True
 
     async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

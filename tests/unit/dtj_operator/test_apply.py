@@ -20,8 +20,16 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.names import Key
-from dtj_operator.plan.actions import Action, CreatePod, CreateService, DeletePod, DeleteService
+from dtj_operator.plan.actions import (
+    Action,
+    CreateNetworkPolicy,
+    CreatePod,
+    CreateService,
+    DeletePod,
+    DeleteService,
+)
 from dtj_operator.plan.children.meta import metadata
+from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
 from tests.support.builders import job, pod
 from tests.unit.dtj_operator.kube.server import Handler, Server, lacks, refuses, says, serving
@@ -60,7 +68,8 @@ class Doing:
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
         self.pods = PodCache(lambda _key, _soon: None, clock=time.monotonic)
-        self.services = ChildCache(SERVICE, lambda _: None)
+        self.reported: list[Key] = []  # changes of Services that trigger a reconcile
+        self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         caches = Caches(pods=self.pods, services=self.services, policies=policies)
         self.now = 0.0
@@ -255,6 +264,45 @@ async def test_existing_unedited_service_of_ours_is_success() -> None:
     async with doing(TAKEN, says(stored(service(JOB)))) as do:
         assert await do(CreateService(service(JOB))) == Outcome()
         assert do.asked() == ["POST services", "GET digits"]
+
+
+async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_each_other() -> None:
+    policy = network_policy(JOB, "dtj-system")
+    both = asyncio.Barrier(2)
+
+    async def create(request: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return await says(stored(await request.json()))(request)
+
+    async with doing(create, create, says(stored(wanted()))) as do, asyncio.timeout(60):
+        await do(CreatePod(wanted()), CreateService(service(JOB)), CreateNetworkPolicy(policy))
+
+    assert sorted(do.asked()[:2]) == ["POST networkpolicies", "POST services"]
+    assert do.asked()[2:] == ["POST pods"]
+
+
+async def test_children_of_a_deleted_job_are_deleted_at_the_same_time() -> None:
+    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    both = asyncio.Barrier(2)
+
+    async def delete(request: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return await REMOVED(request)
+
+    async with doing(delete, delete) as do, asyncio.timeout(60):
+        do.services.observe(view)
+        await do(DeletePod(pod(0).pod, unchanged=True), DeleteService(view.uid))
+
+    assert sorted(do.asked()) == ["DELETE digits", "DELETE digits-0"]
+
+
+async def test_own_deletion_of_a_service_triggers_no_reconcile() -> None:
+    view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
+    async with doing(REMOVED) as do:
+        do.services.observe(view, quiet=True)
+        await do(DeleteService(view.uid))
+
+        assert (do.services.get(KEY), do.reported) == (None, [])
 
 
 async def test_service_of_another_owner_prevents_pods() -> None:

@@ -40,7 +40,7 @@ class WorkQueue(Generic[K]):
         self._numbers = count()
         self._waiting: dict[K, _Place] = {}  # keys that are queued, or were added while a worker holds them
         self._busy: set[K] = set()
-        self._timers: dict[K, tuple[asyncio.TimerHandle, float]] = {}  # timer and patience
+        self._timers: dict[K, tuple[asyncio.TimerHandle, float]] = {}  # timer, and when its patience ends
         self._failures: dict[K, int] = {}
         self._taken_at = float("-inf")
 
@@ -68,16 +68,17 @@ class WorkQueue(Generic[K]):
             self._put(key, place)
 
     def add_after(self, key: K, delay_s: float, *, patience_s: float = 0.0) -> None:
-        """Add the key later; of several calls the earliest time and the least patience count."""
+        """Add the key later; of several calls the earliest time and the earliest end of patience count."""
         loop = asyncio.get_running_loop()
         due, known = loop.time() + max(0.0, delay_s), self._timers.get(key)
+        until = due + patience_s
         if known is not None:
-            timer, patience = known
-            if timer.when() <= due and patience <= patience_s:
+            timer, known_until = known
+            if timer.when() <= due and known_until <= until:
                 return
             timer.cancel()
-            due, patience_s = min(due, timer.when()), min(patience, patience_s)
-        self._timers[key] = loop.call_at(due, self._fire, key), patience_s
+            due, until = min(due, timer.when()), min(until, known_until)
+        self._timers[key] = loop.call_at(due, self._fire, key), until
 
     def retry(self, key: K, at_least_s: float = 0.0) -> float:
         """Add the key after a back-off that doubles with each failure; return the back-off in seconds."""
@@ -129,5 +130,5 @@ class WorkQueue(Generic[K]):
                 return key, self._waiting.pop(key)
 
     def _fire(self, key: K) -> None:
-        _, patience_s = self._timers.pop(key)
-        self.add(key, patience_s=patience_s)
+        _, until = self._timers.pop(key)
+        self.add(key, patience_s=max(0.0, until - asyncio.get_running_loop().time()))

@@ -89,8 +89,11 @@ class Cache(Generic[V]):
         if ours and not view.removed:
             self.unverified.add(view.key, view.name)
 
-    def remove(self, view: V) -> None:
-        """Remove an object that is gone: a call has deleted it, or did not find it."""
+    def remove(self, view: V, *, quiet: bool = False) -> None:
+        """Remove an object that is gone: a call has deleted it, or did not find it.
+
+        quiet   do not report the change: no decision depends on it
+        """
         self.unverified.discard(view.key, view.name)
         if not self._is_dead(view, found=False):  # a 404 may come with an older version than the watch event
             self._tombstones[view.uid] = view.version
@@ -105,7 +108,8 @@ class Cache(Generic[V]):
         if not views:
             del self._views[view.key]
         self._update_indexes(known, None)
-        self._notify(known, None)
+        if not quiet:
+            self._notify(known, None)
 
     def remove_name(self, key: Key, name: str) -> None:
         """Remove the object of this name, if the cache has one: the API server has none."""

@@ -86,17 +86,21 @@ def _plan(s: Snapshot) -> Decision:
 def plan_gone(gone: Gone) -> Decision:
     """Delete the children of a job that no longer exists at once; the garbage collector is the backup.
 
+    Service and NetworkPolicy follow when the last pod is gone: terminating ranks stay isolated and reach each
+    other, and if many jobs are deleted, their pods go first.
+
     Keep those that lost their owner on purpose (`kubectl delete --cascade=orphan`). The cache may not know
     that yet, hence `unchanged`.
     """
-    actions: list[Action] = [
-        DeletePod(pod, unchanged=True) for pod in gone.pods if pod.owner_uid and not pod.deleting
-    ]
+    pods = [pod for pod in gone.pods if pod.owner_uid]
+    actions: list[Action] = [DeletePod(pod, unchanged=True) for pod in pods if not pod.deleting]
+    if pods:
+        return force_delete_lost(gone, Decision(actions=tuple(actions)))
     if gone.service_uid:
         actions.append(DeleteService(gone.service_uid))
     if gone.network_policy_uid:
         actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
-    return force_delete_lost(gone, Decision(actions=tuple(actions)))
+    return Decision(actions=tuple(actions))
 
 
 def _finished(s: Snapshot) -> Decision:

@@ -164,10 +164,13 @@ async def test_key_keeps_its_patience_while_a_worker_holds_it(queue: WorkQueue[s
     assert [await next_key(queue) for _ in range(2)] == ["b", "a"]
 
 
-async def test_of_several_delays_the_least_patience_is_kept(queue: WorkQueue[str]) -> None:
+@pytest.mark.parametrize(("b_until", "order"), [(2, ["b", "a"]), (4, ["a", "b"])])
+async def test_of_several_delays_the_earliest_time_and_the_earliest_end_of_patience_count(
+    queue: WorkQueue[str], b_until: float, order: list[str]
+) -> None:
+    queue.add_after("a", 3)  # its patience ends at 3
     queue.add_after("a", 1, patience_s=5)
-    queue.add_after("a", 3)
     await asyncio.sleep(1)
-    queue.add("b", patience_s=1)
+    queue.add("b", patience_s=b_until - 1)
 
-    assert [await next_key(queue) for _ in range(2)] == ["a", "b"]
+    assert [await next_key(queue) for _ in range(2)] == order

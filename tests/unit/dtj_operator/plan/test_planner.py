@@ -1,5 +1,7 @@
 """plan(): which actions, in which order, and what is left alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from dtj_operator.plan.actions import (
@@ -247,12 +249,11 @@ def test_children_of_a_deleted_job_are_deleted_unless_orphaned() -> None:
         now=NOW,
         monotonic=NOW,
     )
+    without_pods = replace(gone, pods=(free.pod,))
 
-    assert plan_gone(gone).actions == (
-        DeletePod(kept.pod, None, unchanged=True),
-        DeleteService("s"),
-        DeleteNetworkPolicy("n"),
-    )
+    assert plan_gone(gone).actions == (DeletePod(kept.pod, None, unchanged=True),)
+    assert plan_gone(replace(gone, pods=(leaving.pod,))).actions == (), "its pod is still terminating"
+    assert plan_gone(without_pods).actions == (DeleteService("s"), DeleteNetworkPolicy("n"))
 
 
 def test_network_objects_are_created_once() -> None:
