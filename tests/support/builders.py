@@ -88,6 +88,15 @@ class PodBuilder:
     def deleting(self) -> Self:
         return self._with(deleting=True)
 
+    def overdue(self, for_s: float = 0) -> Self:
+        """Terminating, and for this long after it should have been gone."""
+        since = NOW - 30 - 10 - for_s
+        return self._with(deleting=True, grace_s=30, grace_ends_at=since + 30).seen(terminating=since)
+
+    def avoiding(self) -> Self:
+        """Created while its job avoided nodes."""
+        return self._with(avoids_nodes=True)
+
     def on(self, node: str) -> Self:
         return self._with(node=node)
 

@@ -16,6 +16,7 @@ JOB_NAME = f"{GROUP}/job-name"
 JOB_UID = f"{GROUP}/job-uid"
 REPLICA_INDEX = f"{GROUP}/replica-index"
 ATTEMPT = f"{GROUP}/attempt"
+AVOIDS_NODES = f"{GROUP}/avoids-nodes"  # "true": the operator added a required node affinity
 
 AGENT_PORT = 29400
 DEFAULT_GRACE_S = 30  # Kubernetes' default terminationGracePeriodSeconds

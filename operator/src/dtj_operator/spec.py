@@ -51,7 +51,9 @@ class Recovery:
     max_restarts_without_progress: int = 3
     backoff_s: int = 1
     node_lost_s: int | None = 40  # None: a node never counts as lost
+    termination_s: int | None = 300  # beyond its grace period, until a pod is force-deleted; None: never
     avoid_node_after_faults: int | None = 2  # None: nodes are never avoided because of faults
+    avoid_node_wait_s: int = 300  # pods may be unschedulable for so long because they avoid nodes
     rules: tuple[Rule, ...] = ()
 
 
@@ -314,6 +316,8 @@ def _recovery(fields: _Fields) -> Recovery:
         max_restarts_without_progress=fields.integer("maxRestartsWithoutProgress", 3, 0),
         backoff_s=fields.integer("backoffSeconds", 1, 0),
         node_lost_s=fields.integer_or_never("nodeLostSeconds", 40),
+        termination_s=fields.integer_or_never("terminationSeconds", 300),
+        avoid_node_wait_s=fields.integer("avoidNodeWaitSeconds", 300, 0),
         avoid_node_after_faults=fields.integer_or_never("avoidNodeAfterFaults", 2),
         rules=tuple(_rule(rule) for rule in fields.items("rules")),
     )

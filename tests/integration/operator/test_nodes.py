@@ -157,7 +157,7 @@ def avoids(pod: Json) -> list[str]:
 async def test_node_with_two_faults_is_avoided_until_nothing_fits(
     cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
-    await cluster.submit(recovery=HEALING)
+    await cluster.submit(recovery={**HEALING, "avoidNodeWaitSeconds": 1})
     for number in (1, 2):
         await cluster.until(recovered(number - 1))
         await kubelet.until_running("job-0", "job-1")
@@ -179,5 +179,10 @@ async def test_node_with_two_faults_is_avoided_until_nothing_fits(
     await kubelet.until(lambda pods: "job-1" in pods and avoids(pods["job-1"]) == [])
     await kubelet.start("job-1")
     job = await cluster.until(recovered(2))
-    assert "avoidedNodes" not in job["status"]
-    assert "node avoidance is disabled" in (await cluster.until_event("NodesAllowed"))["note"]
+    (entry,) = job["status"]["avoidedNodes"]
+    assert (entry["node"], entry["faults"], entry["preferred"]) == ("node-1", 2, True)
+    (preference,) = kubelet.pods["job-1"]["spec"]["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert preference["preference"]["matchFields"][0]["values"] == ["node-1"]
+    assert "only prefers other nodes" in (await cluster.until_event("NodesAllowed"))["note"]

@@ -126,6 +126,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
+    avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
     seen: Seen = Seen()  # set by the cache
 
     @property
@@ -195,6 +196,7 @@ def view(pod: _Pod) -> PodView:
         owner_uid=owner.uid,
         index=_number(meta.labels.get(names.REPLICA_INDEX)),
         attempt=_number(meta.labels.get(names.ATTEMPT)),
+        avoids_nodes=meta.labels.get(names.AVOIDS_NODES) == "true",
         phase=status.phase,
         reason=status.reason,
         message=status.message,

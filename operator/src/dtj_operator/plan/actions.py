@@ -97,7 +97,7 @@ class UseReplicaScope:
 
 @dataclass(frozen=True)
 class AllowNodes:
-    """Stop avoiding nodes, and recreate these unschedulable pods (index, uid)."""
+    """From now on only prefer other nodes, and recreate these unschedulable pods (index, uid)."""
 
     replaces: tuple[tuple[int, str], ...]
 

@@ -40,6 +40,9 @@ def obstacle(s: Snapshot) -> Refusal | None:
     """Why pods cannot start, if known, as the API server, the scheduler or the kubelet reports it."""
     if s.refusals:
         return s.refusals[0]
+    stuck = [pod for pod in s.obsolete if s.overdue(pod) and _is_waited_for(s, pod)]
+    if stuck:
+        return _terminating(s, stuck)
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(pod, s.now)) is not None), None)
 
@@ -83,6 +86,9 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
     if phase in FINAL:
         return "PodsReady", False, "Finished", f"the job has {phase.lower()}"
     if phase == SUSPENDED:
+        stuck = [pod for pod in s.owned if s.overdue(pod)]
+        if stuck:
+            return "PodsReady", False, "PodTerminating", _terminating(s, stuck).message
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
     blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
@@ -164,6 +170,26 @@ def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, mes
         "lastTransitionTime": since,
         "observedGeneration": s.job.generation,
     }
+
+
+def _is_waited_for(s: Snapshot, old: PodView) -> bool:
+    """Whether its name is needed, or every pod of the attempt waits for its end."""
+    return old.owner_uid != s.job.uid or old.attempt != s.memory.attempt or old.index in s.missing
+
+
+def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
+    """What blocks the job if pods do not terminate, and how to help."""
+    pod = min(stuck, key=lambda pod: pod.index)
+    where = f" on node {pod.node}" if pod.node else ""
+    since = "" if pod.grace_ends_at is None else f" at {times.rfc3339(pod.grace_ends_at)}"
+    more = f" (and {len(stuck) - 1} more pods)" if len(stuck) > 1 else ""
+    limit_s = s.recovery.termination_s
+    then = "recovery.terminationSeconds is Never, so the job waits for its end"
+    if limit_s is not None:
+        then = f"on a Ready node it is force-deleted {limit_s} s after that (recovery.terminationSeconds)"
+    command = f"kubectl delete pod {pod.name} -n {pod.namespace} --force --grace-period=0"
+    message = f"pod {pod.name}{where}{more} does not terminate: its grace period ended{since}; {then}"
+    return Refusal(reason="PodTerminating", message=f"{message}; to do it at once: {command}")
 
 
 def _obstacle(pod: PodView, now: float) -> Refusal | None:

@@ -1,4 +1,7 @@
-"""Force-delete pods on lost nodes, because a dead kubelet never confirms that a pod is gone.
+"""Force-delete pods whose kubelet does not confirm that they are gone.
+
+On a lost node at once; on a ready node after a longer wait: there a pod stays Terminating if its kubelet
+cannot end it, because a process waits for a device or a file system, or a volume cannot be unmounted.
 
 A node is never lost if the operator has no permission to read nodes, or if no node at all is ready: then the
 control plane has lost contact with the nodes.
@@ -20,7 +23,9 @@ def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
         return decision
     actions = tuple(_forced(on, action) for action in decision.actions)
     stuck = tuple(
-        DeletePod(pod, FORCED_GRACE_S) for pod in on.pods if pod.owner_uid and pod.deleting and on.lost(pod)
+        DeletePod(pod, FORCED_GRACE_S)
+        for pod in on.pods
+        if pod.owner_uid and pod.deleting and (on.lost(pod) or on.forced(pod))
     )
     return replace(
         decision, actions=actions + stuck, requeue_at=soonest(decision.requeue_at, _requeue_at(on))
@@ -34,10 +39,13 @@ def _forced(on: PodsOnNodes, action: Action) -> Action:
 
 
 def _requeue_at(on: PodsOnNodes) -> float | None:
-    """When the next of these nodes becomes lost, or its Lease has to be read again."""
+    """When the next node becomes lost or pod overdue, or a Lease has to be read again."""
     moments = [
         at for pod in on.pods if (at := on.lost_at(pod)) is not None and (pod.deleting or not pod.ended)
     ]
+    for pod in on.pods:
+        if pod.deleting:
+            moments += [at for at in (on.overdue_at(pod), on.forced_at(pod)) if at is not None]
     if on.nodes_to_check:
         moments.append(on.now + LEASE_CHECK_S)
     return min((at for at in moments if at > on.now), default=None)

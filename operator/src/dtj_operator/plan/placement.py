@@ -18,6 +18,7 @@ from dtj_operator.spec import Recovery
 # Share of a Lease's duration without a renewal before the Lease can count as expired, whatever the node's
 # clock says. Kubelets renew after a quarter of the duration; a renewal may be late by half of that.
 UNCHANGED_SHARE = 0.375
+OVERDUE_S = 10.0  # after its grace period: kubelets and runtimes need a moment to remove a pod
 MAX_LEASES = 16  # Leases read per job and reconcile; for more nodes wait until they are NotReady
 
 
@@ -71,6 +72,29 @@ class PodsOnNodes:
         if self.recovery.node_lost_s is None or pod.node not in self._suspects:
             return None
         return soonest(self._away_at(pod, self.recovery.node_lost_s), self._silent_at(pod))
+
+    def overdue_at(self, pod: PodView) -> float | None:
+        """When a terminating pod should be gone; None if it is not terminating."""
+        if not pod.deleting or pod.removed or pod.seen.terminating is None:
+            return None
+        return self.wall(pod.seen.terminating) + pod.grace_s + OVERDUE_S
+
+    def overdue(self, pod: PodView) -> bool:
+        at = self.overdue_at(pod)
+        return at is not None and self.now >= at
+
+    def forced_at(self, pod: PodView) -> float | None:
+        """When a pod that does not terminate is force-deleted although its node is ready; None: never."""
+        node, limit_s = (self.nodes or {}).get(pod.node), self.recovery.termination_s
+        overdue_at = self.overdue_at(pod)
+        if node is None or not node.ready or limit_s is None or overdue_at is None:
+            return None
+        # Later than overdue, so that the status says first that new pods avoid the node.
+        return overdue_at + max(OVERDUE_S, limit_s - OVERDUE_S)
+
+    def forced(self, pod: PodView) -> bool:
+        at = self.forced_at(pod)
+        return at is not None and self.now >= at
 
     def lease_expired_s(self, pod: PodView) -> float | None:
         """Seconds since the Lease of its node expired, if that is why the node is lost."""

@@ -131,7 +131,12 @@ def _converge(s: Snapshot) -> Decision:
     if foreign:
         return Decision(actions=retired, refusals=foreign, requeue_at=s.now + FOREIGN_POLL_S)
     avoided = avoid.avoided(s)
-    pods = tuple(CreatePod(pod(s.job, _pod_context(s, index), avoided)) for index in absent)
+    pods = tuple(
+        CreatePod(
+            pod(s.job, _pod_context(s, index), avoid=avoided.required, avoid_if_possible=avoided.preferred)
+        )
+        for index in absent
+    )
     return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _repair_at(s)))
 
 

@@ -55,6 +55,8 @@ class FaultyNode:
     node: str
     faults: int
     at: float  # of the last fault
+    stuck: bool = False  # a pod on it did not terminate
+    preferred: bool = False  # new pods only prefer other nodes
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,11 @@ class Memory:
         raw = self.raw.get("avoidedNodes") or ()
         return tuple(
             FaultyNode(
-                node=str(e.get("node")), faults=int(e.get("faults", 1)), at=times.parse(e.get("at")) or 0.0
+                node=str(e.get("node")),
+                faults=int(e.get("faults", 1)),
+                at=times.parse(e.get("at")) or 0.0,
+                stuck=e.get("stuck") is True,
+                preferred=e.get("preferred") is True,
             )
             for e in raw
         )
@@ -432,7 +438,7 @@ class Snapshot(PodsOnNodes):
 
 
 # Of a deleted job that this process has not seen: nothing is forced that its user may have turned off.
-UNKNOWN = Recovery(node_lost_s=None)
+UNKNOWN = Recovery(node_lost_s=None, termination_s=None)
 
 
 @dataclass(frozen=True, kw_only=True)

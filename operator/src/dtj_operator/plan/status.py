@@ -290,7 +290,9 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
             event = Event("Normal", "Resized", why, f"{attempt}/{size}")
         case AllowNodes(pods):
             blocked = "1 pod is" if len(pods) == 1 else f"{len(pods)} pods are"
-            note = f"{blocked} unschedulable; node avoidance is disabled for this job"
+            note = (
+                f"{blocked} unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
+            )
             event = Event("Normal", "NodesAllowed", note, attempt)
         case Suspend():
             event = Event("Normal", "Suspended", "Stopping all pods: spec.suspend is true", attempt)

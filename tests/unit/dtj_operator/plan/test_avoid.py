@@ -9,7 +9,7 @@ from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.status import new_status
-from tests.support.builders import NOW, JobBuilder, at, pod
+from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 from tests.unit.dtj_operator.plan.test_nodes import EXPIRED, LOST, TWO, away, cluster, lease, node, silent
 
 param = pytest.param
@@ -129,7 +129,7 @@ GPU = cluster(node("n0", labels={"gpu": "a"}), node("n1", labels={"gpu": "a"}), 
     ],
 )
 def test_avoided_nodes(given: JobBuilder, expected: list[str]) -> None:
-    assert list(avoid.avoided(given.snapshot())) == expected
+    assert list(avoid.avoided(given.snapshot()).required) == expected
 
 
 def term(*names: str, **more: Any) -> dict[str, Any]:
@@ -174,31 +174,128 @@ def test_template_affinity_is_unchanged_if_no_node_is_avoided() -> None:
     assert "affinity" not in made["spec"]
 
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+MARKED = {"avoidedNodes": [{"node": f"n{i}", "faults": 2, "at": at(-1), "preferred": True} for i in (0, 1)]}
+
+
+def test_new_pods_prefer_other_nodes_once_no_capacity_was_found_without_these() -> None:
+    mine = {"weight": 7, "preference": ZONE}
+    given = SEEN.pod_spec(affinity={"nodeAffinity": {PREFERRED: [mine]}}).was("Pending", **MARKED).without(1)
+    (made,) = (a.body for a in plan(given.snapshot()).actions if isinstance(a, CreatePod))
+
+    assert made["spec"]["affinity"]["nodeAffinity"] == {
+        PREFERRED: [mine, {"weight": 100, "preference": term("n0", "n1")}]
+    }
+    assert "dtj.dev/avoids-nodes" not in made["metadata"]["labels"]
+
+
+def test_pods_that_avoid_nodes_are_labeled() -> None:
+    (made,) = (
+        a.body for a in plan(FAULTY.was("Pending").without(1).snapshot()).actions if isinstance(a, CreatePod)
+    )
+
+    assert made["metadata"]["labels"]["dtj.dev/avoids-nodes"] == "true"
+
+
+def waiting(for_s: float) -> PodBuilder:
+    return pod(1).unschedulable(since=NOW - for_s).avoiding()
+
+
+JUST_LOST = {"failure": {"reason": "NodeLost", "node": "n1"}, "avoidedNodes": [{"node": "n1", "at": at(0)}]}
+RECOVERING = SEEN.was("Recovering", **JUST_LOST)
+
+
 @pytest.mark.parametrize(
     ("given", "allowed"),
     [
-        param(
-            FAULTY.but(pod(1).unschedulable(since=NOW - 10)), True, id="unschedulable while nodes are avoided"
-        ),
-        param(
-            FAULTY.but(pod(1).unschedulable(since=NOW - 9)), False, id="old pods may still hold the capacity"
-        ),
+        param(FAULTY.but(waiting(300)), True, id="unschedulable for long enough while nodes are avoided"),
+        param(FAULTY.but(waiting(299)), False, id="an autoscaler may still add a node"),
+        param(FAULTY.recovery(avoidNodeWaitSeconds=30).but(waiting(30)), True, id="a shorter wait"),
         param(FAULTY, False, id="all pods are scheduled"),
-        param(SEEN.but(pod(1).unschedulable(since=NOW - 99)), False, id="no node is avoided"),
+        param(
+            FAULTY.but(pod(1).unschedulable(since=NOW - 999)), False, id="a pod that does not avoid any node"
+        ),
+        param(SEEN.but(waiting(10)), True, id="its job avoids no node any more"),
+        param(SEEN.but(waiting(9)), False, id="old pods may still hold the capacity"),
+        param(RECOVERING.but(waiting(60)), True, id="a lost node, of which the scheduler knows by now"),
+        param(RECOVERING.but(waiting(59)), False, id="a lost node that the scheduler may take for ready"),
+        param(FAULTY.but(waiting(300)).was("Suspended"), False, id="suspended"),
     ],
 )
-def test_avoidance_stops_if_pods_are_unschedulable(given: JobBuilder, allowed: bool) -> None:
+def test_required_avoidance_ends_if_pods_are_unschedulable(given: JobBuilder, allowed: bool) -> None:
     assert (avoid.allow_nodes(given.snapshot()) is not None) is allowed
 
 
-def test_unschedulable_pod_is_recreated_without_a_fault() -> None:
-    given = FAULTY.but(pod(1).unschedulable(since=NOW - 10))
+@pytest.mark.parametrize("ahead_s", [60, -60])
+def test_clock_of_the_cluster_does_not_decide_when_avoidance_ends(ahead_s: float) -> None:
+    behind = pod(1).unschedulable(since=NOW - 300 - ahead_s).avoiding()
+
+    assert avoid.allow_nodes(FAULTY.but(behind.seen(unschedulable=NOW - 299)).snapshot()) is None
+    assert avoid.allow_nodes(FAULTY.but(behind.seen(unschedulable=NOW - 300)).snapshot()) is not None
+
+
+def test_without_a_wait_other_nodes_are_only_preferred() -> None:
+    found = avoid.avoided(FAULTY.recovery(avoidNodeWaitSeconds=0).snapshot())
+
+    assert (found.required, found.preferred) == ((), ("n0", "n1", "n2"))
+
+
+def test_unschedulable_pod_is_recreated_without_a_fault_and_the_faults_are_kept() -> None:
+    given = FAULTY.but(waiting(300))
     verdict = avoid.allow_nodes(given.snapshot())
     assert verdict == AllowNodes(((1, pod(1).pod.uid),))
 
     after = new_status(given.snapshot(), verdict)
-    assert ("avoidedNodes" in after, after["phase"], after["restarts"]["total"]) == (False, "Running", 0)
+    assert (after["phase"], after["restarts"]["total"]) == ("Running", 0)
+    entries = [(e["node"], e["faults"], e.get("preferred", False)) for e in after["avoidedNodes"]]
+    assert entries == [("n0", 2, True), ("n1", 3, True), ("n2", 2, False), ("n3", 1, False)]
     second = given.stored(after)
-    assert plan(second.snapshot()).actions == (DeletePod(pod(1).unschedulable(since=NOW - 10).pod, 5),)
+    assert plan(second.snapshot()).actions == (DeletePod(waiting(300).pod, 5),)
     third = plan(second.without(1).snapshot())
     assert (third.verdict, [type(a) for a in third.actions]) == (None, [CreatePod])
+
+
+def test_any_number_of_unschedulable_pods_is_recreated_and_no_list_outgrows_the_schema() -> None:
+    """150 pods, and 40 others that are being replaced already."""
+    nodes = {f"n{i}": node(f"n{i}") for i in range(40)}
+    bad = faulty(*((f"n{i}", 2, i) for i in range(16)))
+    gone = {str(i): f"old-{i}" for i in range(150, 190)}
+    base = job().replicas(190).with_network().seeing(nodes=nodes).recovery(scope="Replica")
+    stuck = {i: pod(i).unschedulable(since=NOW - 300).avoiding() for i in range(150)}
+    given = base.was("Recovering", **bad, memory={"replacing": gone}).having(*stuck.values())
+
+    replaced: set[int] = set()
+    for _ in range(10):
+        verdict = avoid.allow_nodes(given.snapshot())
+        if verdict is None:
+            break
+        status = new_status(given.snapshot(), verdict)
+        assert len(status["memory"]["replacing"]) <= 100
+        assert len(status["avoidedNodes"]) <= 20
+        done = dict(verdict.replaces)
+        replaced |= done.keys()
+        # Their successors are scheduled, and so are those of the 40 others.
+        successors = [pod(i).with_uid(f"new-{i}").running().on("n20") for i in (*done, *range(150, 190))]
+        given = given.stored(status).but(*successors)
+
+    assert replaced == set(range(150))
+
+
+DYING = pod(1).running().on("n1")
+REPLACED = {"memory": {"replacing": {"1": DYING.pod.uid}}}
+STUCK = SEEN.recovery(scope="Replica").was("Recovering", **REPLACED).but(DYING.overdue())
+
+
+def test_node_on_which_a_pod_does_not_terminate_is_avoided_at_once() -> None:
+    """Before the pod is force-deleted, so that its successor runs elsewhere; counted once."""
+    stuck = STUCK.with_network()
+    status = new_status(stuck.snapshot(), None)
+    (entry,) = status["avoidedNodes"]
+    assert (entry["node"], entry["faults"], entry["stuck"]) == ("n1", 1, True)
+    again = stuck.stored(status)
+    assert new_status(again.snapshot(), None)["avoidedNodes"] == [entry]
+
+    successor = plan(again.without(1).snapshot())
+    (made,) = (a.body for a in successor.actions if isinstance(a, CreatePod))
+    terms = made["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert terms == [term("n1")]

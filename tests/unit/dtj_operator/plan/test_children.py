@@ -385,7 +385,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
     place = PodContext(index=0, attempt=0, size=1, restarts_left=1)
     children = [
         built(builder),
-        pod(made, place, ["node-1", "node-2"]),
+        pod(made, place, avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
         service(builder.job()),
         network_policy(builder.job(), "ops"),
     ]

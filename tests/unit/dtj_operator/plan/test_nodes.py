@@ -251,7 +251,7 @@ def test_pods_on_a_node_lost_by_silence_and_lease_are_force_deleted(
 def test_just_lost_node_is_avoided_although_the_scheduler_thinks_it_is_ready(
     given: JobBuilder, avoided: tuple[str, ...]
 ) -> None:
-    assert avoid.avoided(given.seeing(nodes=cluster(count=2)).snapshot()) == avoided
+    assert avoid.avoided(given.seeing(nodes=cluster(count=2)).snapshot()).required == avoided
 
 
 def test_new_pods_avoid_all_nodes_that_were_lost_at_once() -> None:
@@ -259,7 +259,7 @@ def test_new_pods_avoid_all_nodes_that_were_lost_at_once() -> None:
     s = given.snapshot()
     after = given.stored(new_status(s, restart(s)))
 
-    assert avoid.avoided(after.snapshot()) == ("n1", "n0")
+    assert avoid.avoided(after.snapshot()).required == ("n1", "n0")
 
 
 def test_lost_node_is_named_and_not_counted() -> None:
@@ -320,6 +320,53 @@ def test_children_of_a_deleted_job_are_force_deleted_too(for_s: float, expected:
 )
 def test_nothing_of_a_deleted_job_is_forced_that_it_had_turned_off(fields: dict[str, Any]) -> None:
     assert plan_gone(left_of_a_job(cluster(away("n1")), **fields)).actions == ()
+
+
+DYING = (
+    TWO.seeing(nodes=cluster())
+    .recovery(scope="Replica")
+    .was("Recovering", memory={"replacing": {"1": pod(1).pod.uid}})
+)
+
+
+def dying(for_s: float) -> JobBuilder:
+    """Replica 1 has been terminating on a ready node for this long after it should have been gone."""
+    return DYING.but(pod(1).running().on("n1").overdue(for_s))
+
+
+@pytest.mark.parametrize(
+    ("given", "forced"),
+    [
+        param(dying(290), True, id="for long enough"),
+        param(dying(289), False, id="not yet"),
+        param(dying(50).recovery(terminationSeconds=60), True, id="a shorter terminationSeconds"),
+        param(dying(9).recovery(terminationSeconds=1), False, id="first the status says that it is late"),
+        param(dying(9999).recovery(terminationSeconds="Never"), False, id="turned off"),
+        param(dying(290).seeing(nodes=None), False, id="no permission to read nodes"),
+        param(
+            dying(290).seeing(nodes=cluster(away("n1", for_s=1))),
+            False,
+            id="not ready: nodeLostSeconds counts",
+        ),
+        param(dying(290).was("Recovering", attempt=1), True, id="of an older attempt"),
+        param(dying(290).wants(suspend=True).was("Suspended"), True, id="suspended"),
+        param(dying(290).was("Succeeded"), True, id="finished"),
+        param(dying(290).deleted(), True, id="a job that is being deleted"),
+    ],
+)
+def test_pod_that_does_not_terminate_on_a_ready_node_is_force_deleted(
+    given: JobBuilder, forced: bool
+) -> None:
+    deleted = [(a.pod.name, a.grace_s) for a in plan(given.snapshot()).actions if isinstance(a, DeletePod)]
+
+    assert (("digits-1", 0) in deleted) is forced
+
+
+@pytest.mark.parametrize(("late_s", "in_s"), [(-1, 1), (0, 290), (289, 1), (290, None)])
+def test_job_is_requeued_when_a_terminating_pod_is_overdue_and_when_it_is_forced(
+    late_s: float, in_s: float | None
+) -> None:
+    assert plan(dying(late_s).snapshot()).requeue_at == (None if in_s is None else NOW + in_s)
 
 
 @pytest.mark.parametrize("ahead_s", [60, -60])

@@ -434,3 +434,63 @@ def test_events(given: JobBuilder, verdict: Verdict | None, reasons: list[str]) 
     snapshot = given.snapshot()
 
     assert [event.reason for event in events(snapshot, verdict, new_status(snapshot, verdict))] == reasons
+
+
+LATE = pod(1).running().on("n1").overdue(60)
+WAITING = (
+    job()
+    .replicas(2)
+    .recovery(scope="Replica")
+    .was("Recovering", message="old", memory={"replacing": {"1": LATE.pod.uid}})
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        param(WAITING.having(pod(0).running(), LATE), "PodTerminating", id="a pod that is replaced"),
+        param(
+            WAITING.having(pod(0).running(), LATE).was("Recovering", attempt=1),
+            "PodTerminating",
+            id="an attempt",
+        ),
+        param(
+            WAITING.having(pod(0).running(), LATE).was("Suspended").wants(suspend=True),
+            "PodTerminating",
+            id="suspended",
+        ),
+        param(
+            WAITING.having(pod(0).running(), pod(1).running().on("n1").overdue(-1)),
+            "Starting",
+            id="within its grace period",
+        ),
+        param(
+            job()
+            .replicas(1)
+            .elastic(1, 2)
+            .recovery(scope="Replica")
+            .was("Running", wantedReplicas=1)
+            .having(pod(0).running(), LATE),
+            "AllReady",
+            id="scaled down: no pod waits for it",
+        ),
+    ],
+)
+def test_pod_that_does_not_terminate_is_reported_if_the_job_waits_for_it(given, reason) -> None:
+    found = new_status(given.snapshot(), None)
+
+    assert next(c for c in found["conditions"] if c["type"] == "PodsReady")["reason"] == reason
+
+
+def test_message_about_a_pod_that_does_not_terminate_says_where_since_when_and_what_helps() -> None:
+    found = new_status(WAITING.having(pod(0).running(), LATE).snapshot(), None)
+
+    assert found["message"] == (
+        f"pod digits-1 on node n1 does not terminate: its grace period ended at {at(-70)}; on a Ready "
+        "node it is force-deleted 300 s after that (recovery.terminationSeconds); to do it at once: "
+        "kubectl delete pod digits-1 -n team-a --force --grace-period=0"
+    )
+    never = new_status(
+        WAITING.having(pod(0).running(), LATE).recovery(terminationSeconds="Never").snapshot(), None
+    )
+    assert "terminationSeconds is Never, so the job waits for its end" in never["message"]

@@ -18,10 +18,13 @@ SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader w
 TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it
 
 
-def pod(job: Job, context: PodContext, avoid: Sequence[str] = ()) -> Json:
+def pod(
+    job: Job, context: PodContext, *, avoid: Sequence[str] = (), avoid_if_possible: Sequence[str] = ()
+) -> Json:
     """The pod of one replica, ready for the API server.
 
-    avoid   names of nodes that it must not run on
+    avoid              names of nodes that it must not run on
+    avoid_if_possible  names of nodes that it should not run on
     """
     template = copy.deepcopy(job.template)
     given = template.get("metadata") or {}
@@ -42,6 +45,9 @@ def pod(job: Job, context: PodContext, avoid: Sequence[str] = ()) -> Json:
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     _harden(spec)
     _avoid_nodes(spec, avoid)
+    _prefer_other_nodes(spec, avoid_if_possible)
+    if avoid:
+        meta["labels"][names.AVOIDS_NODES] = "true"
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -79,10 +85,7 @@ def _avoid_nodes(spec: Json, nodes: Sequence[str]) -> None:
     """ANDed into each of the user's terms, because a node that matches any single term is accepted."""
     if not nodes:
         return
-    # The API accepts one name per requirement.
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    affinity = spec["affinity"] = spec.get("affinity") or {}
-    of_nodes = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
+    away, of_nodes = _away_from(nodes), _node_affinity(spec)
     required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     given = [t for t in required.get("nodeSelectorTerms") or () if t]  # an empty term matches no node
     terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *away]} for t in given]
@@ -90,6 +93,26 @@ def _avoid_nodes(spec: Json, nodes: Sequence[str]) -> None:
         **required,
         "nodeSelectorTerms": terms or [{"matchFields": away}],
     }
+
+
+def _prefer_other_nodes(spec: Json, nodes: Sequence[str]) -> None:
+    if not nodes:
+        return
+    of_nodes, kind = _node_affinity(spec), "preferredDuringSchedulingIgnoredDuringExecution"
+    ours = {"weight": 100, "preference": {"matchFields": _away_from(nodes)}}
+    of_nodes[kind] = [*(of_nodes.get(kind) or ()), ours]
+
+
+def _away_from(nodes: Sequence[str]) -> list[Json]:
+    """The API accepts one name per requirement."""
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+
+
+def _node_affinity(spec: Json) -> Json:
+    affinity = spec["affinity"] = spec.get("affinity") or {}
+    found: Json = affinity.get("nodeAffinity") or {}
+    affinity["nodeAffinity"] = found
+    return found
 
 
 def _harden(spec: Json) -> None:

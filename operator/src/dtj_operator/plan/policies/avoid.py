@@ -1,15 +1,21 @@
 """Which nodes should new pods avoid?
 
 First, nodes that were just lost, because the scheduler may not know yet. Second, nodes on which this job had
-`avoidNodeAfterFaults` faults, for an hour after the last fault, because a bad accelerator fails the same job
-again and again; at most half of the nodes that a pod could run on, so that enough remain.
+`avoidNodeAfterFaults` faults or on which a pod did not terminate, for an hour after the last fault, because a
+bad accelerator fails the same job again and again.
 
-No node is avoided once pods are unschedulable, nor if the template sets nodeName: then no scheduler is
-involved, and the kubelet rejects a pod whose affinity excludes its own node.
+    required    at first, of at most half of the nodes that a pod could run on, so that enough remain
+    preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`
+
+No node is avoided if the template sets nodeName: then no scheduler is involved, and the kubelet rejects a pod
+whose affinity excludes its own node.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dtj_operator.kube.views import PodView
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
 from dtj_operator.plan.policies.restart import MAX_REPLACED
@@ -19,62 +25,109 @@ Json = dict[str, Any]
 
 MAX_RECORDED = 20  # nodes in the status
 AVOID_S = 3600.0  # after the last fault
-ALLOW_AFTER_S = 10.0  # unschedulable; the capacity of old pods takes a moment to become free
+CAPACITY_WAIT_S = 10.0  # the capacity of old pods takes a moment to become free
+LOST_WAIT_S = 60.0  # by then the scheduler knows that a node is lost
 LEASE_SPREAD_S = 15.0  # kubelets renew every 10 s, so Leases of nodes lost together expire this far apart
 NOT_NODE_FAULTS = ("Evicted", "PeerLost")
 
 
-def avoided(s: Snapshot) -> tuple[str, ...]:
-    """Names of the nodes, latest fault first."""
-    known = {faulty.node: faulty.faults for faulty in _recent(s)}
+@dataclass(frozen=True, kw_only=True)
+class Avoided:
+    """Names of nodes, latest fault first: on which new pods must not run, and should not run."""
+
+    required: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
+
+
+def avoided(s: Snapshot) -> Avoided:
+    """The nodes that new pods avoid."""
+    known = {faulty.node: faulty for faulty in _recent(s)}
     if not known or s.nodes is None or _is_pinned(s):
-        return ()
-    enough = s.job.recovery.avoid_node_after_faults
+        return Avoided()
     selector = (s.job.template["spec"].get("nodeSelector") or {}).items()
     fitting = [
         n for n in s.nodes.values() if n.ready and not n.unschedulable and selector <= n.labels.items()
     ]
     lost = [node for node in known if node in s.lost_nodes]
-    bad = [
-        node for node, faults in known.items() if enough is not None and faults >= enough and node not in lost
-    ]
-    return (*lost, *bad[: len(fitting) // 2])
+    bad = [node for node, faulty in known.items() if node not in lost and _is_bad(s, faulty)]
+    hard = [node for node in bad if s.recovery.avoid_node_wait_s][: len(fitting) // 2]
+    required = [node for node in (*lost, *hard) if not known[node].preferred]
+    return Avoided(
+        required=tuple(required),
+        preferred=tuple(node for node in (*lost, *bad) if node not in required),
+    )
 
 
 def allow_nodes(s: Snapshot) -> AllowNodes | None:
-    """Stop avoiding nodes, and recreate the pods that are unschedulable while nodes are avoided."""
-    if s.memory.phase == SUSPENDED or not avoided(s):
+    """Replace pods that are unschedulable while they must avoid nodes by pods that only prefer other nodes.
+
+    At most as many as the status can list; the next reconcile continues with the others.
+    """
+    listed = [index for index in s.memory.replacing if index not in s.current]
+    if s.memory.phase == SUSPENDED or len(listed) >= MAX_REPLACED:
         return None
-    stuck = [
-        (index, pod.uid)
+    waiting = [
+        (index, pod.uid, since)
         for index, pod in sorted(s.current.items())
-        if pod.seen.unschedulable is not None and s.monotonic - pod.seen.unschedulable >= ALLOW_AFTER_S
+        if (since := _stuck_since(pod)) is not None
     ]
-    return AllowNodes(tuple(stuck[:MAX_REPLACED])) if stuck else None
+    earliest = s.monotonic - _wait_s(s) if waiting else 0.0
+    due = [(index, uid) for index, uid, since in waiting if since <= earliest]
+    return AllowNodes(tuple(due[: MAX_REPLACED - len(listed)])) if due else None
 
 
 def requeue_at(s: Snapshot) -> float | None:
-    """When the first unschedulable pod has waited long enough."""
-    if not avoided(s):
-        return None
-    seen = [pod.seen.unschedulable for pod in s.current.values()]
-    waiting = [since for since in seen if since is not None]
-    return s.wall(min(waiting)) + ALLOW_AFTER_S if waiting else None
+    """When the first unschedulable pod will have waited long enough."""
+    waiting = [since for pod in s.current.values() if (since := _stuck_since(pod)) is not None]
+    at = s.wall(min(waiting)) + _wait_s(s) if waiting else s.now
+    return at if at > s.now else None  # later: when one of the pods that are being replaced is gone
 
 
 def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
     """status.avoidedNodes after this reconcile."""
-    if isinstance(verdict, AllowNodes):
-        return []
     known = _recent(s)
+    if isinstance(verdict, AllowNodes):
+        allowed = avoided(s).required
+        known = [replace(faulty, preferred=True) if faulty.node in allowed else faulty for faulty in known]
     fault = verdict.fault if isinstance(verdict, Restart) else blame.in_place_fault(s)
     if fault is not None and _counts_against_node(fault):
-        before = {faulty.node: faulty.faults for faulty in known}
-        named = dict.fromkeys((fault.node, *_lost_together(s, fault)))
-        new = [FaultyNode(node=node, faults=before.get(node, 0) + 1, at=s.now) for node in named]
-        known = [*new, *(faulty for faulty in known if faulty.node not in named)][:MAX_RECORDED]
-    enough = None if _is_pinned(s) else s.job.recovery.avoid_node_after_faults
-    return [_entry(faulty, enough) for faulty in known]
+        known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)))
+    stuck = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
+    new = stuck - {faulty.node for faulty in known if faulty.stuck}
+    if new:
+        known = _with_faults(s, known, sorted(new))
+        known = [replace(faulty, stuck=True) if faulty.node in new else faulty for faulty in known]
+    avoids = not _is_pinned(s)
+    return [_entry(faulty, is_bad=avoids and _is_bad(s, faulty)) for faulty in known]
+
+
+def _with_faults(s: Snapshot, known: list[FaultyNode], nodes: Iterable[str]) -> list[FaultyNode]:
+    """With one more fault on each of these nodes."""
+    before = {faulty.node: faulty for faulty in known}
+    named = dict.fromkeys(nodes)
+    first = [
+        replace(before.get(node) or FaultyNode(node=node, faults=0, at=s.now), at=s.now) for node in named
+    ]
+    counted = [replace(faulty, faults=faulty.faults + 1) for faulty in first]
+    return [*counted, *(faulty for faulty in known if faulty.node not in named)][:MAX_RECORDED]
+
+
+def _stuck_since(pod: PodView) -> float | None:
+    """Since when the pod is unschedulable, if that may be because it avoids nodes."""
+    return pod.seen.unschedulable if pod.avoids_nodes else None
+
+
+def _wait_s(s: Snapshot) -> float:
+    """How long pods that avoid nodes may be unschedulable."""
+    required = avoided(s).required
+    if not required:
+        return CAPACITY_WAIT_S
+    return LOST_WAIT_S if s.lost_nodes.issuperset(required) else s.recovery.avoid_node_wait_s
+
+
+def _is_bad(s: Snapshot, faulty: FaultyNode) -> bool:
+    enough = s.recovery.avoid_node_after_faults
+    return enough is not None and (faulty.stuck or faulty.faults >= enough)
 
 
 def _is_pinned(s: Snapshot) -> bool:
@@ -97,8 +150,9 @@ def _counts_against_node(fault: Fault) -> bool:
     return bool(fault.node) and fault.reason not in NOT_NODE_FAULTS and fault.exit_code != blame.STOPPED
 
 
-def _entry(faulty: FaultyNode, enough: int | None) -> Json:
+def _entry(faulty: FaultyNode, *, is_bad: bool) -> Json:
     entry: Json = {"node": faulty.node, "faults": faulty.faults, "at": times.rfc3339(faulty.at)}
-    if enough is not None and faulty.faults >= enough:
+    if is_bad:
         entry["until"] = times.rfc3339(faulty.at + AVOID_S)
-    return entry
+    flags = {"stuck": faulty.stuck, "preferred": faulty.preferred}
+    return entry | {name: True for name, holds in flags.items() if holds}
