@@ -84,9 +84,10 @@ class Checkpointer:
         if not self.run_dir:
             return
         writer = self._writer
-        is_highest, writer.best = on_rank0(
-            lambda: (score > max(self._offered, writer.highest), writer.best), group
+        is_highest, best = on_rank0(
+            lambda: (score > max(self._offered, writer.highest), writer.best and vars(writer.best)), group
         )
+        writer.best = Best(**best) if best else None
         if is_highest:
             self._offered = score
 
@@ -130,9 +131,10 @@ class Checkpointer:
         Rank 0 reads it and sends the bytes to all ranks: only sharded state needs the volume on every rank.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        found = on_rank0(self._claim_and_find, group)
-        if found is None:
+        shared = on_rank0(self._claim_and_find, group)
+        if shared is None:
             return None
+        found = reader.Found.unpack(shared)
         self._say(f"resuming from {found.folder}")
         if self._is_rank0:
             report(found.folder)
@@ -171,9 +173,10 @@ class Checkpointer:
         self._take_over(state)
         self._offered = state["offered"]
 
-    def _claim_and_find(self) -> reader.Found | None:
+    def _claim_and_find(self) -> dict[str, Any] | None:
         self.claim()
-        return reader.find(self.run_dir, self._resume_dir, warn=self._say)
+        found = reader.find(self.run_dir, self._resume_dir, warn=self._say)
+        return found.pack() if found else None
 
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):

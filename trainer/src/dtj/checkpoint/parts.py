@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from dtj import exchange
 from dtj.checkpoint import save
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
@@ -76,8 +77,7 @@ class Parts:
         mine, shards = sharded.extract_tensors({name: part.state_dict() for name, part in self._all.items()})
         trees = [mine]  # of all ranks
         if group is not None:
-            trees = [None] * dist.get_world_size(group)
-            dist.gather_object(mine, trees if is_rank0 else None, group=group)
+            trees = exchange.gather(mine, group=group)
         tree = self._tree(step, sharded.merge_trees(trees)) if is_rank0 else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 

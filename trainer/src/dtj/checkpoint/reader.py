@@ -30,6 +30,21 @@ class Found:
     data: bytes
     shards: Path | None
 
+    def pack(self) -> dict[str, Any]:
+        """As plain data for the other ranks; bytes as a tensor, which is not copied while it is encoded."""
+        data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+        return {"folder": str(self.folder), "data": data, "shards": self.shards and str(self.shards)}
+
+    @classmethod
+    def unpack(cls, fields: dict[str, Any]) -> "Found":
+        """From the fields of `pack`."""
+        shards = fields["shards"]
+        return cls(
+            folder=Path(fields["folder"]),
+            data=fields["data"].numpy().tobytes(),
+            shards=Path(shards) if shards else None,
+        )
+
 
 def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
     """The run's own newest checkpoint, else the newest of `resume_dir`, else None.

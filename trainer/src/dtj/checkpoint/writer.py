@@ -13,15 +13,19 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
+from dtj import exchange
 from dtj.checkpoint import paths, save
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
-from dtj.errors import CheckpointError, DtjError, SupersededError
+from dtj.errors import CheckpointError, DtjError, RecipeError, SupersededError
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
 NO_SCORE = -math.inf
+_ERRORS: dict[str, type[DtjError]] = {
+    error.__name__: error for error in (CheckpointError, RecipeError, SupersededError)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +122,14 @@ class Writer:
             return self._commit(snapshot, best)
         from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports that DDP does not need
 
-        pending = on_rank0(lambda: save.prepare(owner, step), group)
+        pending = on_rank0(lambda: str(save.prepare(owner, step)), group)
         try:
-            sharded.write(pending, step, snapshot.shards, group=group)
+            sharded.write(Path(pending), step, snapshot.shards, group=group)
         except CheckpointError:
             if self._is_rank0:
                 save.abandon(owner, step)
             raise
-        return on_rank0(lambda: self._commit(snapshot, best), group)
+        return Path(on_rank0(lambda: str(self._commit(snapshot, best)), group))
 
     def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
         return save.commit(
@@ -152,16 +156,20 @@ def report(newest: Path, **more: float) -> None:
 
 
 def on_rank0(function: Callable[[], T], group: Group) -> T:
-    """Call `function` on rank 0 only; every rank returns its result or raises its DtjError."""
+    """Call `function` on rank 0 only; every rank returns its result or raises its DtjError.
+
+    The result is plain data, see exchange.py.
+    """
     shared: list[Any] = [None, None]
     if group is None or dist.get_rank(group) == 0:
         try:
             shared[0] = function()
         except DtjError as error:
-            shared[1] = error
+            shared[1] = [type(error).__name__, error.what, error.fix]
     if group is not None:
-        dist.broadcast_object_list(shared, src=0, group=group)
+        shared = exchange.broadcast(shared, src=0, group=group)
     if shared[1] is not None:
-        raise shared[1]
+        name, what, fix = shared[1]
+        raise _ERRORS.get(name, DtjError)(what, fix=fix)
     found: T = shared[0]
     return found

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj import exchange
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
@@ -129,13 +130,13 @@ class Pipeline(Strategy):
         value = inputs[0]
         for stage in range(self._stages):
             source = self._global_rank(stage)
-            meta: list[Any] = [None]
             if stage == self._stage:
                 value = self._chain(value)
-                meta = [(value.shape, value.dtype)]
-            dist.broadcast_object_list(meta, src=source, group=self._group)
+            shape, dtype = exchange.broadcast(
+                [tuple(value.shape), value.dtype], src=source, group=self._group
+            )
             if stage != self._stage:
-                value = torch.empty(meta[0][0], dtype=meta[0][1], device=self.device)
+                value = torch.empty(shape, dtype=dtype, device=self.device)
             value = value.contiguous()
             dist.broadcast(value, src=source, group=self._group)
         return value

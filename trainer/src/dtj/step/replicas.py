@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dtj import exchange
 from dtj.errors import DtjError
 
 # Elements per chunk: no copy of a large tensor is needed, and a chunk fits in the CPU's cache.
@@ -55,8 +56,7 @@ class ReplicaCheck:
         extremes = torch.tensor([digest, -digest])
         dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
         if int(extremes.sum()):  # largest minus smallest
-            fingerprints: list[dict[str, int]] = [{} for _ in range(dist.get_world_size(group))]
-            dist.all_gather_object(fingerprints, mine, group=group)
+            fingerprints = exchange.all_gather(mine, group=group)
             raise DtjError(
                 f"the ranks have different state after step {step}: {explain(fingerprints)}",
                 fix="look for code that changes weights on that rank only, or for faulty memory",

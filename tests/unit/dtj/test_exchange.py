@@ -1,0 +1,56 @@
+"""What arrives from another rank is data: nothing in the library unpickles it without restriction."""
+
+import ast
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import dtj
+from dtj import exchange
+from tests.unit.dtj.test_checkpoint import Harmful
+
+CPU = torch.device("cpu")
+OBJECT_COLLECTIVES = {
+    *("broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list"),
+    *("all_gather_object", "gather_object"),
+}
+
+
+def test_plain_data_arrives_as_it_was_sent() -> None:
+    value = {"step": 3, "names": ["a", None], "sizes": (torch.Size([2, 3]), torch.float32), 7: 0.5, "t": True}
+    assert exchange._decode(exchange._encode(value, CPU)) == value
+
+
+def test_message_that_would_execute_code_is_an_error(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save([Harmful(tmp_path / "harm")], buffer)
+    with pytest.raises(pickle.UnpicklingError):
+        exchange._decode(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
+    assert not (tmp_path / "harm").exists()
+
+
+def forbidden(source: str) -> list[str]:
+    """Calls that unpickle without restriction, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        plain = any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+        if name.split(".")[-1] in OBJECT_COLLECTIVES or name in {"pickle.load", "pickle.loads"}:
+            found.append(f"{name} in line {node.lineno}")
+        elif name == "torch.load" and not plain:
+            found.append(f"torch.load without weights_only=True in line {node.lineno}")
+    return found
+
+
+def test_library_calls_nothing_that_unpickles_without_restriction() -> None:
+    assert forbidden("dist.gather_object(a)\nx = torch.load(f)") == [
+        "dist.gather_object in line 1",
+        "torch.load without weights_only=True in line 2",
+    ]
+    files = Path(dtj.__file__).parent.rglob("*.py")
+    assert {str(file): found for file in files if (found := forbidden(file.read_text()))} == {}

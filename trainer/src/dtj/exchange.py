@@ -1,0 +1,68 @@
+"""Collectives for plain data: dicts, lists, numbers, strings and tensors, as bytes that execute no code.
+
+torch's own collectives for objects unpickle what arrives, so a process that takes a rank's place at the
+rendezvous, which has no authentication, could run code in every rank. Here `weights_only` reads the bytes.
+"""
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
+    """The value of the global rank `src`, on every rank of the group; the others' are ignored."""
+    device = _device_of(group)
+    mine = _encode(value, device) if dist.get_rank() == src else torch.empty(0, dtype=torch.uint8)
+    length = torch.tensor([len(mine)], device=device)
+    dist.broadcast(length, src=src, group=group)
+    data = mine if dist.get_rank() == src else torch.empty(int(length), dtype=torch.uint8, device=device)
+    dist.broadcast(data, src=src, group=group)
+    return value if dist.get_rank() == src else _decode(data)
+
+
+def gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
+    """The values of all ranks, in their order, on the group's first rank; elsewhere an empty list."""
+    return _collect(value, group) if dist.get_rank(group) == 0 else _send(value, group)
+
+
+def all_gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
+    """The values of all ranks, in their order, on every rank."""
+    found = gather(value, group=group)
+    everything: list[Any] = broadcast(found, src=dist.get_global_rank(group, 0), group=group)
+    return everything
+
+
+def _send(value: Any, group: "dist.ProcessGroup") -> list[Any]:
+    data = _encode(value, _device_of(group))
+    dist.send(torch.tensor([len(data)], device=data.device), group=group, group_dst=0)
+    dist.send(data, group=group, group_dst=0)
+    return []
+
+
+def _collect(value: Any, group: "dist.ProcessGroup") -> list[Any]:
+    """One rank after the other: trees of sharded state are small, and need memory one at a time."""
+    device, found = _device_of(group), [value]
+    for rank in range(1, dist.get_world_size(group)):
+        length = torch.zeros(1, dtype=torch.int64, device=device)
+        dist.recv(length, group=group, group_src=rank)
+        data = torch.empty(int(length), dtype=torch.uint8, device=device)
+        dist.recv(data, group=group, group_src=rank)
+        found.append(_decode(data))
+    return found
+
+
+def _encode(value: Any, device: torch.device) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8).to(device)
+
+
+def _decode(data: torch.Tensor) -> Any:
+    return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+
+
+def _device_of(group: "dist.ProcessGroup") -> torch.device:
+    accelerator = None if "gloo" in dist.get_backend(group) else torch.accelerator.current_accelerator()
+    return accelerator or torch.device("cpu")
