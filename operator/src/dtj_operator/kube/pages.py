@@ -26,7 +26,7 @@ def decode_page(raw: bytes, whole: Callable[[bytes], Page[T]], one: Callable[[ms
             items.append(one(item))
         except wire.UNREADABLE as error:
             log_unreadable(item, error)
-    return Page(metadata=page.metadata, items=items)
+    return Page(metadata=page.metadata, listed=items)
 
 
 def log_unreadable(raw: msgspec.Raw, error: Exception) -> None:

@@ -64,11 +64,18 @@ class Page(Wire, Generic[T]):
     """A page of a list."""
 
     metadata: ListMeta
-    items: list[T] = []
+    listed: list[T] | None = msgspec.field(default=None, name="items")  # null: an empty list of metadata
+
+    def __post_init__(self) -> None:
+        self.listed = self.items
+
+    @property
+    def items(self) -> list[T]:
+        return self.listed or []
 
     def each(self, view: Callable[[T], U]) -> "Page[U]":
         """Return the same page with `view` applied to each item."""
-        return Page(metadata=self.metadata, items=[view(item) for item in self.items])
+        return Page(metadata=self.metadata, listed=[view(item) for item in self.items])
 
 
 class WatchEvent(Wire):

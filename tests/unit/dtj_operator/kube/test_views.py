@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtj_operator.kube import views
+from dtj_operator.kube import views, wire
 from dtj_operator.kube.views import ContainerView
 from dtj_operator.names import Key
 
@@ -131,3 +131,10 @@ def test_a_view_is_small() -> None:
     view = decode(FULL)
 
     assert len(msgspec.json.encode(view)) < 1500
+
+
+def test_empty_list_of_metadata_has_null_for_its_items() -> None:
+    page = wire.decode_names(b'{"metadata": {"resourceVersion": "7"}, "items": null}')
+
+    assert page.items == []
+    assert json.loads(msgspec.json.encode(page))["items"] == []
