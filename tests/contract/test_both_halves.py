@@ -117,10 +117,12 @@ def test_operator_accepts_the_status_of_replica_0_only():
         options = Options.read(
             env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None
         )
-        status = Status(job=options.job, replica=placement.node_rank, attempt=options.attempt)
+        status = Status(
+            job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt
+        )
         return json.dumps(status.document(datetime.now(UTC), job=Facts())).encode()
 
     key = names.Key(parsed.namespace, parsed.name)
-    assert agent_status.parse(answer(0), key, observed_at=0, address="10.0.0.1", ranks=2).rejoin
+    assert agent_status.parse(answer(0), key, parsed.uid, observed_at=0, address="10.0.0.1", ranks=2).rejoin
     with pytest.raises(msgspec.ValidationError, match=f"does not belong to replica 0 of {key}"):
-        agent_status.parse(answer(1), key, observed_at=0, address="10.0.0.1", ranks=2)
+        agent_status.parse(answer(1), key, parsed.uid, observed_at=0, address="10.0.0.1", ranks=2)

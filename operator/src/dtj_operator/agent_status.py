@@ -63,7 +63,7 @@ class _Missing(msgspec.Struct):
 class _Answer(msgspec.Struct, rename="camel"):
     attempt: int
     job: _Name | None = None
-    namespace: _Name | None = None
+    job_uid: _Name | None = None
     replica: int | None = None
     step: _Whole | None = None
     total_steps: _Whole | None = None
@@ -84,12 +84,12 @@ class _Answer(msgspec.Struct, rename="camel"):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def parse(raw: bytes, key: Key, observed_at: float, address: str, *, ranks: int) -> Progress:
+def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, ranks: int) -> Progress:
     """Parse an answer of replica 0; raises msgspec.MsgspecError if it is invalid or from another agent.
 
     Raises UnicodeDecodeError or RecursionError for some invalid JSON.
 
-    key          the job whose agent was polled
+    key, uid     of the job whose agent was polled
     observed_at  seconds since the epoch
     address      of the pod that answered
     ranks        of the job at most
@@ -97,7 +97,7 @@ def parse(raw: bytes, key: Key, observed_at: float, address: str, *, ranks: int)
     answer = _decode(raw)
     if max(len(answer.missing or ()), len(answer.hang.ranks if answer.hang else ())) > ranks:
         raise msgspec.ValidationError(f"the agent at {address} names more than the {ranks} ranks of the job")
-    if not _is_from(answer, key):
+    if (answer.job, answer.job_uid, answer.replica) != (key.name, uid, 0):
         raise msgspec.ValidationError(f"the agent at {address} does not belong to replica 0 of {key}")
     return Progress(
         attempt=answer.attempt,
@@ -127,17 +127,6 @@ def _incident(failure: _Failure) -> Incident:
     given: dict[str, Any] = msgspec.structs.asdict(failure)
     fields: dict[str, Any] = {k: printable(v) if isinstance(v, str) else v for k, v in given.items()}
     return Incident(**fields)
-
-
-def _is_from(answer: _Answer, key: Key) -> bool:
-    """Whether the answer is from replica 0 of this job, as far as it says.
-
-    Another pod may answer: pods on the host network share an address, and addresses are reused. An answer
-    that does not name its job, namespace or replica is accepted.
-    """
-    named = (answer.namespace, answer.job, answer.replica)
-    expected = (key.namespace, key.name, 0)
-    return all(name in (None, wanted) for name, wanted in zip(named, expected, strict=True))
 
 
 def _straggler(answer: _Answer) -> Straggler | None:

@@ -117,12 +117,13 @@ class Poller:
         """Whether it is this job's turn to have its progress written, although nothing else changed."""
         return self._turns.has(key)
 
-    def note_written(self, key: Key) -> None:
-        """Note that the stored status has the job's progress."""
+    def note_written(self, key: Key, progress: Progress | None) -> None:
+        """Note that the stored status has this answer; None: the job had not answered when it was read."""
+        if progress is None:
+            return
         self._turns.done(key)
         if (known := self._followed.get(key)) is not None:
-            last = self.last(key, known.uid, known.attempt)
-            known.written = last and last.step
+            known.written = progress.step
 
     async def close(self) -> None:
         self._turns.close()
@@ -166,7 +167,9 @@ class Poller:
         try:
             async with self._in_flight, asyncio.timeout(POLL_TIMEOUT_S):
                 raw = await self._ask(followed.address)
-            progress = agent_status.parse(raw, key, self._wall(), followed.address, ranks=followed.ranks)
+            progress = agent_status.parse(
+                raw, key, followed.uid, self._wall(), followed.address, ranks=followed.ranks
+            )
         except Exception:  # noqa: BLE001 - a user's program answers, and nothing that it sends may end this task
             metrics.POLLS.labels("nothing").inc()
             return None

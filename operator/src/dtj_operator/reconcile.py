@@ -129,7 +129,7 @@ class Reconciler:
             self._behind.setdefault(key, s.now)
         if due is None or due > s.now:
             if stored.get("progress") == status.get("progress"):
-                self._poller.note_written(key)
+                self._poller.note_written(key, s.progress)
             return due
         patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
         try:
@@ -140,7 +140,7 @@ class Reconciler:
             return s.now
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
         self._behind.pop(key, None)
-        self._poller.note_written(key)
+        self._poller.note_written(key, s.progress)
         self._announce(key, s, verdict, status)
         return None
 

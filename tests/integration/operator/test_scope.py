@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -143,11 +142,12 @@ async def test_ranks_that_stop_with_a_deleted_pod_are_one_disruption(cluster: Cl
 
 
 @contextlib.asynccontextmanager
-async def agent(address: str, answer: Json) -> AsyncIterator[Json]:
-    """Simulate replica 0's agent, which answers with the contents of the dict."""
+async def agent(cluster: Cluster, address: str, answer: Json) -> AsyncIterator[Json]:
+    """Simulate the agent of the job's replica 0, which answers with the contents of the dict."""
 
     async def status(_: web.Request) -> web.Response:
-        return web.Response(text=json.dumps(answer), content_type="application/json")
+        identity = {"job": "job", "jobUid": (await cluster.job())["metadata"]["uid"], "replica": 0}
+        return web.json_response(identity | answer)
 
     app = web.Application()
     app.router.add_get("/status", status)
@@ -166,7 +166,7 @@ async def test_agent_that_can_rejoin_narrows_the_scope_until_the_next_attempt(
     ledger = {"productive": 90.0, "startup": 5.0, "lost": 1.0, "recovering": 4.0}
     says = {"attempt": 0, "step": 7, "rejoin": True, "restarts": {"inPlace": 2}, "ledger": ledger}
     says["failure"] = {"rank": 1, "replica": 1, "reason": "Signal", "exitCode": 137, "signal": "SIGKILL"}
-    async with agent(ADDRESS, says):
+    async with agent(cluster, ADDRESS, says):
         kubelet.starts = False
         await cluster.submit(recovery={"backoffSeconds": 0})
         await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"})

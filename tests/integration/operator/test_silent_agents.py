@@ -124,7 +124,7 @@ async def looks(plane: ControlPlane, node: str, count: int) -> None:
 async def test_silent_node_is_lost_when_its_lease_expires_and_not_before(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, skew_s: float
 ):
-    async with agent(ADDRESS, dict(CALM)) as says:
+    async with agent(cluster, ADDRESS, dict(CALM)) as says:
         async with renewing(cluster.api, "node-1", skew_s=skew_s):
             before = await train(cluster, kubelet, ADDRESS)
             says["missing"] = SILENT
@@ -147,7 +147,7 @@ async def test_silent_node_is_lost_when_its_lease_expires_and_not_before(
 
 @pytest.mark.usefixtures("asking", "leases", "nodes")
 async def test_dead_kubelet_does_not_matter_while_the_agent_is_alive(cluster: Cluster, kubelet: Kubelet):
-    async with agent(ADDRESS, dict(CALM)) as says:
+    async with agent(cluster, ADDRESS, dict(CALM)) as says:
         before = await train(cluster, kubelet, ADDRESS, replicas=3)
         await last_sign_of_life(cluster.api, "node-1", "node-2")
         says["missing"] = [{"replica": 2, "seconds": 20.5}]
@@ -160,7 +160,7 @@ async def test_dead_kubelet_does_not_matter_while_the_agent_is_alive(cluster: Cl
 async def test_node_of_replica_0_is_lost_when_its_agent_stops_answering(
     cluster: Cluster, kubelet: Kubelet, scope: str
 ):
-    async with agent(ADDRESS, dict(CALM)):
+    async with agent(cluster, ADDRESS, dict(CALM)):
         before = await train(cluster, kubelet, ADDRESS, scope=scope)
         await last_sign_of_life(cluster.api, "node-0")
         kubelet.holds = {"job-0"}
@@ -176,7 +176,7 @@ async def test_node_of_replica_0_is_lost_when_its_agent_stops_answering(
 async def test_node_lost_together_with_the_leader_is_lost_for_the_next_leader(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):
-    async with agent(ADDRESS, dict(CALM)):
+    async with agent(cluster, ADDRESS, dict(CALM)):
         async with process.running(granted, watch=cluster.namespace, poll_s=POLL_S):
             before = await train(cluster, kubelet, ADDRESS, scope="Auto")
             await cluster.until(lambda job: job["status"].get("memory", {}).get("recoveryScope") == "Replica")
@@ -188,7 +188,7 @@ async def test_node_lost_together_with_the_leader_is_lost_for_the_next_leader(
 
 @pytest.mark.usefixtures("impatient", "nodes")
 async def test_isolated_pod_on_a_healthy_node_is_replaced(cluster: Cluster, kubelet: Kubelet):
-    async with agent(ADDRESS, dict(CALM)) as says:
+    async with agent(cluster, ADDRESS, dict(CALM)) as says:
         before = await train(cluster, kubelet, ADDRESS, maxRestarts=1)
         kubelet.holds = set()
         says["missing"] = [{"replica": 1, "seconds": 2.5}]
@@ -212,7 +212,7 @@ async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernete
     async with (
         without(granted, f"{bindings}/{name}", f"{FOLDER}/node-1"),
         process.running(granted, watch=cluster.namespace, poll_s=POLL_S) as operator,
-        agent(ADDRESS, dict(CALM)) as says,
+        agent(cluster, ADDRESS, dict(CALM)) as says,
     ):
         before = await train(cluster, kubelet, ADDRESS, nodeLostSeconds=1)
         says["missing"] = SILENT

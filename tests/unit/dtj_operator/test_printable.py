@@ -43,8 +43,15 @@ def test_reports_are_escaped_when_they_are_parsed() -> None:
     assert exit_report.parse(json.dumps({"reason": SAYS, "message": SAYS})) == exit_report.ExitReport(
         reason=SHOWN, message=SHOWN
     )
-    answer = {"attempt": 0, "failure": {"message": SAYS, "reason": SAYS}, "hang": {"message": SAYS}}
-    progress = agent_status.parse(json.dumps(answer).encode(), Key("ns", "j"), 0.0, "10.0.0.1", ranks=1)
+    answer = {
+        "job": "j",
+        "jobUid": "u",
+        "replica": 0,
+        "attempt": 0,
+        "failure": {"message": SAYS, "reason": SAYS},
+        "hang": {"message": SAYS},
+    }
+    progress = agent_status.parse(json.dumps(answer).encode(), Key("ns", "j"), "u", 0.0, "10.0.0.1", ranks=1)
     assert progress.incident is not None
     assert progress.hang is not None
     assert (progress.incident.message, progress.incident.reason) == (SHOWN, SHOWN)

@@ -44,7 +44,7 @@ class World:
     def may_write(self, _: Key) -> bool:
         return False
 
-    def note_written(self, _: Key) -> None:
+    def note_written(self, _: Key, __: object) -> None:
         pass
 
 

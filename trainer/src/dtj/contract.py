@@ -77,7 +77,7 @@ RUN_FIELDS: Final = (
 )
 # Fields of /status.
 STATUS_FIELDS: Final = (
-    *("job", "replica", "attempt", "generation", "state"),
+    *("job", "jobUid", "replica", "attempt", "generation", "state"),
     *RUN_FIELDS,
     *("ranks", "slowestRank", "slowest", "hang", "missing", "rejoin", "restarts", "failure", "ledger", "at"),
 )

@@ -60,7 +60,9 @@ class _Agent:
             limits=placement.limits,
             saves=bool(os.environ.get(contract.CHECKPOINT_DIR)),
         )
-        self._status = Status(job=options.job, replica=placement.node_rank, attempt=options.attempt)
+        self._status = Status(
+            job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt
+        )
         self._selector = selectors.DefaultSelector()
         self._console: Console = choose_console(as_json=options.as_json)
         self._coordinator: Coordinator | None = None

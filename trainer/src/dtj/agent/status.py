@@ -31,6 +31,7 @@ class Status:
     """What the agent of one replica knows now."""
 
     job: str = ""
+    uid: str = ""  # of the job
     replica: int = 0
     attempt: int = 0
     generation: int = 0
@@ -80,6 +81,7 @@ class Status:
         ]
         return {
             "job": self.job,
+            "jobUid": self.uid,
             "replica": self.replica,
             "attempt": self.attempt,
             "generation": known.generation,
