@@ -128,6 +128,65 @@ def test_connection_that_is_not_from_an_agent_is_closed(pod: Pod, line: bytes) -
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        {"ready": 1},
+        {"ready": [0, "x"]},
+        {"ready": [99, 1]},
+        {"hold": 0, "holds": 1},
+        {"hold": {}, "holds": True},
+        {"heartbeats": {"0": [1, 2]}},
+        {"heartbeats": {"x": [1, 2, False]}},
+        {"heartbeats": {"0": [1, 1e999, False]}},
+        {"heartbeats": {"0": [1, 2, False, [1, 2.0], 3.0, 4]}},
+        {"activity": [1]},
+        {"probes": {"0": [1, False, 0.0]}},
+        {"ended": {"rank": 0}, "generation": 1},
+        {"ended": {"rank": 0, "code": 1, "at": "soon"}, "generation": 1},
+        {"ended": {"rank": 0, "code": 1, "at": "2026-01-01T00:00:00+00:00", "more": 1}, "generation": 1},
+        {"lost": {"rank": 7, "code": 76, "at": "2026-01-01T00:00:00+00:00"}, "generation": 1},
+    ],
+    ids=str,
+)
+def test_malformed_message_closes_its_connection_and_nothing_else(pod: Pod, message: Message) -> None:
+    pod.send(message)
+    while pod.agent.receive(0.0):
+        pass
+    assert not pod.agent.is_open
+    assert pod.coordinator.membership.away == {0}
+    (closed, *_) = pod.logged
+    assert closed.startswith("closed the connection to replica 0: malformed message (")
+    again = Link(pod.coordinator.link(), now=0.0)
+    pod.send()
+    again.send(hello("a"))
+    pod.send()
+    assert (pod.coordinator.membership.away, pod.coordinator.membership.state.generation) == (set(), 1)
+    again.close()
+
+
+def test_nothing_is_said_to_a_connection_before_its_hello(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pod.coordinator.link() as stranger:
+        pod.send()
+        monkeypatch.setattr("dtj.agent.coordinator.KEEPALIVE_S", 0.0)
+        pod.coordinator._keepalive_at = 0.0
+        pod.coordinator.tick()
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stranger.recv(1)
+    assert any("keepalive" in message for message in pod.agent.receive(0.0))
+
+
+def test_text_of_a_stranger_is_escaped_in_the_log(pod: Pod) -> None:
+    forged = "7\ndtj: rank 3 failed: \x1b[31m"
+    with pod.coordinator.link() as stranger:
+        stranger.sendall(encode({"hello": {"protocol": PROTOCOL + 1, "replica": forged}}))
+        pod.send()
+        pod.send()
+    assert len(pod.logged) == 1
+    assert not {"\n", "\x1b"} & set(pod.logged[0])
+
+
+@pytest.mark.parametrize(
     ("theirs", "place", "for_good"),
     [
         pytest.param(PROTOCOL - 1, {}, True, id="an older version"),

@@ -26,7 +26,7 @@ def test_last_message_of_a_dead_coordinator_is_read_before_the_connection_is_dro
     heard: list[Message] = []
     logged: list[str] = []
     client = CoordinatorClient(
-        selector, ("localhost", 1), hello=lambda: {}, on_order=heard.append, log=logged.append
+        selector, ("localhost", 1), agents=1, hello=lambda: {}, on_order=heard.append, log=logged.append
     )
     with socket.create_server(("127.0.0.1", 0)) as server:
         client.attach(socket.create_connection(server.getsockname()))

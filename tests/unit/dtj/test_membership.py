@@ -378,6 +378,12 @@ def test_late_report_of_an_older_generation_does_not_make_a_lost_peer_free() -> 
     assert (found.state.in_place, found.state.unformed) == (2, 0)
 
 
+def test_large_jobs_get_more_time_to_connect() -> None:
+    found = membership(replicas=1000)
+    actions = [action for replica in range(1000) for action in found.join(hello(replica), NOW)]
+    assert actions == [Form(1, frozenset(), 1000, connect_s=CONNECT_S + 40)]
+
+
 def test_time_to_connect_is_bounded() -> None:
     found = formed(restarts=100)
     forms = [not_reached(found, NOW)[0] for _ in range(20)]

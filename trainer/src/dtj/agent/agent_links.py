@@ -13,27 +13,39 @@ from dtj.agent.protocol import Hello
 from dtj.errors import MachineError
 
 _LINGER_S = 5.0
+# A connection must say within this time who it is. An agent does so at once.
+_HELLO_S = 5.0
+# Connections beside those of all replicas: agents that reconnect, and strangers until they are found out.
+_SPARE = 64
+# Agents connect at nearly the same time; the kernel cuts the number to net.core.somaxconn (4096).
+_BACKLOG = 4096
 
 
 class AgentLinks:
     """All connections.
 
+    most        agents that the job may have
     hellos      the hello of the agent behind each connection; None until it arrives
     on_message  called with each message
-    on_heard    called after a connection has been read; the connection may be closed by then
+    on_closed   called after a connection was found closed while it was read
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         *,
+        most: int,
         on_message: Callable[[Link, Message], None],
-        on_heard: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> None:
         self.hellos: dict[Link, Hello | None] = {}
         self._selector = selector
+        self._most = most + _SPARE
+        self._unnamed: dict[Link, float] = {}  # when they connected
+        self._named: dict[str, Link] = {}  # by incarnation
+        self._is_full = False
         self._on_message = on_message
-        self._on_heard = on_heard
+        self._on_closed = on_closed
         self._listener: socket.socket | None = None
 
     def listen(self, port: int) -> None:
@@ -41,7 +53,9 @@ class AgentLinks:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         try:
-            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+            self._listener = socket.create_server(
+                ("", port), family=family, dualstack_ipv6=both, backlog=_BACKLOG
+            )
         except OSError as error:
             raise MachineError(
                 f"cannot listen on port {port} for the other agents of this job: {error.strerror}",
@@ -60,7 +74,8 @@ class AgentLinks:
         """Record who the agent is and close its previous connection, even if that still looks open."""
         for older in [known for known in self._of(hello.incarnation) if known is not link]:
             self._drop(older)
-        self.hellos[link] = hello
+        self.hellos[link], self._named[hello.incarnation] = hello, link
+        self._unnamed.pop(link, None)
 
     def broadcast(self, message: Message, *, to: Callable[[Hello], bool]) -> None:
         """Send one message to all agents for which `to` holds."""
@@ -82,11 +97,14 @@ class AgentLinks:
     def keep_alive(self, message: Message, now: float) -> list[Hello | None]:
         """Write to every connection, close the silent ones and return their hellos."""
         line = encode(message)
-        for link in self.hellos:
-            link.write(line)
+        for link, hello in self.hellos.items():
+            if hello:  # say nothing to a stranger
+                link.write(line)
         silent = [link for link in self.hellos if link.is_silent(now)]
-        for link in silent:
+        late = [link for link, at in self._unnamed.items() if now - at > _HELLO_S]
+        for link in (*silent, *late):
             link.close()
+        self._resume_accepting()
         return [self.hellos[link] for link in silent]
 
     def take_closed(self) -> list[Hello]:
@@ -104,27 +122,46 @@ class AgentLinks:
             link.close()
 
     def _accept(self) -> None:
+        """Accept all that wait, within the bounds of connections and of file descriptors."""
         assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # the agent has hung up already
-            return
-        self._add(sock)
+        while len(self.hellos) < self._most:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # the agent has hung up already
+                continue
+            except OSError:  # too many open files
+                break
+            self._add(sock)
+        self._selector.unregister(self._listener)  # it stays readable; try again with the next keepalive
+        self._is_full = True
+
+    def _resume_accepting(self) -> None:
+        if self._is_full and self._listener:
+            self._is_full = False
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _add(self, sock: socket.socket) -> None:
-        link = Link(sock, now=time.monotonic())
-        self.hellos[link] = None
+        now = time.monotonic()
+        link = Link(sock, now=now)
+        self.hellos[link], self._unnamed[link] = None, now
         link.watch(self._selector, lambda: self._on_ready(link))
 
     def _on_ready(self, link: Link) -> None:
         for message in link.receive(time.monotonic()):
             if link in self.hellos:  # else an earlier message led to its refusal
                 self._on_message(link, message)
-        self._on_heard()
+        if not link.is_open:
+            self._on_closed()
 
     def _of(self, incarnation: str) -> list[Link]:
-        return [link for link, hello in self.hellos.items() if hello and hello.incarnation == incarnation]
+        return [self._named[incarnation]] if incarnation in self._named else []
 
     def _drop(self, link: Link) -> Hello | None:
         link.close()
-        return self.hellos.pop(link)
+        self._unnamed.pop(link, None)
+        hello = self.hellos.pop(link)
+        if hello and self._named.get(hello.incarnation) is link:
+            del self._named[hello.incarnation]
+        return hello

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from dtj.agent import outcome
+from dtj.agent import facts, outcome
 from dtj.agent.activity import Activity
 from dtj.agent.agent_links import AgentLinks
+from dtj.agent.checked import printable
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
@@ -45,7 +46,9 @@ class Coordinator:
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
         self._log = log
-        self._links = AgentLinks(selector, on_message=self._on_message, on_heard=self._drop_closed)
+        self._links = AgentLinks(
+            selector, most=membership.job.most, on_message=self._on_message, on_closed=self._drop_closed
+        )
         self._store: Store | None = None
         self._told_missing: list[int] = []
         self._tell_missing_at = 0.0
@@ -120,43 +123,51 @@ class Coordinator:
 
     def _on_message(self, link: Link, message: Message) -> None:
         hello = self._links.hellos[link]
-        if "hello" in message:
+        if "hello" in message and hello is None:
             self._act(self._on_hello(link, message["hello"]))
         elif hello and self._is_present(hello):  # ignore messages from an agent that has been replaced
-            self._act(self._handle(hello, message))
+            self._on_fact(link, hello, message)
 
-    def _handle(self, hello: Hello, message: Message) -> list[Action]:
+    def _on_fact(self, link: Link, hello: Hello, message: Message) -> None:
+        try:
+            fact = facts.parse(message, ranks=self.membership.job.ranks_of(hello.replica))
+        except ValueError as error:
+            self._log(f"closed the connection to replica {hello.replica}: malformed message ({error})")
+            link.close()
+        else:
+            self._act(self._handle(hello, fact))
+
+    def _handle(self, hello: Hello, fact: facts.Fact | None) -> list[Action]:
         now, member = time.monotonic(), self.membership
         actions: list[Action] = []
-        match message:
-            case {"ready": [rank, generation]}:
+        match fact:
+            case facts.Ready(rank, generation):
                 actions = member.ready(rank, generation)
-            case {"hold": rank, "holds": holds}:
+            case facts.Hold(rank, holds):
                 actions = member.hold(rank, holds=holds)
-            case {"heartbeats": heartbeats}:
-                found = {int(rank): Heartbeat(*fields) for rank, fields in heartbeats.items()}
-                actions = self._on_heartbeats(found, now)
-            case {"activity": activities}:
-                self._on_activity({int(rank): Activity(*fields) for rank, fields in activities.items()}, now)
-            case {"probes": probes} if self._is_watched:
-                self._monitor.probed(probes)
-            case {"stopping": _}:
+            case facts.Heartbeats(heartbeats):
+                actions = self._on_heartbeats(heartbeats, now)
+            case facts.Activities(activities):
+                self._on_activity(activities, now)
+            case facts.Probes(probes) if self._is_watched:
+                self._monitor.probed({str(rank): probe for rank, probe in probes.items()})
+            case facts.Stopping():
                 actions = member.stop(hello.incarnation, now)
-            case {"lost": fields, "generation": generation}:
-                actions = member.lost(Ending.from_json(fields), generation, now)
-            case {"failing": fields, "generation": generation}:
-                actions = member.failing(Ending.from_json(fields), generation)
-            case {"unformed": fields, "generation": generation}:
-                actions = member.unformed(Ending.from_json(fields), generation, now)
-            case {"ended": fields, "generation": generation}:
-                actions = self._on_ended(Ending.from_json(fields), generation, now)
+            case facts.Failure("lost", ending, generation):
+                actions = member.lost(ending, generation, now)
+            case facts.Failure("failing", ending, generation):
+                actions = member.failing(ending, generation)
+            case facts.Failure("unformed", ending, generation):
+                actions = member.unformed(ending, generation, now)
+            case facts.Failure("ended", ending, generation):
+                actions = self._on_ended(ending, generation, now)
         return actions
 
     def _on_hello(self, link: Link, fields: Message) -> list[Action]:
         try:
             hello = Hello.parse(fields)
         except OtherProtocolError as error:
-            self._log(f"refused replica {fields.get('replica')}: {error}")
+            self._log(f"refused replica {printable(fields.get('replica'))}: {error}")
             job = self.membership.job
             is_ours = (fields.get("uid"), fields.get("attempt")) == (job.uid, job.attempt)
             self._links.turn_away(link, refusal(str(error), for_good=is_ours))

@@ -19,6 +19,7 @@ class CoordinatorClient:
     """At most one connection. Without one, messages are dropped; the next hello repeats what still matters.
 
     address   host name and port of the coordinator
+    agents    number of agents that the job may have
     hello     builds the first message on a new connection
     on_order  called with every message of the coordinator
     """
@@ -28,12 +29,14 @@ class CoordinatorClient:
         selector: selectors.BaseSelector,
         address: tuple[str, int],
         *,
+        agents: int,
         hello: Callable[[], Message],
         on_order: Callable[[Message], None],
         log: Callable[[str], None],
     ) -> None:
         self._selector = selector
         self._address = address
+        self._agents = agents
         self._hello = hello
         self._on_order = on_order
         self._log = log
@@ -71,7 +74,7 @@ class CoordinatorClient:
     def connect(self) -> None:
         """Start to connect; retries until it succeeds."""
         self._reconnect_at = None
-        self._connector = Connector(*self._address)
+        self._connector = Connector(*self._address, agents=self._agents)
         self._selector.register(self._connector, selectors.EVENT_READ, self._on_connected)
 
     def attach(self, sock: socket.socket) -> None:

@@ -26,6 +26,7 @@ from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
 from dtj.agent.membership import Membership
+from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
 from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement, threads
@@ -74,6 +75,7 @@ class _Agent:
         self._client = CoordinatorClient(
             self._selector,
             (placement.master_addr, placement.master_port),
+            agents=self._job.most,
             hello=self._hello,
             on_order=self._on_order,
             log=self._log_unless_finished,
@@ -83,6 +85,7 @@ class _Agent:
         )
 
     def run(self) -> int:
+        raise_open_files()
         self._signals = SignalPipe((*_FORWARDED, signal.SIGCHLD))
         # Ranks inherit this: a request for stacks must not kill a rank that has no handler yet.
         signal.signal(rank_main.STACKS_SIGNAL, signal.SIG_IGN)

@@ -43,7 +43,9 @@ PROOF_S = 5.0
 # Before a failure ends the job: time to hear of an earlier one, from another replica or a slowly dying rank.
 VERDICT_S = 0.5
 # The machines may be slow: ranks that did not connect in time get twice the time, up to this limit.
-LONGEST_CONNECT_S = 160.0
+LONGEST_CONNECT_S = 240.0
+# Every rank connects to every other, so that a large job needs more time.
+_RANKS_PER_S = 25
 
 
 @dataclass(kw_only=True)
@@ -294,14 +296,15 @@ class Membership:
         if self.is_over:
             return [End(self.culprit)]
         generation = self.state.generation
-        self._ready |= {rank for rank, known in hello.ranks.items() if known.is_ready}
+        states = {rank: hello.ranks[rank] for rank in self.job.ranks_of(hello.replica)}
+        self._ready |= {rank for rank, known in states.items() if known.is_ready}
         if hello.replica in self._silent:
             self._silent.discard(hello.replica)
             self._step_due = now + max(PROOF_S, 3 * self._step_s)
         actions: list[Action] = []
         if len(self._ready) == len(self.job.ranks):
             actions.append(Go(generation))  # the agent may have missed it
-        for rank, known in hello.ranks.items():
+        for rank, known in states.items():
             if known.lost:
                 self._is_unformed = self._is_unformed or known.is_unformed
                 actions += self.lost(known.lost, generation, now)
@@ -385,7 +388,8 @@ class Membership:
         self.is_formed = False
 
     def _form(self, *, gracefully: bool = False) -> list[Action]:
-        if self.missing or self.is_formed or self.is_over:
+        is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
+        if is_short or self.is_formed or self.is_over:
             return []
         # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)
@@ -395,7 +399,8 @@ class Membership:
         self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
         self._shrink_at = None
         self.is_formed = True
-        connect_s = min(CONNECT_S * 2**self.state.unformed, LONGEST_CONNECT_S)
+        connect_s = CONNECT_S + len(self.job.ranks) // _RANKS_PER_S
+        connect_s = min(connect_s * 2**self.state.unformed, LONGEST_CONNECT_S)
         return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]
 
     def _over(self, culprit: Ending | None) -> list[Action]:

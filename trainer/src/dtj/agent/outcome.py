@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from dtj import contract
+from dtj.agent.checked import checked
 
 MESSAGE_BYTES = 4000
 
@@ -72,8 +73,9 @@ class Ending:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Ending":
-        """From the fields of `to_json`."""
-        return cls(**fields | {"at": datetime.fromisoformat(fields["at"])})
+        """From the fields of `to_json`; ValueError if they are others."""
+        found: Ending = checked(cls, fields)
+        return found
 
 
 def first_cause(endings: Iterable[Ending]) -> Ending | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtj.agent.checked import checked
 from dtj.agent.outcome import Ending
 from dtj.agent.sizing import Limits
 
@@ -71,8 +72,11 @@ class CoordinatorState:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "CoordinatorState":
-        """From JSON."""
-        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+        """From JSON; ValueError if a field has another type, or is negative."""
+        found: CoordinatorState = checked(cls, fields)
+        if any(value is not None and value < 0 for value in vars(found).values()):
+            raise ValueError("negative number in the state")
+        return found
 
 
 class OtherProtocolError(Exception):
@@ -112,12 +116,6 @@ class RankState:
         endings = {"lost": self.lost, "ending": self.ending}
         return vars(self) | {name: known and known.to_json() for name, known in endings.items()}
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "RankState":
-        """From the fields of `to_json`."""
-        endings = {name: fields[name] and Ending.from_json(fields[name]) for name in ("lost", "ending")}
-        return cls(**{**fields, **endings, "generation": int(fields["generation"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
@@ -148,12 +146,12 @@ class Hello:
             if (theirs := int(fields["protocol"])) != PROTOCOL:
                 raise OtherProtocolError(theirs)
             return cls(
-                uid=str(fields["uid"]),
-                attempt=int(fields["attempt"]),
-                replica=int(fields["replica"]),
-                incarnation=str(fields["incarnation"]),
-                is_stopping=bool(fields["isStopping"]),
-                ranks={int(rank): RankState.from_json(known) for rank, known in fields["ranks"].items()},
+                uid=checked(str, fields["uid"]),
+                attempt=checked(int, fields["attempt"]),
+                replica=checked(int, fields["replica"]),
+                incarnation=checked(str, fields["incarnation"]),
+                is_stopping=checked(bool, fields["isStopping"]),
+                ranks=checked(dict[int, RankState], fields["ranks"]),
                 state=CoordinatorState.parse(fields["state"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:

@@ -1,0 +1,102 @@
+"""The connections of all agents: bounded, and none is kept that does not say who it is."""
+
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dtj.agent.agent_links import AgentLinks
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as found:
+        yield found
+
+
+@pytest.fixture
+def links(selector: selectors.BaseSelector) -> Iterator[AgentLinks]:
+    """Of a job of one replica; its listener is on a free port."""
+    found = AgentLinks(selector, most=1, on_message=lambda *_: None, on_closed=lambda: None)
+    found.listen(0)
+    yield found
+    found.close()
+
+
+def connect(links: AgentLinks) -> socket.socket:
+    assert links._listener is not None
+    return socket.create_connection(("localhost", links._listener.getsockname()[1]))
+
+
+def look(selector: selectors.BaseSelector) -> int:
+    """One round of the agent's loop; the number of sockets that were ready."""
+    ready = selector.select(0)
+    for key, _ in ready:
+        key.data()
+    return len(ready)
+
+
+def test_all_that_wait_are_accepted_in_one_round(links: AgentLinks, selector: selectors.BaseSelector) -> None:
+    agents = [connect(links) for _ in range(10)]
+    look(selector)
+    assert len(links.hellos) == 10
+    for agent in agents:
+        agent.close()
+
+
+def test_connection_without_a_hello_is_closed_after_some_seconds(
+    links: AgentLinks, selector: selectors.BaseSelector
+) -> None:
+    stranger = connect(links)
+    look(selector)
+    (at,) = links._unnamed.values()
+    links.keep_alive({}, at + 4.9)
+    assert links.take_closed() == []
+    assert len(links.hellos) == 1
+    links.keep_alive({}, at + 5.1)
+    links.take_closed()
+    assert links.hellos == {}
+    assert stranger.recv(1) == b""
+    stranger.close()
+
+
+def test_connections_are_bounded_without_a_busy_loop(
+    links: AgentLinks, selector: selectors.BaseSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_most", 2)
+    strangers = [connect(links) for _ in range(4)]
+    look(selector)
+    assert len(links.hellos) == 2
+    assert look(selector) == 0, "the listener is not watched while there is no capacity"
+    links.keep_alive({}, time.monotonic() + 6)
+    links.take_closed()
+    look(selector)
+    assert len(links.hellos) == 2, "the next ones"
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_too_many_open_files_do_not_stop_the_agent(
+    links: AgentLinks, selector: selectors.BaseSelector
+) -> None:
+    class Full:
+        def accept(self) -> None:
+            raise OSError(24, "Too many open files")
+
+        def fileno(self) -> int:
+            return number
+
+    listener = links._listener
+    assert listener is not None
+    number = listener.fileno()
+    agent = connect(links)
+    links._listener = Full()  # type: ignore[assignment]
+    look(selector)
+    assert look(selector) == 0
+    links._listener = listener
+    links.keep_alive({}, 0.0)
+    look(selector)
+    assert len(links.hellos) == 1
+    agent.close()

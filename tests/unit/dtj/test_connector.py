@@ -1,0 +1,41 @@
+"""How often agents try to reach replica 0, and how many files they may open."""
+
+import itertools
+import resource
+
+import pytest
+
+from dtj.agent.connector import pauses
+from dtj.agent.open_files import wanted
+
+
+@pytest.mark.parametrize(
+    ("agents", "expected"),
+    [
+        pytest.param(2, [0.1, 0.1, 0.1, 0.1], id="a small job heals without delay"),
+        pytest.param(100, [0.1, 0.2, 0.4, 0.5, 0.5], id="200 attempts a second together"),
+        pytest.param(5000, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0], id="at most 5 s"),
+    ],
+)
+def test_pauses_between_attempts(agents: int, expected: list[float]) -> None:
+    found = pauses(agents, jitter=lambda: 1.0)
+    assert list(itertools.islice(found, len(expected))) == pytest.approx(expected)
+
+
+def test_jitter_at_most_halves_a_pause() -> None:
+    found = pauses(1000, jitter=lambda: 0.0)
+    assert list(itertools.islice(found, 3)) == pytest.approx([0.05, 0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        (1024, 524_288, 65_536),
+        (1024, 4096, 4096),
+        (1_000_000, 1_000_000, 1_000_000),
+        (1024, resource.RLIM_INFINITY, 65_536),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+    ],
+)
+def test_limit_of_open_files(soft: int, hard: int, expected: int) -> None:
+    assert wanted(soft, hard) == expected
