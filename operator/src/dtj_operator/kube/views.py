@@ -179,7 +179,7 @@ def decode_pods(raw: bytes) -> Page[PodView]:
 def view(pod: _Pod) -> PodView:
     """Reduce a decoded pod to the fields that decisions need.
 
-    The pod's job is its owner, even if the label was changed.
+    Its job is its owner and its index is in its name, even if the labels were changed.
     """
     meta, status = pod.metadata, pod.status
     owner = meta.job
@@ -194,7 +194,7 @@ def view(pod: _Pod) -> PodView:
         mislabelled=bool(owner.uid)
         and not names.child_labels(owner.name, owner.uid).items() <= meta.labels.items(),
         owner_uid=owner.uid,
-        index=_number(meta.labels.get(names.REPLICA_INDEX)),
+        index=_number(meta.name.removeprefix(f"{owner.name}-") if owner.uid else None),
         attempt=_number(meta.labels.get(names.ATTEMPT)),
         avoids_nodes=meta.labels.get(names.AVOIDS_NODES) == "true",
         phase=status.phase,
@@ -266,6 +266,6 @@ def _seconds(moment: datetime | None) -> float | None:
     return moment.timestamp() if moment else None
 
 
-def _number(label: str | None) -> int:
-    """Parse a label; -1, never a valid index or attempt, if its value was changed to garbage."""
-    return int(label) if label is not None and label.isdecimal() else -1
+def _number(text: str | None) -> int:
+    """Parse a label or the end of a name; -1, never a valid index or attempt, if it is not a number."""
+    return int(text) if text is not None and text.isdecimal() else -1

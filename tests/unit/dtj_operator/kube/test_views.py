@@ -73,6 +73,16 @@ def test_job_of_a_pod_is_its_owner_whatever_its_label_says() -> None:
     assert (view.key, view.mislabelled) == (Key("ns", "j"), True)
 
 
+@pytest.mark.parametrize("label", ["0", "7", "garbage", None])
+def test_index_of_a_pod_is_in_its_name_whatever_its_label_says(label: str | None) -> None:
+    labels = {**FULL["metadata"]["labels"], "dtj.dev/replica-index": label}
+    view = decode(
+        {**FULL, "metadata": {**FULL["metadata"], "labels": {k: v for k, v in labels.items() if v}}}
+    )
+
+    assert view.index == 1
+
+
 def test_view_has_the_fields_that_decisions_need() -> None:
     view = decode(FULL)
 
