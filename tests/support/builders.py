@@ -115,7 +115,7 @@ class PodBuilder:
         """Bound to its node at this time; its volumes or its network are not ready."""
         scheduled = ConditionView(type="PodScheduled", status="True", since=placed)
         waiting = ConditionView(type="PodReadyToStartContainers", status="False", since=placed)
-        return self._with(conditions=(scheduled, waiting))
+        return self._with(conditions=(scheduled, waiting)).seen(bound=placed)
 
     def with_uid(self, uid: str) -> Self:
         return self._with(uid=uid)

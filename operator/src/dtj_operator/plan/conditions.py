@@ -44,7 +44,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
     if stuck:
         return _terminating(s, stuck)
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
-    return next((found for pod in waiting if (found := _obstacle(pod, s.now)) is not None), None)
+    return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
 
 
 def shortage(s: Snapshot) -> str | None:
@@ -192,7 +192,7 @@ def _terminating(s: Snapshot, stuck: list[PodView]) -> Refusal:
     return Refusal(reason="PodTerminating", message=f"{message}; to do it at once: {command}")
 
 
-def _obstacle(pod: PodView, now: float) -> Refusal | None:
+def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
     if pod.phase != "Pending":
         return None
     scheduled = pod.condition("PodScheduled")
@@ -205,8 +205,8 @@ def _obstacle(pod: PodView, now: float) -> Refusal | None:
         if container.waiting in _UNSTARTABLE:
             fix = _NOT_ROOT_FIX if _NOT_ROOT in container.message else None
             return _blocked("PodRejected", f"{where}: {container.waiting}: {container.message}", fix)
-    slow_from = starting.slow_from(pod)
-    if slow_from is not None and now >= slow_from:
+    slow_from = starting.slow_from(s, pod)
+    if slow_from is not None and s.now >= slow_from:
         where = f"pod {pod.name} on node {pod.node}"
         return _blocked(
             "ContainerCreating",

@@ -11,17 +11,17 @@ from dtj_operator.plan.snapshot import Snapshot
 SLOW_START_S = 120.0  # attaching a volume may take a minute
 
 
-def slow_from(pod: PodView) -> float | None:
+def slow_from(s: Snapshot, pod: PodView) -> float | None:
     """When its start counts, or counted, as slow; None if it does not wait for volumes or the network."""
-    placed, prepared = pod.condition("PodScheduled"), pod.condition("PodReadyToStartContainers")
-    if pod.phase != "Pending" or pod.deleting or placed is None or placed.status != "True":
+    prepared = pod.condition("PodReadyToStartContainers")
+    if pod.phase != "Pending" or pod.deleting or pod.seen.bound is None:
         return None
-    if placed.since is None or prepared is None or prepared.status != "False":
+    if prepared is None or prepared.status != "False":
         return None
-    return placed.since + SLOW_START_S
+    return s.wall(pod.seen.bound) + SLOW_START_S
 
 
 def requeue_at(s: Snapshot) -> float | None:
     """When the status has to report the next pod whose start is slow."""
-    moments = [at for pod in s.current.values() if (at := slow_from(pod)) is not None and at > s.now]
+    moments = [at for pod in s.current.values() if (at := slow_from(s, pod)) is not None and at > s.now]
     return min(moments, default=None)
