@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from dtj_operator import spec
+from dtj_operator import settings, spec
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
 from tests.bench import fleet, report, rig
@@ -141,7 +141,9 @@ class Cluster:
         made["spec"]["nodeName"] = "NODE"
         self._pod = json.dumps(made).replace("JOB-0", "JOB-INDEX")
         self._children: dict[str, str] = {}
-        policy = network_policy(parsed, process.NAMESPACE)
+        policy = network_policy(
+            parsed, operator_peer(process.NAMESPACE, settings.parse([], {}).operator_labels)
+        )
         for kind, child in (("services", service(parsed)), ("networkpolicies", policy)):
             child["metadata"] |= {"uid": f"{kind}-JOB", "namespace": NAMESPACE, "resourceVersion": "1"}
             self._children[kind] = json.dumps(child)

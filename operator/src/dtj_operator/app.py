@@ -46,6 +46,7 @@ from dtj_operator.kube.reflector import (
 )
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.names import Key
+from dtj_operator.plan.children.netpolicy import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler
 from dtj_operator.settings import Settings
@@ -125,7 +126,7 @@ class App:
             follow_pods.refresh,
             self._poller,
             NodeLeases(self._api.get),
-            operator_namespace=settings.operator_namespace,
+            operator=operator_peer(settings.operator_namespace, settings.operator_labels),
             wall=time.time,
             monotonic=time.monotonic,
         )

@@ -52,13 +52,13 @@ class Gatherer:
         poller: Poller,
         leases: NodeLeases,
         *,
-        operator_namespace: str,
+        operator: Json,
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._api, self._caches = api, caches
         self._verifier = Verifier(api, caches.pods, caches.services, caches.policies, refresh)
-        self._poller, self._operator_namespace = poller, operator_namespace
+        self._poller, self._operator = poller, operator
         self._leases, self._wall, self._monotonic = leases, wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
 
@@ -82,7 +82,7 @@ class Gatherer:
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         self._recovery[key] = job.recovery
-        policy = network_policy(job, self._operator_namespace)
+        policy = network_policy(job, self._operator)
         pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
         recreated_s = min(
             cache.since_recreated(key) for cache in (self._caches.services, self._caches.policies)
@@ -98,7 +98,7 @@ class Gatherer:
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
-            operator_namespace=self._operator_namespace,
+            operator=self._operator,
             now=now,
             monotonic=self._monotonic(),
         )

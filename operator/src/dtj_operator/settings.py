@@ -16,6 +16,7 @@ class Settings:
 
     namespace: str | None
     operator_namespace: str
+    operator_labels: Mapping[str, str]
     identity: str
     lease_name: str
     leader_election: bool
@@ -42,11 +43,17 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--namespace", help="watch only this namespace (default: all namespaces)")
-    # The NetworkPolicies of jobs let this namespace reach the agents, and the Lease is in it.
+    # The Lease is in this namespace. NetworkPolicies of jobs let its pods with these labels reach the agents.
     add(
         "--operator-namespace",
         default=env.get("POD_NAMESPACE", "dtj-system"),
         help="namespace in which the operator runs (default: POD_NAMESPACE, else dtj-system)",
+    )
+    add(
+        "--operator-labels",
+        type=labels,
+        default=labels("app.kubernetes.io/name=dtj-operator"),
+        help="labels of the operator's pods (app.kubernetes.io/name=dtj-operator)",
     )
     add("--lease-name", default="dtj-operator", help="name of the leader election Lease (dtj-operator)")
     add(
@@ -116,6 +123,14 @@ def positive_integer(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
+
+
+def labels(text: str) -> Mapping[str, str]:
+    """Parse name=value,name=value."""
+    found = dict(part.partition("=")[::2] for part in text.split(","))
+    if not all(found) or "=" not in text:
+        raise argparse.ArgumentTypeError(f"must be name=value,name=value, got {text!r}")
+    return found
 
 
 def port_number(text: str) -> int:

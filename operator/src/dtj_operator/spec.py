@@ -112,6 +112,7 @@ class Job:
     hang: Hang = Hang()
     checkpoint: Checkpoint | None = None
     isolated: bool = True
+    allow_from: tuple[Json, ...] = ()  # NetworkPolicyPeers that may also connect to the agents
     error: SpecError | None = None  # if set, all but the identity is a placeholder
 
     @property
@@ -246,6 +247,7 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
         "recovery": _recovery(recovery) if recovery else Recovery(),
         "hang": _hang(hang) if hang else Hang(),
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
+        "allow_from": tuple(dict(peer.raw) for peer in network.items("allowFrom")) if network else (),
         "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
     }
 

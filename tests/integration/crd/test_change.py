@@ -65,6 +65,12 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("the clean-up", RUNNING, {"cleanPodPolicy": "All"}, "cleanPodPolicy cannot be changed"),
     ("success", RUNNING, {"successPolicy": {"replicas": [0]}}, "successPolicy cannot be changed"),
     ("the network", RUNNING, {"network.policy": "None"}, "network.policy cannot be changed"),
+    (
+        "peers, added later",
+        RUNNING,
+        {"network": {"allowFrom": [{"podSelector": {}}]}},
+        "network.allowFrom cannot be changed",
+    ),
     ("the rules", RUNNING, recovery(rules=[]), "recovery.rules cannot be changed"),
     ("the rules, removed", RUNNING, recovery(rules=ABSENT), "recovery.rules cannot be changed"),
     (

@@ -15,6 +15,10 @@ RESERVED = (
     *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "PET_NNODES", "DTJ_JOB"),
 )
 ODD = {"action": "Restart", "onPodConditions": [{"type": "Odd"}]}
+PROMETHEUS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+    "podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["prometheus"]}]},
+}
 NFS = {"nfs": {"server": "a", "path": "/"}}
 
 TABLE: list[tuple[str, Json, str]] = [
@@ -243,6 +247,13 @@ TABLE: list[tuple[str, Json, str]] = [
         "successPolicy.replicas must be from 0 to replicas - 1 (elastic: minReplicas - 1)",
     ),
     ("a network policy that does not exist", {"network": {"policy": "Open"}}, '"Isolated", "None"'),
+    ("Prometheus as a peer", {"network": {"allowFrom": [PROMETHEUS]}}, ACCEPTED),
+    ("a peer without a selector", {"network": {"allowFrom": [{}]}}, "at least 1 properties"),
+    (
+        "peers without a NetworkPolicy",
+        {"network": {"policy": "None", "allowFrom": [PROMETHEUS]}},
+        "network.allowFrom needs network.policy Isolated",
+    ),
     ("another manager", {"managedBy": "kueue.x-k8s.io/multikueue"}, ACCEPTED),
 ]
 

@@ -267,7 +267,7 @@ async def test_existing_unedited_service_of_ours_is_success() -> None:
 
 
 async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_each_other() -> None:
-    policy = network_policy(JOB, "dtj-system")
+    policy = network_policy(JOB, {})
     both = asyncio.Barrier(2)
 
     async def create(request: web.Request) -> web.StreamResponse:

@@ -177,7 +177,7 @@ def _networking(s: Snapshot) -> tuple[Action, ...]:
     if s.service in to_create:
         actions.append(CreateService(service(s.job)))
     if s.job.isolated and s.network_policy in to_create:
-        actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator_namespace)))
+        actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator)))
     return tuple(actions)
 
 

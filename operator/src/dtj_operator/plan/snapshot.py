@@ -251,7 +251,7 @@ class Snapshot(PodsOnNodes):
     progress: Progress | None = None
     coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
-    operator_namespace: str = "dtj-system"
+    operator: Json = field(default_factory=dict)  # NetworkPolicyPeer of the operator's pods
 
     @property
     def recovery(self) -> Recovery:

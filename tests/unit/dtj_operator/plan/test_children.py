@@ -6,12 +6,13 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
 
 param = pytest.param
+OPERATOR = operator_peer("ops", {"app": "dtj"})
 
 PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
 CHECKPOINTED = job().wants(checkpoint={"mountPath": "/ckpt", "volume": PVC})
@@ -365,7 +366,7 @@ def test_the_service_is_headless_and_publishes_starting_pods() -> None:
 
 
 def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
-    spec = network_policy(job().job(), "ops")["spec"]
+    spec = network_policy(job().job(), OPERATOR)["spec"]
 
     assert spec["podSelector"]["matchLabels"].items() <= built(job())["metadata"]["labels"].items()
     assert spec["policyTypes"] == ["Ingress"], "egress stays open: DNS, storage, data sets"
@@ -373,8 +374,21 @@ def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
     assert peers == {"from": [{"podSelector": spec["podSelector"]}]}
     assert operator["ports"] == [{"port": 29400, "protocol": "TCP"}]
     assert operator["from"] == [
-        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}}}
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},
+            "podSelector": {"matchLabels": {"app": "dtj"}},
+        }
     ]
+
+
+def test_the_network_policy_lets_other_peers_reach_the_agents_only() -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    spec = network_policy(job().wants(network={"allowFrom": [prometheus]}).job(), OPERATOR)["spec"]
+
+    peers, agents = spec["ingress"]
+    assert prometheus not in peers["from"]
+    assert agents["from"] == [OPERATOR, prometheus]
+    assert agents["ports"] == [{"port": 29400, "protocol": "TCP"}]
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.34", kubernetes_validate.latest_version()])
@@ -387,7 +401,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
         built(builder),
         pod(made, place, avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
         service(builder.job()),
-        network_policy(builder.job(), "ops"),
+        network_policy(builder.job(), OPERATOR),
     ]
 
     for child in children:

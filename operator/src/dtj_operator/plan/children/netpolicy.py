@@ -1,9 +1,11 @@
 """The NetworkPolicy: a process group trusts every peer that connects, so only the job's own pods may connect.
 
-Ingress: the job's pods on every port (gloo and NCCL choose theirs), the operator's namespace on the agent
-port. Egress: unrestricted (DNS, storage, data sets, experiment trackers).
+Ingress: the job's pods on every port (gloo and NCCL choose theirs); on the agent port also the operator's
+pods and the peers of spec.network.allowFrom. Egress: unrestricted (DNS, storage, data sets, experiment
+trackers).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from dtj_operator import names
@@ -13,9 +15,17 @@ from dtj_operator.spec import Job
 Json = dict[str, Any]
 
 
-def network_policy(job: Job, operator_namespace: str) -> Json:
+def operator_peer(namespace: str, labels: Mapping[str, str]) -> Json:
+    """The operator's pods, as a NetworkPolicyPeer."""
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": dict(labels)},
+    }
+
+
+def network_policy(job: Job, operator: Json) -> Json:
+    """The policy; `operator` is the peer that `operator_peer` returns."""
     peers = {"podSelector": {"matchLabels": names.child_labels(job.name, job.uid)}}
-    operator = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -25,7 +35,10 @@ def network_policy(job: Job, operator_namespace: str) -> Json:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": [peers]},
-                {"from": [operator], "ports": [{"port": names.AGENT_PORT, "protocol": "TCP"}]},
+                {
+                    "from": [operator, *job.allow_from],
+                    "ports": [{"port": names.AGENT_PORT, "protocol": "TCP"}],
+                },
             ],
         },
     }
