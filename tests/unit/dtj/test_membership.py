@@ -491,6 +491,14 @@ def test_rank_that_failed_first_is_the_cause_even_if_it_exits_last() -> None:
     assert found.tick(NOW + VERDICT_S) == [End(end(1, 1))]
 
 
+def test_rank_that_is_ready_after_the_end_gets_no_order() -> None:
+    found = formed(restarts=0, replicas=2)
+    found.ready(1, 1)
+    found.ended(end(0, 1), 1, NOW)
+    assert found.tick(NOW + VERDICT_S) == [End(end(0, 1))]
+    assert found.ready(0, 1) == []
+
+
 def test_failure_of_all_ranks_is_decided_without_delay() -> None:
     found = formed(restarts=0)
     for rank in (1, 2):
@@ -548,7 +556,7 @@ class Machine(RuleBasedStateMachine):
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
-            assert not self.is_over or isinstance(action, Refuse), "after the end only strangers get messages"
+            assert not self.is_over or isinstance(action, Refuse | End), "the end is final"
             if isinstance(action, Form):
                 assert action.generation == self.generation + 1
                 assert not self.found.missing

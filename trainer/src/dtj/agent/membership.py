@@ -162,7 +162,7 @@ class Membership:
 
     def ready(self, rank: int, generation: int) -> list[Action]:
         """A rank waits until its generation is complete."""
-        if generation != self.state.generation or not self.is_formed:
+        if generation != self.state.generation or not self.is_formed or self.is_over:
             return []
         self._ready.add(rank)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
