@@ -12,7 +12,7 @@ from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
 from dtj_operator.plan.policies.avoid import MAX_RECORDED
 from dtj_operator.plan.private import Shortage
 from dtj_operator.plan.snapshot import Ledger, Progress
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.status import MAX_FAILURES, new_status
 from tests.support.builders import NOW, job, pod
 
 CRD = yaml.safe_load(
@@ -72,6 +72,7 @@ def test_limits_of_the_code_match_the_schema() -> None:
     status = SCHEMA["status"]["properties"]
 
     assert status["avoidedNodes"]["maxItems"] == MAX_RECORDED
+    assert status["failures"]["maxItems"] == MAX_FAILURES
 
 
 def test_every_status_field_is_in_the_schema_with_its_type() -> None:

@@ -43,6 +43,9 @@ from dtj_operator.plan.unsupported import unsupported
 
 Json = dict[str, Any]
 
+MAX_FAILURES = 5  # in status.failures
+FAILURE_TAIL = 500  # characters of each message there; status.failure has more
+
 _PHASE_AFTER: dict[type, str] = {
     Succeed: SUCCEEDED,
     Fail: FAILED,
@@ -76,6 +79,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     at, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
     so_far = counters(s)
+    fault = _new_fault(s, verdict)
     account, earlier = goodput(s, verdict, moved=moved)
     status = {
         "observedGeneration": s.job.generation,
@@ -92,7 +96,8 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         "restarts": _restarts(so_far, verdict),
         "progress": progress,
         "goodput": account,
-        "failure": _failure(s, verdict),
+        "failure": s.memory.failure or None if fault is None else _failure_fields(fault),
+        "failures": _failures(s, fault) or None,
     }
     if s.job.error is None:
         memory = msgspec.structs.replace(
@@ -216,12 +221,22 @@ def _decimal(value: float | None) -> str | None:
     return None if value is None else f"{value:.4g}"
 
 
-def _failure(s: Snapshot, verdict: Verdict | None) -> Json | None:
-    """The last incident; it stays after recovery."""
+def _new_fault(s: Snapshot, verdict: Verdict | None) -> Fault | None:
+    """The fault of an incident that is not recorded yet."""
     if isinstance(verdict, Restart) and verdict.same_incident:
-        return s.memory.failure
-    fault = (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.in_place_fault(s)
-    return s.memory.failure or None if fault is None else _failure_fields(fault)
+        return None
+    return (verdict.fault if isinstance(verdict, Restart | Fail) else None) or blame.in_place_fault(s)
+
+
+def _failures(s: Snapshot, fault: Fault | None) -> list[Json]:
+    """The last incidents, latest first, each with the end of its message only."""
+    known: list[Json] = s.memory.raw.get("failures") or []
+    if fault is None:
+        return known
+    latest = {"attempt": s.memory.attempt, **_failure_fields(fault)}
+    if fault.message:
+        latest["message"] = fault.message[-FAILURE_TAIL:]
+    return [latest, *known][:MAX_FAILURES]
 
 
 def _failure_fields(fault: Fault) -> Json:

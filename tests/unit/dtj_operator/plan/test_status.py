@@ -4,6 +4,7 @@ import pytest
 
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
+from dtj_operator.plan.policies.restart import restart
 from dtj_operator.plan.snapshot import Progress
 from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
@@ -291,6 +292,33 @@ def test_the_last_report_of_replica_0_completes_the_progress() -> None:
     done = given.but(pod(0).succeeded('{"step": 560, "reason": "Done"}'), pod(1).succeeded())
 
     assert status_of(done, Succeed("AllRanksSucceeded"))["progress"]["step"] == 560
+
+
+def test_last_five_failures_are_kept_latest_first() -> None:
+    given = TWO.running()
+    for number in range(6):
+        failing = given.but(pod(1, attempt=number).crashed(number + 1, message="x" * 600)).snapshot()
+        stored = new_status(failing, restart(failing))
+        given = TWO.stored(stored).having(*(pod(i, attempt=number + 1).running() for i in (0, 1)))
+        given = given.stored(new_status(given.snapshot(), None))
+
+    failures = given.status["failures"]
+    assert [(each["attempt"], each["exitCode"]) for each in failures] == [
+        (5, 6),
+        (4, 5),
+        (3, 4),
+        (2, 3),
+        (1, 2),
+    ]
+    assert {len(each["message"]) for each in failures} == {500}
+    assert (given.status["failure"]["exitCode"], len(given.status["failure"]["message"])) == (6, 600)
+
+
+def test_second_part_of_an_incident_does_not_add_a_failure() -> None:
+    stored = {"failures": [{"attempt": 0, "reason": "Evicted"}], "failure": {"reason": "Evicted"}}
+    again = Restart(FAULT, counts=False, same_incident=True)
+
+    assert status_of(TWO.running().was("Recovering", **stored), again)["failures"] == stored["failures"]
 
 
 def test_new_step_resets_the_restarts_without_progress() -> None:
