@@ -20,7 +20,7 @@ from tests.process.dtj.conftest import wait_for
 
 # Acts once for each SIGUSR1, which needs neither input nor output.
 PROGRAM = """
-import os, signal, subprocess, sys, time
+import faulthandler, os, signal, subprocess, sys, time
 
 def compute():
     end = time.process_time() + 0.2
@@ -34,6 +34,7 @@ acts = {
     "rename": lambda: open("/proc/self/comm", "wb").write(bytes([255]) + b") S 1"),
     "nothing": lambda: None,
 }
+faulthandler.register(signal.SIGRTMIN + 5, file=int(sys.argv[2]))
 signal.signal(signal.SIGUSR1, lambda *_: acts[sys.argv[1]]())
 print(flush=True)
 while True:
@@ -54,15 +55,15 @@ def begin() -> Iterator[Callable[[str], RankProcess]]:
     with contextlib.ExitStack() as stack:
 
         def start(act: str) -> RankProcess:
-            argv = [sys.executable, "-S", "-c", PROGRAM, act]
-            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0)
+            read, write = os.pipe()
+            argv = [sys.executable, "-S", "-c", PROGRAM, act, str(write)]
+            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0, pass_fds=(write,))
             stack.enter_context(popen)
             stack.callback(popen.kill)
             stack.callback(end, popen.pid)
             assert popen.stdout
             popen.stdout.readline()
             wait_for(lambda: state(popen.pid) == "S", "the rank to wait")
-            read, write = os.pipe()
             os.set_blocking(read, False)
             for fd in (read, write):
                 stack.callback(os.close, fd)
@@ -138,25 +139,37 @@ def test_rank_that_is_stopped_and_continued_is_reported_both_times(
 def test_writing_its_stacks_is_not_activity_of_a_rank(
     reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This program reads instead of writing, and wakes up for it."""
-    monkeypatch.setattr("dtj.agent.rank_main.STACKS_SIGNAL", signal.SIGUSR1)
     rank = begin("read")
     reader.tick([rank])
     wait_for(lambda: reader.tick([rank]) == {} and reader.asleep_s(rank) > 0.2, "the rank to sleep")
-    before = usage_of(rank.pid, processes())
-    assert before
     monkeypatch.setattr(activity, "_STACKS_S", 1e6)
     rank.request_stacks()
-    wait_for(
-        lambda: (now := usage_of(rank.pid, processes())) and now.io_bytes > before.io_bytes, "it to read"
-    )
     assert reader.tick([rank]) == {}, "it may still be writing"
-    monkeypatch.setattr(activity, "_STACKS_S", 0.0)
+    wait_for(lambda: rank.stacks_written() > 0, "it to write")
     wait_for(lambda: state(rank.pid) == "S", "the rank to rest")
+    monkeypatch.setattr(activity, "_STACKS_S", 0.0)
     assert reader.tick([rank]) == {}
     assert reader.asleep_s(rank) > 0.2
     os.kill(rank.pid, signal.SIGUSR1)
     wait_for(lambda: reader.tick([rank]), "its own activity")
+
+
+def test_client_that_asks_for_the_stacks_all_the_time_does_not_hide_activity(
+    reader: ActivityReader, begin: Callable[[str], RankProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_LONGEST_WAIT_S", 0.0)
+    rank = begin("compute")
+
+    def tick() -> dict[int, Activity]:
+        written = rank.stacks_written()
+        rank.request_stacks()
+        wait_for(lambda: rank.stacks_written() > written and state(rank.pid) == "S", "the stacks")
+        return reader.tick([rank])
+
+    assert tick() == {3: Activity(2, False)}
+    assert [tick() for _ in range(5)] == [{}] * 5
+    os.kill(rank.pid, signal.SIGUSR1)
+    wait_for(lambda: tick() == {3: Activity(2, False)}, "its activity")
 
 
 def test_ranks_with_steps_or_with_unknown_usage_are_left_out(

@@ -3,17 +3,19 @@
 import selectors
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import pytest
 
 from dtj.agent.coordinator import Coordinator, some
+from dtj.agent.frames import Place
 from dtj.agent.hang import Watchdog
 from dtj.agent.link import Link, Message, encode
 from dtj.agent.membership import Membership
 from dtj.agent.outcome import Ending
 from dtj.agent.protocol import PROTOCOL, Job, RankState, RestartBudget
+from dtj.agent.verdict import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def killed(rank: int, generation: int) -> Message:
 
 
 def heartbeats(generation: int, step: int, *ranks: int) -> Message:
-    return {"heartbeats": {str(rank): [generation, step, False] for rank in ranks}}
+    return {"heartbeats": {str(rank): [generation, step, None] for rank in ranks}}
 
 
 def test_death_that_is_reported_after_the_new_generation_does_not_affect_it(pod: Pod) -> None:
@@ -136,11 +138,11 @@ def test_connection_that_is_not_from_an_agent_is_closed(pod: Pod, line: bytes) -
         {"hold": 0, "holds": 1},
         {"hold": {}, "holds": True},
         {"heartbeats": {"0": [1, 2]}},
-        {"heartbeats": {"x": [1, 2, False]}},
-        {"heartbeats": {"0": [1, 1e999, False]}},
-        {"heartbeats": {"0": [1, 2, False, [1, 2.0], 3.0, 4]}},
+        {"heartbeats": {"x": [1, 2, None]}},
+        {"heartbeats": {"0": [1, 1e999, None]}},
+        {"heartbeats": {"0": [1, 2, None, [1, 2.0], 3.0, 4]}},
         {"activity": [1]},
-        {"probes": {"0": [1, False, 0.0]}},
+        {"probes": {"0": [1, False, 0.0]}, "number": 1},
         {"ended": {"rank": 0}, "generation": 1},
         {"ended": {"rank": 0, "code": 1, "at": "soon"}, "generation": 1},
         {"ended": {"rank": 0, "code": 1, "at": "2026-01-01T00:00:00+00:00", "more": 1}, "generation": 1},
@@ -250,8 +252,8 @@ def hang(pod: Pod) -> None:
     while time.monotonic() < due[1]:
         time.sleep(0.001)
     pod.coordinator.tick()
-    waits = ["/lib/torch/autograd/graph.py:865 in _engine_run_backward", False, 0.0]
-    pod.send({"probes": {str(rank): waits for rank in range(3)}})
+    waits = asdict(Probe(place=Place("/lib/torch/autograd/graph.py:865 in _engine_run_backward")))
+    pod.send({"probes": {str(rank): waits for rank in range(3)}, "number": 1})
     pod.coordinator.tick()
 
 

@@ -70,7 +70,8 @@ def test_hung_rank_is_named_killed_and_restarted(
     finish: Finish, tmp_path: Path, unbroken: Callable[..., Path], fault: str, where: str
 ) -> None:
     flags = ("run", "--nproc", 3, "--max-restarts", RESTARTS, SMALL)
-    ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, DTJ_HANG_SECONDS=2, **SIZES)
+    limits = {"DTJ_HANG_SECONDS": 2, "DTJ_HANG_WORKING_SECONDS": 3}
+    ended = finish(*flags, OUT=tmp_path, FAULTS=fault, PLAIN=1, **limits, **SIZES)
     assert ended.code == 0, ended.err
     rank = fault[0]
     assert re.search(rf"dtj: rank {rank} failed: no step for \d+ s: rank {rank} {where}", ended.err)
@@ -107,6 +108,14 @@ def test_rank_without_activity_before_the_first_step_is_named_killed_and_restart
     assert ended.code == 0, ended.err
     assert re.search(rf"failed: no step yet and no activity for \d+ s: {where}", ended.err)
     assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+
+
+def test_data_workers_that_stop_after_some_steps_are_found(finish: Finish, tmp_path: Path) -> None:
+    late = int(order.shuffled(np.arange(96), n=SIZES["SAMPLES"], seed=3, epoch=0)[-1])
+    flags = ("run", "--nproc", 2, "--workers", 1, "--max-restarts", RESTARTS, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, STUCK_AT=late, DTJ_HANG_SECONDS=2, **SIZES)
+    assert ended.code == 0, ended.err
+    assert re.search(r"rank \d failed: no step for \d+ s: rank \d is in .*dataloader\.py:\d+ in", ended.err)
 
 
 def test_rank_that_waits_for_something_outside_before_its_first_step_is_not_hung(
@@ -169,6 +178,54 @@ def test_invalid_variable_is_refused(finish: Finish, name: str, value: str, mess
     ended = finish("run", SMALL, **{name: value})
     assert ended.code == 78
     assert f"{name} is '{value}', {message}" in ended.err
+
+
+def test_plain_script_that_evaluates_for_longer_than_the_limit_is_left_alone(finish: Finish) -> None:
+    ended = finish("run", "--nproc", 2, PROGRAMS / "silent.py", WAY="evaluate", DTJ_HANG_SECONDS=2)
+    assert (ended.code, ended.out.count("done in life 0")) == (0, 2), ended.err
+    assert re.search(
+        r"dtj: no step for \d+ s: rank \d is in .*silent\.py:\d+ in evaluate and uses CPU", ended.err
+    )
+    assert "dtj: the ranks continue after" in ended.err
+
+
+def test_rank_that_the_hosts_of_accelerators_wait_for_is_named(finish: Finish) -> None:
+    """Most hosts stand at one line of the user's code, where they read the device."""
+    flags = ("run", "--nproc", 3, "--max-restarts", 1, PROGRAMS / "silent.py")
+    ended = finish(*flags, WAY="one elsewhere", DTJ_HANG_SECONDS=2)
+    assert ended.code == 0, ended.err
+    assert re.search(r"rank 1 failed: no step for \d+ s: rank 1 is in .* in wait_elsewhere", ended.err)
+    assert not re.search(r"rank [02] failed", ended.err)
+
+
+def test_hang_in_which_all_ranks_stand_alike_is_blamed_on_no_rank(finish: Finish, tmp_path: Path) -> None:
+    log, limits = tmp_path / "log", {"DTJ_HANG_SECONDS": 2, "DTJ_HANG_WORKING_SECONDS": 3}
+    flags = ("run", "--nproc", 2, "--termination-log", log, PROGRAMS / "silent.py")
+    ended = finish(*flags, WAY="all alike", **limits)
+    assert ended.code != 0
+    fields = json.loads(log.read_text())
+    assert fields["reason"] == "PeerLost"
+    assert "all ranks wait for each other, so no rank is to blame" in fields["message"]
+    assert "no rank is to blame" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [
+        pytest.param({"PAUSE_AT": 9, "PAUSE_S": 600, "PAUSE_AT_MOST_S": 2}, "in main", id="pause"),
+        pytest.param({"STALLED_SAVE_S": 2}, "in state_dict", id="save"),
+    ],
+)
+def test_stall_within_a_declared_pause_or_a_save_is_found(
+    finish: Finish, tmp_path: Path, env: dict[str, object], where: str
+) -> None:
+    flags = ("run", "--nproc", 2, "--checkpoint", tmp_path / "saved", "--save-every", 9, SMALL)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=1, **env, **SIZES)
+    assert ended.code != 0
+    said = (
+        rf"rank 0 failed: no step for \d+ s: rank 0 is in .*small\.py:\d+ {where}; the pause that it declared"
+    )
+    assert re.search(said, ended.err), ended.err
 
 
 def test_hung_plain_script_is_restarted(finish: Finish, tmp_path: Path) -> None:

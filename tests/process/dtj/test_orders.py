@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
+from dtj.agent.looks import Looks
 from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement
 from dtj.agent.protocol import Hello, Job, RankState
@@ -19,7 +20,8 @@ from dtj.agent.rank_process import RankProcess
 from dtj.agent.stacks import RankStacks, Stacks
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor
-from dtj.telemetry.heartbeat import SharedHeartbeat
+from dtj.agent.verdict import Probe
+from dtj.telemetry.heartbeat import PAUSE_S, SharedHeartbeat
 
 FORM: dict[str, Any] = {"port": 4242, "replicas": 1, "gracefully": False, "connect_s": 20.0}
 
@@ -37,13 +39,13 @@ class Node:
     def __post_init__(self) -> None:
         self.newest = {0: self.process}
         self.heartbeats = HeartbeatReader(of_rank_0=True)
-        self.stacks = Stacks()
+        self.looks = Looks(Stacks(), self.heartbeats.activity, self.alive)
         self.orders = Orders(
             Job(),
             Placement.read({}, nproc=1),
             status=Status(),
             heartbeats=self.heartbeats,
-            stacks=self.stacks,
+            looks=self.looks,
             supervisor=cast(Supervisor, self),
             client=cast(CoordinatorClient, self),
             log=lambda _: None,
@@ -91,7 +93,7 @@ def test_survivor_gets_the_new_generation_and_its_state_is_reported_again(node: 
         node.orders.obey({"form": FORM | {"generation": 2, "kept": [0]}})
         found = node.heartbeats.read(node.process)
     assert found
-    assert (found.generation, found.paused) == (2, True)
+    assert (found.generation, found.pause_s) == (2, PAUSE_S)
     assert os.read(node.process.stacks, 1000).startswith(b'{"number": 2, "addr": "10.0.0.1"')
     assert node.started == []
 
@@ -109,12 +111,13 @@ def test_pod_that_was_asked_to_terminate_joins_no_generation(node: Node) -> None
 
 def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        node.stacks, "request", lambda processes, then: then([RankStacks(each) for each in processes])
+        node.looks, "request", lambda _, then: then({0: Probe(responds=True)}, [RankStacks(node.process)])
     )
-    node.orders.obey({"probe": True})
-    assert (list(node.sent[0]), node.shown) == (["probes"], [])
+    node.orders.obey({"probe": 7, "looks_s": 5.0})
+    [sent] = node.sent
+    assert (sent["number"], sent["probes"][0], node.shown) == (7, asdict(Probe(responds=True)), [])
     for _ in range(2):
-        node.orders.obey({"hang": {}, "generation": 1})
+        node.orders.obey({"hang": {}, "generation": 1, "is_shared": False})
     assert len(node.shown) == 1
 
 
@@ -122,5 +125,12 @@ def test_stacks_are_shown_with_the_verdict_and_once(node: Node, monkeypatch: pyt
 def test_only_a_process_of_the_generation_that_hung_is_killed(
     node: Node, generation: int, ends: bool
 ) -> None:
-    node.orders.obey({"hang": {"0": "no step for 30 s"}, "generation": generation})
+    node.orders.obey({"hang": {"0": "no step for 30 s"}, "generation": generation, "is_shared": False})
     assert bool(node.process._failure) == ends
+
+
+@pytest.mark.parametrize(("is_shared", "cause"), [(False, "Hang"), (True, "PeerLost")])
+def test_hang_that_no_rank_is_to_blame_for_is_a_lost_peer(node: Node, is_shared: bool, cause: str) -> None:
+    """The operator does not count a lost peer against the node."""
+    node.orders.obey({"hang": {"0": "no step for 30 s"}, "generation": 1, "is_shared": is_shared})
+    assert node.process._ended(137, signal_number=9).cause == cause

@@ -1,15 +1,24 @@
 """Stacks of ranks: one request at a time, read a moment later; test_hang.py uses real ranks."""
 
+import fcntl
 import os
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
 
 from dtj.agent import stacks
+from dtj.agent.frames import NOWHERE, place_of
 from dtj.agent.rank_process import RankProcess
 from dtj.agent.stacks import RankStacks, Stacks, as_text
+from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
+from tests.process.dtj.conftest import wait_for
+
+ENV = {"RANK": "0", "WORLD_SIZE": "1", "NNODES": "1"}
 
 
 @pytest.fixture
@@ -31,7 +40,8 @@ def test_stacks_that_arrive_late_do_not_answer_the_next_request(
     os.write(process.orders, b"old")
     process.request_stacks()
     os.write(process.orders, b"new")
-    assert process.read_stacks()[1] == "new"
+    assert process.read_stacks() == "new"
+    assert process.stacks_written() == len("oldnew")
     assert "does not respond" in RankStacks(process).text
 
 
@@ -69,3 +79,54 @@ def test_concurrent_requests_get_the_same_answer_once(
 
 def test_pod_without_ranks_reports_that_none_is_running() -> None:
     assert as_text([]) == "no rank is running\n"
+
+
+def wait_in_many_threads() -> None:
+    """The stacks of 90 threads that have called 30 functions each are larger than a pipe usually is."""
+
+    def wait(depth: int) -> None:
+        if depth:
+            wait(depth - 1)
+        else:
+            ready.wait()
+            threading.Event().wait()
+
+    ready = threading.Barrier(91)
+    for _ in range(90):
+        threading.Thread(target=wait, args=(30,), daemon=True).start()
+    ready.wait()
+    while True:
+        heartbeat.mine.sign()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def rank() -> Iterator[RankProcess]:
+    """A forked rank with many threads, which shows signs of life all the time."""
+    found = RankProcess.fork(
+        wait_in_many_threads, env=dict(ENV), generation=1, threads=1, as_json=False, inherited=[]
+    )
+    wait_for(lambda: found.heartbeat.signs, "the threads")
+    yield found
+    found.kill()
+    os.waitpid(found.pid, 0)
+
+
+def test_rank_with_many_threads_writes_all_stacks_and_does_not_wait_for_a_reader(
+    rank: RankProcess,
+) -> None:
+    rank.request_stacks()
+    wait_for(lambda: rank.stacks_written() > 128 * 1024, "more than a pipe of the usual size holds")
+    signs = rank.heartbeat.signs
+    wait_for(lambda: rank.heartbeat.signs > signs, "the rank to continue")
+    assert place_of(rank.read_stacks()).frame.endswith("in wait_in_many_threads")
+
+
+def test_rank_continues_if_the_pipe_is_full_and_its_place_is_unknown(rank: RankProcess) -> None:
+    fcntl.fcntl(rank.stacks, fcntl.F_SETPIPE_SZ, 64 * 1024)
+    rank.request_stacks()
+    wait_for(lambda: rank.stacks_written() > 60 * 1024, "a full pipe")
+    signs = rank.heartbeat.signs
+    wait_for(lambda: rank.heartbeat.signs > signs, "the rank to continue")
+    found = RankStacks(rank)
+    assert (found.responds, found.place) == (True, NOWHERE)

@@ -3,7 +3,8 @@
 import pytest
 
 from dtj.agent.straggler import MIN_WINDOW_S, WINDOW_STEPS, Straggler, StragglerDetector, slowest
-from dtj.telemetry.heartbeat import SharedHeartbeat
+from dtj.telemetry.heartbeat import PAUSE_S, SAVE_S, SharedHeartbeat
+from tests.unit.dtj.cost import only_single_items
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,17 @@ def test_new_generation_is_judged_from_the_start() -> None:
     assert detector.named is None
 
 
+def test_no_event_within_a_window_reads_the_state_of_all_ranks() -> None:
+    """On accelerators no work is measured, so a window never ends."""
+    detector = StragglerDetector()
+    detector.start_generation(range(4), 0.0)
+    only_single_items(detector)
+    for number in range(3 * WINDOW_STEPS):
+        for rank in range(3):
+            detector.observe(rank, (number, 0.1 * number), 10.0 * number)
+        detector.observe(3, (0, 0.0), 10.0 * number)
+
+
 def test_saves_pauses_and_evaluations_are_detours() -> None:
     heartbeat = SharedHeartbeat()
     heartbeat.optimized(1)
@@ -97,3 +109,36 @@ def test_saves_pauses_and_evaluations_are_detours() -> None:
     heartbeat.sign()
     with heartbeat.paused():
         assert heartbeat.detours == 2
+
+
+def test_pause_says_how_long_it_may_take() -> None:
+    heartbeat = SharedHeartbeat()
+    found = [heartbeat.pause_s]
+    with heartbeat.paused():
+        found.append(heartbeat.pause_s)
+        with heartbeat.paused(60.0):  # within another one
+            found.append(heartbeat.pause_s)
+        with heartbeat.paused(2 * PAUSE_S):
+            found.append(heartbeat.pause_s)
+    found.append(heartbeat.pause_s)
+    assert found == [None, PAUSE_S, PAUSE_S, 2 * PAUSE_S, None]
+
+
+def test_work_after_the_last_step_may_take_any_time() -> None:
+    heartbeat = SharedHeartbeat()
+    heartbeat.rest()
+    with heartbeat.paused(1.0):
+        assert heartbeat.pause_s == 0
+    heartbeat.wake()
+    assert heartbeat.pause_s is None
+
+
+def test_save_may_take_ten_times_the_longest_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, found = 0.0, []
+    monkeypatch.setattr("dtj.telemetry.heartbeat.time.monotonic", lambda: now)
+    heartbeat = SharedHeartbeat()
+    for seconds in (10.0, 200.0, 10.0, 10.0):
+        with heartbeat.saving():
+            found.append(heartbeat.pause_s)
+            now += seconds
+    assert found == [SAVE_S, SAVE_S, 2000.0, 2000.0]

@@ -9,6 +9,7 @@ from dtj.agent import torchrun
 from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, RankState
+from dtj.agent.verdict import Probe
 from dtj.agreement import Message
 from dtj.heal import ProgramPoint
 
@@ -114,16 +115,23 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
     fields = [
         *(Hello.__dataclass_fields__, RankState.__dataclass_fields__),
         *(CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
-        *(Heartbeat._fields, Activity._fields, ProgramPoint._fields, Message.__dataclass_fields__),
+        *(
+            Heartbeat._fields,
+            Probe.__dataclass_fields__,
+            Activity._fields,
+            ProgramPoint._fields,
+            Message.__dataclass_fields__,
+        ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        2,
+        3,
         [
             "uid attempt replica incarnation is_stopping ranks state",
             "generation holds is_ready is_unformed lost ending",
             "generation in_place without_progress unformed best_step replicas",
             "generation kept replicas gracefully connect_s",
-            "generation step paused busy_time at",
+            "generation step pause_s busy_time at",
+            "place moved does responds is_stopped asleep_s",
             "generation is_stopped",
             "loops step is_over verb data_position",
             "stop finish save log not_finite interval",

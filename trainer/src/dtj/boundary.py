@@ -99,7 +99,7 @@ class Boundary:
         if self._save_due and not decided.stop and self._strategy.in_sync(step):
             self._save_due = False
             self._check_finite(weights=True)
-            with heartbeat.mine.paused():
+            with heartbeat.mine.saving():
                 self._checkpointer.save(step, group=self._groups.control)
         ends = is_last or decided.stop
         self._log(epoch, ends=ends)
@@ -116,7 +116,7 @@ class Boundary:
         """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite(weights=True)
-        with heartbeat.mine.paused():
+        with heartbeat.mine.saving():
             folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
             # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
             # save, its replacement receives the state of another rank and saves it.

@@ -11,16 +11,18 @@ from dtj.telemetry import heartbeat
 
 
 @contextlib.contextmanager
-def first_on_node() -> Iterator[None]:
+def first_on_node(*, at_most_s: float = heartbeat.PAUSE_S) -> Iterator[None]:
     """Context that only one process of this machine is in at a time.
 
     The first process prepares; the others enter after it, one by one, so the code inside must start with a
     check whether the work is done. If the first process dies, the next one takes over. This is a lock, not a
-    collective: it works before `init`, has no timeout, and waiting is not treated as a hang. It covers the
-    processes that share a temporary folder: those of one pod.
+    collective: it works before `init` and has no timeout. It covers the processes that share a temporary
+    folder: those of one pod.
+
+    at_most_s  seconds until all are through; after that, a process that does nothing is treated as hung
     """
     path = Path(tempfile.gettempdir()) / f"dtj-{os.getuid()}.lock"
-    with path.open("w") as lock, heartbeat.mine.paused():
+    with path.open("w") as lock, heartbeat.mine.paused(at_most_s):
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
         try:
             yield

@@ -372,15 +372,22 @@ class Run:
         )
 
     @contextlib.contextmanager
-    def pause(self, what: str) -> Iterator[None]:
-        """Context for work that is not part of a step and may take any time; suspends hang detection.
+    def pause(self, what: str, *, at_most_s: float = heartbeat.PAUSE_S) -> Iterator[None]:
+        """Context for work that is not part of a step and may take long; suspends hang detection.
 
-        what  for the log, e.g. "uploading samples"
-        Without it, a rank that makes no progress for long is treated as hung, see docs/recovery.md. The verbs
-        of Run do not need it.
+        what       for the log, e.g. "uploading samples"
+        at_most_s  seconds that it may take, an hour by default; a rank that takes longer and does nothing is
+                   treated as hung
+        Without it, a rank that does nothing for long is treated as hung, see docs/recovery.md. The verbs of
+        Run do not need it. RecipeError if at_most_s is not a positive number.
         """
+        if not 0 < at_most_s < math.inf:
+            raise RecipeError(
+                f"run.pause got at_most_s={at_most_s}, expected a positive number of seconds",
+                fix="use a generous upper limit, for example 7200",
+            )
         self.say(f"pause at step {self.step}: {what}")
-        with heartbeat.mine.paused():
+        with heartbeat.mine.paused(at_most_s):
             yield
 
     def say(self, message: str) -> None:

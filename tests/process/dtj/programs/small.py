@@ -11,6 +11,7 @@ $STREAM makes the dataset a stream, which can only be read in order.
 $EVALUATE_FIRST evaluates once before training.
 $FINISH_AT is the step in which the last rank calls run.finish.
 $BREAK_AT is the step in which only rank 0 leaves the loop, which is a mistake.
+$STALLED_SAVE_S is how long the first save may take, which then stalls.
 $AFTERWARDS_S is how long the program continues after the last step.
 $SCORES, with commas, are passed to run.keep_best, one per step.
 
@@ -31,6 +32,7 @@ from torch.utils.data import get_worker_info
 
 import dtj
 from dtj.parallel.ddp import unwrap
+from dtj.telemetry import heartbeat
 
 OUT = Path(os.environ["OUT"])
 SAMPLES = int(os.environ.get("SAMPLES", "98"))
@@ -122,14 +124,31 @@ def fail(how: str) -> None:
     time.sleep(60)
 
 
+class Stalls:
+    """A part of the state that cannot be copied within the time that a save may take."""
+
+    is_restored = False
+
+    def state_dict(self) -> dict[str, int]:
+        if self.is_restored:
+            time.sleep(600)
+        self.is_restored = True
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        del state
+
+
 def main() -> None:
+    heartbeat.SAVE_S = float(os.environ.get("STALLED_SAVE_S", heartbeat.SAVE_S))
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     inject_fault(int(os.environ.get("RANK", "0")), restarts, "start")
     run = dtj.init(seed=3)
     model = run.parallel(Net(plain="PLAIN" in os.environ))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = run.data(InOrder() if "STREAM" in os.environ else Numbered(), global_batch=12)
-    run.state(model=model, optimizer=optimizer, data=data)
+    stalls = {"stalls": Stalls()} if "STALLED_SAVE_S" in os.environ and run.rank == 0 else {}
+    run.state(model=model, optimizer=optimizer, data=data, **stalls)
     seen: list[int] = []
 
     def loss_of(mb: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -173,7 +192,7 @@ def main() -> None:
             if SCORES != [""]:
                 run.keep_best(float(SCORES[run.step]))
             if run.step == PAUSE_AT and run.rank == 0:
-                with run.pause("a test"):
+                with run.pause("a test", at_most_s=float(os.environ.get("PAUSE_AT_MOST_S", "3600"))):
                     time.sleep(float(os.environ["PAUSE_S"]))
             if READY_AT >= 0:
                 time.sleep(0.002)  # a step of the usual length, so that the test is not late

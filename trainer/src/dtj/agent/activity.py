@@ -13,8 +13,11 @@ from dtj.agent.process_usage import ProcessTable, Usage, processes, usage_of
 from dtj.agent.rank_process import RankProcess
 
 _POLL_S = 2.0
-# Within this time after a request, a rank has written its stacks.
+# Within this time after a request, a rank has written its stacks. Reading its usage waits for that, but not
+# for longer than this: a client may ask for the stacks again and again.
 _STACKS_S = 1.0
+_LONGEST_WAIT_S = 10.0
+_STACKS_CPU_S = 0.01  # to write the stacks once
 # Polling with a timeout costs less than this share of a CPU, even in many threads.
 _CPU_SHARE = 0.001
 _CPU_LEAST_S = 0.03  # the kernel counts in hundredths of a second
@@ -76,28 +79,42 @@ class ActivityReader:
         self._seen.pop(process.pid, None)
 
     def _check(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
-        usage = usage_of(process.pid, table)
-        if usage is None or now - process.stacks_requested_at < _STACKS_S:
+        seen = self._seen.get(process.pid)
+        is_writing = now - process.stacks_requested_at < _STACKS_S
+        if seen and is_writing and now - seen.at < _LONGEST_WAIT_S:
+            return None
+        usage = without_stacks(process, table)
+        if usage is None:
             return None
         is_stopped = table.known[process.pid].state == "T"
-        seen = self._seen.get(process.pid)
         if seen is None:
             self._seen[process.pid] = _Seen(
                 at=now, base=usage, base_at=now, is_stopped=is_stopped, wakeups=usage.wakeups, awake_at=now
             )
             return Activity(process.generation, is_stopped)
-        if (
-            process.stacks_requested_at > seen.at
-        ):  # the stacks it wrote, and its wake-up for them, are not activity
-            seen.base, seen.wakeups = seen.base._replace(io_bytes=usage.io_bytes), usage.wakeups
-        if usage.wakeups != seen.wakeups:
-            seen.wakeups, seen.awake_at = usage.wakeups, now
+        if usage.wakeups > seen.wakeups:
+            seen.awake_at = now
+        seen.wakeups = usage.wakeups
         has_changed = is_stopped != seen.is_stopped
         seen.at, seen.is_stopped = now, is_stopped
         if not has_changed and not did_something(seen.base, usage, elapsed_s=now - seen.base_at):
             return None
         seen.base, seen.base_at = usage, now
         return Activity(process.generation, is_stopped)
+
+
+def without_stacks(process: RankProcess, table: ProcessTable) -> Usage | None:
+    """What a rank has used, apart from writing its stacks; None if it cannot be read, or writes them now."""
+    written = process.stacks_written()
+    usage = usage_of(process.pid, table)
+    if usage is None or process.stacks_written() != written:
+        return None
+    asked = process.stacks_requests
+    return usage._replace(
+        io_bytes=usage.io_bytes - written,
+        wakeups=usage.wakeups - asked,
+        cpu_s=usage.cpu_s - _STACKS_CPU_S * asked,
+    )
 
 
 def did_something(before: Usage, current: Usage, *, elapsed_s: float) -> bool:

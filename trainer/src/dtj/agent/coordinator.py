@@ -39,10 +39,13 @@ class Coordinator:
         selector: selectors.BaseSelector,
         *,
         restarts_hung: bool = True,
+        working_s: float | None = None,
         log: Callable[[str], None],
     ) -> None:
         self.membership = membership
-        self._monitor = Monitor(watchdog, restarts=restarts_hung, log=log, broadcast=self._broadcast)
+        self._monitor = Monitor(
+            watchdog, restarts=restarts_hung, working_s=working_s, log=log, broadcast=self._broadcast
+        )
         self.ledger = Ledger(since=time.monotonic())
         self.steps: dict[int, int] = {}
         self._log = log
@@ -149,8 +152,8 @@ class Coordinator:
                 actions = self._on_heartbeats(heartbeats, now)
             case facts.Activities(activities):
                 self._on_activity(activities, now)
-            case facts.Probes(probes) if self._is_watched:
-                self._monitor.probed({str(rank): probe for rank, probe in probes.items()})
+            case facts.Probes(probes, number) if self._is_watched:
+                self._monitor.probed(number, probes)
             case facts.Stopping():
                 actions = member.stop(hello.incarnation, now)
             case facts.Failure("lost", ending, generation):

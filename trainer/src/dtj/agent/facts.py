@@ -11,6 +11,7 @@ from dtj.agent.activity import Activity
 from dtj.agent.checked import checked
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.outcome import Ending
+from dtj.agent.verdict import Probe
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Activities:
 
 @dataclass(frozen=True)
 class Probes:
-    """Where the agent's ranks are: innermost frame, whether stopped, seconds asleep."""
+    """What the agent's ranks do; `number` is that of the request."""
 
-    ranks: Mapping[int, tuple[str, bool, float]]
+    ranks: Mapping[int, Probe]
+    number: int
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ def _parse(message: Mapping[str, Any]) -> Fact | None:
             return Heartbeats(checked(dict[int, Heartbeat], found))
         case {"activity": found}:
             return Activities(checked(dict[int, Activity], found))
-        case {"probes": found}:
-            return Probes(checked(dict[int, tuple[str, bool, float]], found))
+        case {"probes": found, "number": number}:
+            return Probes(checked(dict[int, Probe], found), checked(int, number))
         case {"stopping": _}:
             return Stopping()
         case (

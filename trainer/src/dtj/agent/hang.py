@@ -1,214 +1,216 @@
-"""Is the silence of the ranks a hang, and which ranks cause it? Pure: `now` is seconds of a monotonic clock.
+"""Is the silence of the ranks too long? Pure: `now` is seconds of a monotonic clock, and never decreases.
 
-A stuck rank stops all others in the next collective, so silence alone does not name it. The stacks do: a rank
-inside a collective waits for others; a rank that is elsewhere, or does not respond, keeps them waiting.
+    steps           -> how long a step usually takes -> the limit of a silence
+    declared pauses -> no judgement before their own limit
+
+A silence is the time in which no rank shows progress: a stuck rank stops all others in the next collective.
+Whether a long one is a hang is judged by verdict.py, from what the ranks do then. Every event costs the same,
+however many ranks there are.
 
 Before the first step there is no step time to compare with. Silence then means that no rank uses CPU or I/O
-(see activity.py), and it counts as a hang only if another rank is waiting.
+(see activity.py).
 """
 
-import re
-import statistics
+import math
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-# A shorter pause between two steps is never treated as a hang, however short the steps are.
+# A shorter silence is never judged, however short the steps are.
 MIN_LIMIT_S = 30.0
-# Allows for undeclared evaluations, loading and compiling: a step may take this many times the median step.
+# A step may take this many times the usual step, and the second longest of the last steps half as long again.
 LIMIT_IN_STEPS = 5.0
-# Factor for a rank's first steps: imports, compilation, caches, first access to storage.
+LIMIT_IN_LONG_STEPS = 1.5
+# Neither adds more than this to a long step.
+MOST_ADDED_S = 900.0
+_WINDOW = 64  # steps
+# Factor for a rank's first steps: imports, compilation, caches, first access to storage ...
 STARTUP_TIMES = 10.0
 _STARTUP_STEPS = 3
-# Before the job's first step: the limit for no activity on any rank.
+# ... but it raises no limit above this. Also the limit for no activity before the job's first step.
 FIRST_STEP_S = 600.0
-_WINDOW = 64
 # A heartbeat arrives at most this late. Subtracted, so that a hang is named within the limit.
 REPORT_DELAY_S = 0.5
-# The stacks are requested this long before the limit, since ranks need a second to write them.
-PROBE_S = 2.0
+# The ranks are examined this long before the limit: they write their stacks twice, which takes a second each.
+PROBE_S = 8.0
 
-# Innermost Python frames of a main thread that waits for its peers, or for a backward that waits for them.
-WAITING_FRAMES = (
-    *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
-    *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py"),
-    *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
-)
-# The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
-_LOADS = "torch/utils/data/dataloader.py"
-# Python's own waiting functions: the frame of their caller says more.
-_WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+
+class Due(NamedTuple):
+    """When to examine the ranks, and when to judge them, if no heartbeat arrives before."""
+
+    probe_at: float
+    judge_at: float
+
+
+@dataclass(kw_only=True)
+class StepTimes:
+    """How long a step usually takes: one length per step, that of the slowest rank."""
+
+    limit_s: float = MIN_LIMIT_S  # of a silence between two steps
+    _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _step: int = -1  # the newest step of any rank
+    _length: float | None = None  # of that step; None if a pause was part of it
+    _has_pause: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """No step is known."""
+        return not self._lengths and self._length is None
+
+    def start_generation(self) -> None:
+        """Ranks may repeat steps; the known lengths stay."""
+        self._close()
+        self._step, self._length, self._has_pause = -1, None, False
+
+    def paused(self) -> None:
+        """The present step contains a declared pause: the other ranks wait for that, too."""
+        self._has_pause = True
+
+    def observe(self, step: int, length: float) -> None:
+        """A rank completed a step that took `length` seconds."""
+        if step > self._step:
+            self._close()
+            self._step, self._length = step, None if self._has_pause else length
+            self._has_pause = False
+        elif self._length is not None:
+            self._length = max(self._length, length)
+
+    def _close(self) -> None:
+        if self._length is None:
+            return
+        self._lengths.append(self._length)
+        known = sorted(self._lengths)
+        usual, long = known[(len(known) - 1) // 2], known[max(0, len(known) - 2)]
+        self.limit_s = max(
+            MIN_LIMIT_S,
+            usual + min((LIMIT_IN_STEPS - 1) * usual, MOST_ADDED_S),
+            long + min((LIMIT_IN_LONG_STEPS - 1) * long, MOST_ADDED_S),
+        )
 
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """Compares the time since the last step with the usual step time.
+    """Compares the time since the last sign of any rank with the limit.
 
     timeout_s  limit between two steps set by the user; None derives it from the steps
     """
 
     timeout_s: float | None = None
+    ranks: set[int] = field(default_factory=set)  # expected to send heartbeats
+    newest: float = 0.0  # last sign of any rank
+    _looked_at: float = 0.0  # last judgement in this silence
     _heard_at: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
     _first: dict[int, int] = field(default_factory=dict)
-    _paused: set[int] = field(default_factory=set)
-    _stopped: dict[int, bool] = field(default_factory=dict)  # ranks whose agent reports activity
-    _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _starting: set[int] = field(default_factory=set)  # ranks in their first steps
+    _pause_ends: dict[int, float] = field(default_factory=dict)  # of ranks in a declared pause
+    _last_pause_end: float = -math.inf  # the latest since no rank was in a pause
+    _unknown: set[int] = field(default_factory=set)  # ranks without a report of their activity
+    _stopped: set[int] = field(default_factory=set)
+    _times: StepTimes = field(default_factory=StepTimes)
 
-    def start_generation(self, ranks: range, now: float) -> None:
+    def start_generation(self, ranks: Iterable[int], now: float) -> None:
         """A generation starts; the known step times stay."""
-        self._heard_at = dict.fromkeys(ranks, now)
-        self._steps, self._first, self._paused, self._stopped = {}, {}, set(), {}
+        self.ranks = set(ranks)
+        self.newest = self._looked_at = now
+        self._heard_at, self._steps, self._first = {}, {}, {}
+        self._starting, self._unknown, self._stopped = set(ranks), set(ranks), set()
+        self._pause_ends, self._last_pause_end = {}, -math.inf
+        self._times.start_generation()
 
-    def observe(self, rank: int, step: int | None, now: float, *, paused: bool) -> None:
-        """A rank sent a heartbeat: a new step, or that it still works on one."""
-        if rank not in self._heard_at:
+    def observe(self, rank: int, step: int | None, now: float, *, pause_s: float | None = None) -> None:
+        """A rank sent a heartbeat: a new step, or that it still works on one.
+
+        pause_s  its present work may take this long; 0 for any time, None if it declared nothing
+        """
+        if rank not in self.ranks:
             return
         if step is not None:
-            before = self._steps.get(rank)
-            # The first interval of a generation is not a step time: it includes the rendezvous.
-            if before is not None and step > before > self._first[rank] and rank not in self._paused:
-                self._lengths.append((now - self._heard_at[rank]) / (step - before))
-            self._steps[rank] = step
-            self._first.setdefault(rank, step)
-        (self._paused.add if paused else self._paused.discard)(rank)
-        self._heard_at[rank] = now
+            self._observe_step(rank, step, now)
+        self._heard_at[rank] = self.newest = now
+        if pause_s is not None:
+            self._times.paused()
+            self._pause_ends[rank] = now + (pause_s or math.inf)
+            self._last_pause_end = max(self._last_pause_end, self._pause_ends[rank])
+        elif self._pause_ends.pop(rank, None) is not None and not self._pause_ends:
+            self._last_pause_end = -math.inf
 
     def observe_activity(self, rank: int, now: float, *, is_stopped: bool) -> None:
         """A rank without a step yet was active, or its process was stopped or continued."""
-        if rank in self._heard_at and self.is_before_first_step:
-            self._stopped[rank] = is_stopped
-            self._heard_at[rank] = now
+        if rank in self.ranks and self.is_before_first_step:
+            self._unknown.discard(rank)
+            (self._stopped.add if is_stopped else self._stopped.discard)(rank)
+            self.newest = now
+
+    def ended(self, rank: int) -> None:
+        """A rank exited; expect no more heartbeats from it."""
+        self.ranks.discard(rank)
+        self._starting.discard(rank)
+        self._unknown.discard(rank)
+        self._stopped.discard(rank)
+        if self._pause_ends.pop(rank, None) is not None and not self._pause_ends:
+            self._last_pause_end = -math.inf
+
+    def look_again(self, now: float) -> None:
+        """The silence was judged and is not a hang so far: judge it again after another limit."""
+        self._looked_at = now
 
     def excuse(self, now: float) -> None:
-        """The silence was examined and is not a hang: measure it from now on."""
-        self._heard_at = dict.fromkeys(self._heard_at, now)
+        """The silence was judged and is not a hang: measure it from now on."""
+        self.newest = self._looked_at = now
 
     @property
     def is_before_first_step(self) -> bool:
         """No rank has completed a step in any known generation."""
-        return not self._lengths and not self._steps
+        return self._times.is_empty and not self._steps
 
     @property
-    def ranks(self) -> Set[int]:
-        """Ranks that are expected to send heartbeats."""
-        return self._heard_at.keys()
+    def since(self) -> float:
+        """When the silence began: at the last sign of any rank, or when the last declared pause was over."""
+        return max(self.newest, self._last_pause_end)
 
-    def ended(self, rank: int) -> None:
-        """A rank exited; expect no more heartbeats from it."""
-        self._heard_at.pop(rank, None)
-        self._paused.discard(rank)
-
-    def limit(self, rank: int) -> float | None:
-        """Seconds without a heartbeat that count as a hang; None if some rank's activity is unknown."""
-        return self._limit(is_starting=self._is_starting(rank))
+    def is_overdue(self, rank: int, now: float) -> bool:
+        """The rank is still in a pause whose limit is over."""
+        return now >= self._pause_ends.get(rank, math.inf)
 
     @property
-    def due(self) -> tuple[float, float] | None:
-        """When to request the stacks, and when to judge them, if no heartbeat arrives before.
+    def limit_s(self) -> float | None:
+        """Seconds of silence that are judged; None while some rank's activity is unknown."""
+        base = self.timeout_s or self._times.limit_s
+        if self.is_before_first_step:
+            if self._unknown:
+                return None
+            if self._stopped:
+                return base
+            return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
+        if self._starting:
+            base = max(base, min(STARTUP_TIMES * base, FIRST_STEP_S))
+        return base if self.timeout_s else base - REPORT_DELAY_S
 
-        A single active rank is enough to delay both: all others may wait for it, during an evaluation for
+    @property
+    def due(self) -> Due | None:
+        """None if no silence is to be judged.
+
+        A single active rank is enough to delay it: all others may wait for it, during an evaluation for
         instance, or during a pause that it declared. If a rank is stuck, the others are soon silent too.
         """
-        if self._paused or not self._heard_at:
+        limit = self.limit_s
+        if limit is None or not self.ranks or self._last_pause_end == math.inf:
             return None
-        # The longest limit of any rank, computed once: the agent reads this in every turn of its loop.
-        limit = self._limit(is_starting=any(map(self._is_starting, self._heard_at)))
-        if limit is None:
-            return None
-        end = max(self._heard_at.values()) + limit
-        return end - min(PROBE_S, limit / 2), end
+        end = max(max(self.newest, self._looked_at) + limit, self._last_pause_end)
+        return Due(end - min(PROBE_S, limit / 2), end)
 
     def silent_for(self, now: float) -> float | None:
-        """Seconds since the last heartbeat of any rank, if they exceed the limit; else None."""
+        """Seconds since the last sign of any rank, if they are to be judged; else None."""
         due = self.due
-        if due is None or now < due[1]:
-            return None
-        return now - max(self._heard_at.values())
+        return None if due is None or now < due.judge_at else now - self.newest
 
-    def _is_starting(self, rank: int) -> bool:
-        return self._steps.get(rank, 0) - self._first.get(rank, 0) < _STARTUP_STEPS
-
-    def _limit(self, *, is_starting: bool) -> float | None:
-        if self.is_before_first_step:
-            return self._limit_before_first_step
-        usual = statistics.median(self._lengths) if self._lengths else 0.0
-        times = STARTUP_TIMES if is_starting else 1.0
-        return (
-            times * self.timeout_s
-            if self.timeout_s
-            else times * max(MIN_LIMIT_S, LIMIT_IN_STEPS * usual) - REPORT_DELAY_S
-        )
-
-    @property
-    def _limit_before_first_step(self) -> float | None:
-        if not self._heard_at.keys() <= self._stopped.keys():
-            return None
-        if any(self._stopped[rank] for rank in self._heard_at):
-            return self.timeout_s or MIN_LIMIT_S
-        return STARTUP_TIMES * self.timeout_s if self.timeout_s else FIRST_STEP_S
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What a probe of a silent rank found.
-
-    frame       innermost Python frame of its main thread; empty if it did not respond
-    is_stopped  its process is stopped, for example by SIGSTOP or a debugger
-    asleep_s    seconds before the probe in which its main thread never woke up
-    """
-
-    frame: str = ""
-    is_stopped: bool = False
-    asleep_s: float = 0.0
-
-    @property
-    def waits(self) -> bool:
-        """The rank waits for others, rather than keeping them waiting."""
-        return (
-            bool(self.frame) and not self.is_stopped and any(place in self.frame for place in WAITING_FRAMES)
-        )
-
-
-def innermost(stacks: str) -> str:
-    """The innermost telling frame of the main thread: "file:line in function".
-
-    faulthandler prints the main thread last, and its innermost frame first.
-    """
-    threads = stacks.split("\n\n")
-    main = next((t for t in reversed(threads) if _FRAME.search(t)), "")
-    frames = list(_FRAME.finditer(main))
-    telling = [f for f in frames if not _WAITING.search(f[1])] or frames
-    return f"{telling[0][1]}:{telling[0][2]} in {telling[0][3]}" if telling else ""
-
-
-def culprits(probes: Mapping[int, Probe]) -> list[int]:
-    """Ranks that keep the others waiting; all ranks if each of them waits."""
-    found = [rank for rank, probe in probes.items() if not probe.waits]
-    return sorted(found or probes)
-
-
-def culprits_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) -> list[int]:
-    """Stopped ranks, else ranks that keep others waiting; none if one of these still wakes up at times.
-
-    A rank that wakes up may wait for something outside the job, for example for data that is not there yet.
-    """
-    stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
-    waiting = [probe for probe in probes.values() if probe.waits or _LOADS in probe.frame]
-    others = [probe for probe in probes.values() if probe not in waiting]
-    is_stuck = waiting and all(probe.asleep_s > silent_s / 2 for probe in others)
-    return stopped or (culprits(probes) if is_stuck else [])
-
-
-def describe_hang(rank: int, probe: Probe, *, silence: str, deadlock: bool) -> str:
-    """The message about a culprit and the silence."""
-    if deadlock:
-        what = f"waits for its peers, as do all other ranks ({probe.frame})"
-    elif probe.is_stopped:
-        what = "is stopped (by SIGSTOP or a debugger)"
-    elif not probe.frame:
-        what = "does not respond"
-    else:
-        what = f"is in {probe.frame}"
-    return f"{silence}: rank {rank} {what}"
+    def _observe_step(self, rank: int, step: int, now: float) -> None:
+        before, first = self._steps.get(rank), self._first.setdefault(rank, step)
+        # The first interval of a generation is not a step time: it includes the rendezvous.
+        if before is not None and step > before > first and rank not in self._pause_ends:
+            self._times.observe(step, (now - self._heard_at[rank]) / (step - before))
+        self._steps[rank] = step
+        if step - first >= _STARTUP_STEPS:
+            self._starting.discard(rank)

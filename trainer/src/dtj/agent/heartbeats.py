@@ -14,14 +14,14 @@ _POLL_S = {True: 0.05, False: 0.25}
 class Heartbeat(NamedTuple):
     """A rank is working.
 
-    paused     it declared a long operation
+    pause_s    its present work may take this long; 0 for any time, None if it declared nothing
     busy_time  number of steps whose work was measured, and seconds of work in them
     at         when the step was completed, by time.monotonic() of the rank's machine
     """
 
     generation: int
     step: int | None
-    paused: bool
+    pause_s: float | None
     busy_time: tuple[int, float] = (0, 0.0)
     at: float = 0.0
 
@@ -36,7 +36,7 @@ class HeartbeatReader:
         self.activity = ActivityReader()
         self._every_s = _POLL_S[of_rank_0]
         self._stepped_at: dict[int, float] = {}
-        self._last_read: dict[int, tuple[int, int, bool]] = {}  # by pid
+        self._last_read: dict[int, tuple[int, int, float | None]] = {}  # by pid
         self.step_s = 0.0  # duration of the last step
         self.deadline = time.monotonic() + self._every_s
 
@@ -55,8 +55,8 @@ class HeartbeatReader:
     def read(self, process: RankProcess) -> Heartbeat | None:
         """The rank's heartbeat; None if nothing is new."""
         heartbeat = process.heartbeat
-        current = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.is_paused)
-        if self._last_read.get(process.pid, (-1, 0, False)) == current:
+        current = (heartbeat.step if heartbeat.step is not None else -1, heartbeat.signs, heartbeat.pause_s)
+        if self._last_read.get(process.pid, (-1, 0, None)) == current:
             return None
         before = self._last_read.get(process.pid, current)
         if before[0] >= 0 and current[0] > before[0]:
@@ -65,7 +65,7 @@ class HeartbeatReader:
         self._stepped_at[process.pid] = heartbeat.stepped_at
         self._last_read[process.pid] = current
         return Heartbeat(
-            process.generation, heartbeat.step, heartbeat.is_paused, heartbeat.busy_time, heartbeat.stepped_at
+            process.generation, heartbeat.step, heartbeat.pause_s, heartbeat.busy_time, heartbeat.stepped_at
         )
 
     def forget(self, process: RankProcess) -> None:

@@ -25,6 +25,7 @@ from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
+from dtj.agent.looks import Looks
 from dtj.agent.membership import Membership
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
@@ -103,12 +104,13 @@ class _Agent:
             write=self._console.write,
             events=self._events,
         )
+        self._looks = Looks(self._stacks, self._heartbeats.activity, self._supervisor.alive)
         self._orders = Orders(
             self._job,
             self._placement,
             status=self._status,
             heartbeats=self._heartbeats,
-            stacks=self._stacks,
+            looks=self._looks,
             supervisor=self._supervisor,
             client=self._client,
             log=_log,
@@ -133,6 +135,7 @@ class _Agent:
                 self._page.deadline,
                 self._heartbeats.deadline,
                 self._stacks.deadline,
+                self._looks.deadline,
                 self._supervisor.deadline,
                 coordinator.deadline if coordinator else None,
             ]
@@ -152,6 +155,7 @@ class _Agent:
             self._publish()
         self._events.tick(self._supervisor.alive())
         self._stacks.tick(self._supervisor.alive())
+        self._looks.tick()
 
     def _is_finished(self) -> bool:
         if self._supervisor.alive():
@@ -205,7 +209,12 @@ class _Agent:
         membership = Membership(job=self._job, budget=budget, state=CoordinatorState(in_place=budget.spent))
         watchdog = Watchdog(timeout_s=self._options.hang_s)
         self._coordinator = Coordinator(
-            membership, watchdog, self._selector, restarts_hung=self._options.restarts_hung, log=_log
+            membership,
+            watchdog,
+            self._selector,
+            restarts_hung=self._options.restarts_hung,
+            working_s=self._options.working_s,
+            log=_log,
         )
         if self._job.most > 1:
             self._coordinator.listen(self._placement.master_port)

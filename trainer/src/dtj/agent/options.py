@@ -24,6 +24,7 @@ class Options:
     budget           of in-place restarts
     grace_s          the pod's termination grace period; None if unknown
     hang_s           seconds without a step that count as a hang; None derives them from the steps
+    working_s        seconds without a step until a rank at work counts as hung; None for the default
     restarts_hung    kill and restart a rank that causes a hang; else only name it
     """
 
@@ -38,6 +39,7 @@ class Options:
     attempt: int = 0
     grace_s: float | None = None
     hang_s: float | None = None
+    working_s: float | None = None
     restarts_hung: bool = True
 
     @classmethod
@@ -66,6 +68,7 @@ class Options:
             budget=_budget(max_restarts, env),
             grace_s=_seconds(env, contract.GRACE_SECONDS),
             hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: derived from the steps
+            working_s=_seconds(env, contract.HANG_WORKING_SECONDS),
             restarts_hung=_hang_action(env) == "Restart",
         )
 

@@ -5,19 +5,21 @@ coordinator -> coordinator_client.py -> Orders.obey -> supervisor.py starts, sig
 
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from dtj import contract
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.heartbeats import HeartbeatReader
 from dtj.agent.link import Message
+from dtj.agent.looks import Looks
 from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
 from dtj.agent.protocol import PROTOCOL, Job
-from dtj.agent.stacks import RankStacks, Stacks
+from dtj.agent.stacks import RankStacks
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor
+from dtj.agent.verdict import Probe
 
 
 class Orders:
@@ -35,7 +37,7 @@ class Orders:
         *,
         status: Status,
         heartbeats: HeartbeatReader,
-        stacks: Stacks,
+        looks: Looks,
         supervisor: Supervisor,
         client: CoordinatorClient,
         log: Callable[[str], None],
@@ -47,7 +49,7 @@ class Orders:
         self._placement = placement
         self._status = status
         self._heartbeats = heartbeats
-        self._stacks = stacks
+        self._looks = looks
         self._supervisor = supervisor
         self._client = client
         self._log = log
@@ -85,10 +87,10 @@ class Orders:
                 for process in self._supervisor.alive():
                     if process.generation == generation:
                         process.order({"go": generation})
-            case {"probe": _}:
-                self._probe()
-            case {"hang": sentences, "generation": generation}:
-                self._kill_hung(sentences, generation)
+            case {"probe": number, "looks_s": looks_s}:
+                self._looks.request(looks_s, lambda probes, found: self._send_probes(number, probes, found))
+            case {"hang": sentences, "generation": generation, "is_shared": is_shared}:
+                self._kill_hung(sentences, generation, is_shared=is_shared)
             case {"end": culprit}:
                 self.is_over = True
                 self.culprit = culprit and Ending.from_json(culprit)
@@ -131,27 +133,18 @@ class Orders:
             env[contract.INCARNATION] = self._incarnation
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
 
-    def _probe(self) -> None:
-        alive, activity = self._supervisor.alive(), self._heartbeats.activity
-        asleep_s = {
-            process.rank: activity.asleep_s(process) for process in alive
-        }  # read before the signal wakes them
-        self._stacks.request(alive, lambda found: self._send_probes(found, asleep_s))
-
-    def _send_probes(self, found: list[RankStacks], asleep_s: dict[int, float]) -> None:
+    def _send_probes(self, number: int, probes: dict[int, Probe], found: list[RankStacks]) -> None:
         self._probed = found
-        probes = {one.process.rank: one.probe for one in found}
-        self._client.send(
-            {"probes": {r: [p.frame, p.is_stopped, asleep_s.get(r, 0.0)] for r, p in probes.items()}}
-        )
+        fields = {rank: asdict(probe) for rank, probe in probes.items()}
+        self._client.send({"probes": fields, "number": number})
 
-    def _kill_hung(self, sentences: dict[str, str], generation: int) -> None:
+    def _kill_hung(self, sentences: dict[str, str], generation: int, *, is_shared: bool) -> None:
         for one in self._probed:
             self._supervisor.show_stacks(one.process, one.text)
         self._probed = []
         for process in self._supervisor.alive():
             if str(process.rank) in sentences and process.generation == generation:
-                process.kill_as_hung(sentences[str(process.rank)])
+                process.kill_as_hung(sentences[str(process.rank)], is_shared=is_shared)
 
     def _leave(self, why: str) -> None:
         self._log(f"this pod is no longer part of the job: {why}")

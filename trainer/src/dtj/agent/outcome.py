@@ -52,7 +52,7 @@ class Ending:
     @property
     def cause(self) -> str:
         """One of contract.REASONS."""
-        if self.reason in {"Hang", "OOMKilled", "Superseded"}:
+        if self.reason in {"Hang", "OOMKilled", "PeerLost", "Superseded"}:  # even if a signal ended it
             return self.reason
         if self.signal is not None:
             return "Signal"

@@ -106,8 +106,9 @@ def process_of(pid: int) -> Process | None:
 
 
 def _io_bytes(pid: int) -> int:
+    """Bytes of all calls, and those that reach a disk: a single long call counts only at its end."""
     file = _read(pid, "io")
-    return _field(file, b"rchar:") + _field(file, b"wchar:")
+    return sum(_field(file, name) for name in (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:"))
 
 
 def _field(file: bytes, name: bytes) -> int:

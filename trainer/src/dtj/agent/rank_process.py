@@ -1,9 +1,12 @@
 """One forked rank as the agent sees it: a pid, pipes, and what was read from them."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
+import sys
+import termios
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,14 +16,13 @@ from dtj import contract
 from dtj.agent import rank_main
 from dtj.agent.child_process import signals_blocked
 from dtj.agent.error_file import ErrorFile
-from dtj.agent.hang import Probe, innermost
 from dtj.agent.log_lines import LogLines
 from dtj.agent.outcome import Ending
-from dtj.agent.process_usage import process_of
 from dtj.agent.protocol import RankState
 from dtj.telemetry.heartbeat import SharedHeartbeat
 
 _CHUNK_BYTES = 64 * 1024
+_STACKS_BYTES = 1024 * 1024  # 100 threads, 20 functions deep, write a tenth of this
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,7 @@ class RankProcess:
     ready_in   the last generation for which it reported to be ready
     lost_in    the last generation in which it lost its peers, or did not reach them (is_unformed), and waits
     stacks_requested_at  by time.monotonic()
+    stacks_requests  number of requests for its stacks so far
     """
 
     rank: int
@@ -58,10 +61,12 @@ class RankProcess:
     lost: Ending | None = None
     is_unformed: bool = False
     stacks_requested_at: float = 0.0
+    stacks_requests: int = 0
     ending: Ending | None = None
     error_file: ErrorFile = field(default_factory=ErrorFile)
     _failure: dict[str, Any] = field(default_factory=dict)
     _rest: bytes = b""
+    _stacks_read: int = 0  # bytes
 
     @classmethod
     def fork(
@@ -81,6 +86,9 @@ class RankProcess:
         rank = int(env[contract.RANK])
         pipes = [os.pipe() for _ in range(5)]
         (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
+        with contextlib.suppress(OSError, AttributeError):  # not Linux, or too many large pipes on this node
+            fcntl.fcntl(stacks_w, fcntl.F_SETPIPE_SZ, _STACKS_BYTES)
+        os.set_blocking(stacks_w, False)  # a rank must not wait for a reader of its stacks
         heartbeat, error_file = SharedHeartbeat(), ErrorFile()
         if error_file.path:
             env = env | {contract.ERROR_FILE: error_file.path}
@@ -191,25 +199,29 @@ class RankProcess:
 
     def request_stacks(self) -> None:
         """Make it write its Python stacks; a stopped process does so only after it continues."""
-        while _read(self.stacks):
-            pass  # discard what came too late for an earlier request
+        self.read_stacks()  # discard what came too late for an earlier request
         self.stacks_requested_at = time.monotonic()
+        self.stacks_requests += 1
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, rank_main.STACKS_SIGNAL)
 
-    def read_stacks(self) -> tuple[Probe, str]:
-        """The result of `request_stacks`: the probe, and the stacks as text."""
+    def read_stacks(self) -> str:
+        """The stacks that it has written since the last call."""
         text = b""
         while data := _read(self.stacks):
             text += data
-        stacks = text.decode(errors="replace")
-        process = process_of(self.pid)
-        is_stopped = process is not None and process.state in "Tt"
-        return Probe(frame=innermost(stacks), is_stopped=is_stopped), stacks
+        self._stacks_read += len(text)
+        return text.decode(errors="replace")
 
-    def kill_as_hung(self, message: str) -> None:
-        """Kill it for a hang that it caused."""
-        self._failure = {"reason": "Hang", "message": message, "at": datetime.now(UTC).isoformat()}
+    def stacks_written(self) -> int:
+        """Bytes of stacks that it has written so far."""
+        unread = fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4))
+        return self._stacks_read + int.from_bytes(unread, sys.byteorder)
+
+    def kill_as_hung(self, message: str, *, is_shared: bool) -> None:
+        """Kill it for a hang that it caused, or that no rank is to blame for."""
+        reason = "PeerLost" if is_shared else "Hang"
+        self._failure = {"reason": reason, "message": message, "at": datetime.now(UTC).isoformat()}
         self.kill_group()
 
     def mark_oom_killed(self) -> None:

@@ -7,6 +7,8 @@ same time, and requests that arrive meanwhile get the same answer.
 import time
 from collections.abc import Callable, Iterable
 
+from dtj.agent.frames import place_of
+from dtj.agent.process_usage import process_of
 from dtj.agent.rank_process import RankProcess
 
 # Time that a rank gets to write its stacks.
@@ -15,12 +17,21 @@ _NONE = "no stack: the process does not respond\n"
 
 
 class RankStacks:
-    """The stacks of one rank."""
+    """The stacks of one rank.
+
+    place       of its main thread
+    responds    it wrote something
+    is_stopped  its process is stopped, for example by SIGSTOP or a debugger
+    """
 
     def __init__(self, process: RankProcess) -> None:
         self.process = process
-        self.probe, text = process.read_stacks()
+        text = process.read_stacks()
+        self.responds = bool(text)
         self.text = text or _NONE
+        self.place = place_of(text)
+        state = process_of(process.pid)
+        self.is_stopped = state is not None and state.state in "Tt"
 
 
 def as_text(found: Iterable[RankStacks]) -> str:

@@ -46,26 +46,30 @@ class StragglerDetector:
     _since: float = 0.0
     _base: dict[int, tuple[int, float]] = field(default_factory=dict)
     _newest: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _full: set[int] = field(default_factory=set)  # ranks with all steps of the window
     _slow_in_last_window: int | None = None
 
     def start_generation(self, ranks: Iterable[int], now: float) -> None:
         """A generation starts: forget all measurements and the named straggler."""
         self.named = self._slow_in_last_window = None
         self._ranks, self._since = frozenset(ranks), now
-        self._base, self._newest = {}, {}
+        self._base, self._newest, self._full = {}, {}, set()
 
     def observe(self, rank: int, busy_time: tuple[int, float], now: float) -> None:
         """A rank reported its busy time so far."""
         if rank not in self._ranks:
             return
-        self._base.setdefault(rank, busy_time)
+        base = self._base.setdefault(rank, busy_time)
         self._newest[rank] = busy_time
-        if len(self._base) < len(self._ranks) or now - self._since < MIN_WINDOW_S:
+        if busy_time[0] - base[0] >= WINDOW_STEPS:
+            self._full.add(rank)
+        if len(self._full) < len(self._ranks) or now - self._since < MIN_WINDOW_S:
             return
-        steps = {r: self._newest[r][0] - self._base[r][0] for r in self._ranks}
-        if min(steps.values()) >= WINDOW_STEPS:
-            self._judge({r: (self._newest[r][1] - self._base[r][1]) / steps[r] for r in self._ranks})
-            self._base, self._since = dict(self._newest), now
+        done = {
+            r: (self._newest[r][0] - base[0], self._newest[r][1] - base[1]) for r, base in self._base.items()
+        }
+        self._judge({r: seconds / steps for r, (steps, seconds) in done.items()})
+        self._base, self._since, self._full = dict(self._newest), now, set()
 
     def _judge(self, work_s: Mapping[int, float]) -> None:
         found = slowest(work_s)

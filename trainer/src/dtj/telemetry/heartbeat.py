@@ -10,14 +10,20 @@ import time
 from collections.abc import Iterator
 
 NONE = -1
+# A pause may take an hour, if it does not say otherwise; a save may take 10 times the longest so far.
+PAUSE_S = 3600.0
+SAVE_S = 900.0
+_SAVE_TIMES = 10.0
+_ANY_TIME = 0
 
 
 class SharedHeartbeat:
-    """Six numbers; the rank writes, the agent reads. An inconsistent read is corrected by the next one.
+    """Seven numbers; the rank writes, the agent reads. An inconsistent read is corrected by the next one.
 
     0  last completed step      3  steps whose work was measured
     1  signs of life            4  nanoseconds of work in these steps
     2  pauses in effect         5  time.monotonic() in ns when the last step was completed
+                                6  nanoseconds that they may take, 0: any time
     """
 
     def __init__(self) -> None:
@@ -27,6 +33,7 @@ class SharedHeartbeat:
         self._reports = False  # the program reports its own steps
         self.detours = 0  # counts work that is not part of a step: saves, evaluations, pauses
         self._rests = False  # the loop has ended
+        self._longest_save_s = 0.0
         self.is_compared = True  # busy time can be measured and compared
 
     @property
@@ -41,8 +48,15 @@ class SharedHeartbeat:
 
     @property
     def is_paused(self) -> bool:
-        """The rank has declared that its present work may take any time."""
+        """The rank has declared that its present work may take longer than a step."""
         return self._values[2] > 0
+
+    @property
+    def pause_s(self) -> float | None:
+        """How long the pause may take; 0 for any time, None if there is no pause."""
+        if not self.is_paused:
+            return None
+        return self._values[6] / 1e9
 
     @property
     def stepped_at(self) -> float:
@@ -80,28 +94,44 @@ class SharedHeartbeat:
         self._values[1] += 1
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Context for work that may take any time."""
+    def paused(self, at_most_s: float = PAUSE_S) -> Iterator[None]:
+        """Context for work that is not part of a step and takes no longer than this."""
         self.detours += 1
-        self._values[2] += 1
+        self._begin_pause(int(at_most_s * 1e9))
         try:
             yield
         finally:
-            self._values[2] -= 1
-            self._values[1] += 1
+            self._end_pause()
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Context for a save; its limit follows from the longest save so far."""
+        began = time.monotonic()
+        with self.paused(max(SAVE_S, _SAVE_TIMES * self._longest_save_s)):
+            yield
+        self._longest_save_s = max(self._longest_save_s, time.monotonic() - began)
 
     def rest(self) -> None:
         """All steps are done: the rest of the program may take any time."""
         if not self._rests:
             self._rests = True
-            self._values[2] += 1
+            self._begin_pause(_ANY_TIME)
 
     def wake(self) -> None:
         """End `rest`: steps, or the end of the process, are expected again."""
         if self._rests:
             self._rests = False
-            self._values[2] -= 1
-            self._values[1] += 1
+            self._end_pause()
+
+    def _begin_pause(self, most_ns: int) -> None:
+        """The limit first: the agent may read between two writes. A pause within another keeps its limit."""
+        if not self.is_paused or (self._values[6] != _ANY_TIME and most_ns > self._values[6]):
+            self._values[6] = most_ns
+        self._values[2] += 1
+
+    def _end_pause(self) -> None:
+        self._values[2] -= 1
+        self._values[1] += 1
 
 
 mine = SharedHeartbeat()  # of this process; a rank replaces it by the one that its agent created

@@ -1,0 +1,81 @@
+"""What the stacks of a rank say about where its main thread is."""
+
+import sysconfig
+
+import pytest
+
+from dtj.agent.frames import NOWHERE, Place, place_of
+
+LIBRARY = sysconfig.get_path("purelib") + "/torch/nn/modules/linear.py"
+
+
+def frame(file: str, line: int = 7, function: str = "run") -> str:
+    return f'  File "{file}", line {line} in {function}'
+
+
+def stacks(*threads: list[str], main: str = "Current thread") -> str:
+    """Stacks as faulthandler prints them: the main thread last, its innermost frame first."""
+    names = ["Thread"] * (len(threads) - 1) + [main]
+    return "\n\n".join(
+        "\n".join([f"{name} 0x1 (most recent call first):", *frames])
+        for name, frames in zip(names, threads, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [
+        pytest.param(
+            [
+                [frame("/app/other.py")],
+                [frame("/app/train.py", 9, "load"), frame("/app/train.py", 20, "main")],
+            ],
+            ("/app/train.py:9 in load", ""),
+            id="innermost frame of the main thread",
+        ),
+        pytest.param(
+            [[frame("/app/other.py")], [frame("/lib/threading.py"), frame("/app/train.py", 9, "load")]],
+            ("/app/train.py:9 in load", ""),
+            id="the caller of a function that waits",
+        ),
+        pytest.param(
+            [[frame("/lib/queue.py")]],
+            ("/lib/queue.py:7 in run", ""),
+            id="only functions that wait",
+        ),
+        pytest.param(
+            [[frame(LIBRARY, 134, "forward"), frame("/app/train.py", 33, "evaluate"), frame("/app/a.py")]],
+            (f"{LIBRARY}:134 in forward", "/app/train.py:33 in evaluate"),
+            id="the user's line that called a library",
+        ),
+        pytest.param([[frame("/app/other.py")], []], ("", ""), id="main thread without a frame"),
+        pytest.param([[]], ("", ""), id="no frame at all"),
+    ],
+)
+def test_stacks_name_one_place(threads: list[list[str]], expected: tuple[str, str]) -> None:
+    assert place_of(stacks(*threads))[:2] == expected
+
+
+def test_place_is_unknown_if_the_main_thread_is_missing() -> None:
+    """The pipe was full, or there are more threads than faulthandler writes."""
+    assert place_of(stacks([frame("/app/loader.py")], main="Thread")) == NOWHERE
+    assert place_of("") == NOWHERE
+
+
+def path(*frames: str) -> int:
+    return place_of(stacks(list(frames))).path
+
+
+def test_path_changes_with_the_calls_but_not_within_one_function() -> None:
+    outer = frame("/app/train.py", 20, "main")
+    loop = path(frame("/app/train.py", 9, "spin"), outer)
+    assert path(frame("/app/train.py", 10, "spin"), outer) == loop, "two lines of an endless loop"
+    assert path(frame("/app/train.py", 9, "other"), outer) != loop
+    assert path(frame("/app/train.py", 9, "spin"), frame("/app/train.py", 21, "main")) != loop
+
+
+def test_text_names_the_callers_line() -> None:
+    assert Place("/lib/a.py:1 in f").text == "/lib/a.py:1 in f"
+    assert (
+        Place("/lib/a.py:1 in f", "/app/b.py:2 in g").text == "/lib/a.py:1 in f, called from /app/b.py:2 in g"
+    )

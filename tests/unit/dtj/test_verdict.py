@@ -1,0 +1,191 @@
+"""Which ranks keep the others waiting, and whether they are at work: decided by stacks and usage alone."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+import dtj
+from dtj.agent.checked import checked
+from dtj.agent.frames import Place
+from dtj.agent.link import encode
+from dtj.agent.looks import work_between
+from dtj.agent.process_usage import Usage
+from dtj.agent.verdict import (
+    POLLS,
+    USES_CPU,
+    WAITING_FRAMES,
+    Probe,
+    describe,
+    describe_all,
+    judge,
+    judge_before_first_step,
+)
+
+
+def at(frame: str, does: str = "", *, moved: bool = False) -> Probe:
+    return Probe(place=Place(frame), does=does, moved=moved, responds=True)
+
+
+WAITING = at("/lib/torch/autograd/graph.py:865 in _engine_run_backward")
+LOADING = at("/lib/torch/utils/data/dataloader.py:1 in _try_get_data", POLLS)
+ITEM = at("/app/train.py:88 in main", USES_CPU)  # the wait for an accelerator keeps a CPU busy
+ELSEWHERE = at("/app/train.py:9 in <module>")
+LOOPS = replace(ELSEWHERE, does=USES_CPU)
+EVALUATES = at("/app/train.py:33 in evaluate", USES_CPU, moved=True)
+STOPPED = Probe(responds=True, is_stopped=True)
+SILENT = Probe()
+UNKNOWN = Probe(responds=True)  # too many threads
+
+
+def many(*odd: Probe, size: int = 128, crowd: Probe = WAITING) -> dict[int, Probe]:
+    """As many ranks, of which the last are odd."""
+    return dict(enumerate([*[crowd] * (size - len(odd)), *odd]))
+
+
+@pytest.mark.parametrize(
+    ("probes", "culprits"),
+    [
+        pytest.param({0: WAITING, 1: LOADING, 2: WAITING}, [1], id="elsewhere than the waiting ranks"),
+        pytest.param({0: WAITING, 1: SILENT}, [1], id="does not respond"),
+        pytest.param({0: replace(WAITING, is_stopped=True), 1: WAITING}, [0], id="stopped"),
+        pytest.param({0: WAITING, 1: STOPPED, 2: EVALUATES}, [1], id="only the stopped rank"),
+        pytest.param({0: LOADING, 1: LOADING, 2: WAITING}, [0, 1], id="two at once"),
+        pytest.param({0: WAITING, 1: UNKNOWN, 2: ELSEWHERE}, [2], id="an unknown place is no reason"),
+        pytest.param({0: ITEM, 1: ITEM, 2: ITEM, 3: LOADING}, [3], id="on accelerators: not the majority"),
+        pytest.param(
+            {0: ITEM, 1: ITEM, 2: WAITING, 3: ELSEWHERE, 4: ITEM}, [3], id="nor one in a collective"
+        ),
+        pytest.param(many(ELSEWHERE, crowd=ITEM), [127], id="one of 128 on accelerators"),
+        pytest.param(many(ELSEWHERE, LOOPS), [126, 127], id="two of 128 on CPUs"),
+        pytest.param({0: ELSEWHERE}, [0], id="a single rank"),
+    ],
+)
+def test_culprits(probes: dict[int, Probe], culprits: list[int]) -> None:
+    verdict = judge(probes)
+    assert (verdict.culprits, verdict.is_shared) == (culprits, False)
+
+
+@pytest.mark.parametrize(
+    "probes",
+    [
+        pytest.param({0: WAITING, 1: WAITING}, id="all wait for each other"),
+        pytest.param({0: WAITING, 1: UNKNOWN}, id="no rank is known to be elsewhere"),
+        pytest.param({0: at("/a.py:1 in f"), 1: at("/a.py:1 in f")}, id="all stand alike"),
+        pytest.param(
+            {0: at("/a.py:1 in f"), 1: at("/b.py:1 in f")}, id="two ranks, and neither is known to wait"
+        ),
+        pytest.param({0: LOADING, 1: LOADING, 2: LOADING}, id="all wait for their samples"),
+    ],
+)
+def test_no_rank_is_to_blame_if_none_stands_out(probes: dict[int, Probe]) -> None:
+    verdict = judge(probes)
+    assert (verdict.culprits, verdict.is_shared, verdict.working) == (list(probes), True, None)
+
+
+@pytest.mark.parametrize(
+    ("probes", "expected"),
+    [
+        pytest.param({0: EVALUATES}, (0, 1.0), id="its stack changes"),
+        pytest.param({0: WAITING, 1: EVALUATES, 2: LOOPS}, (1, 1.0), id="of two, the one with more time"),
+        pytest.param(
+            {0: WAITING, 1: LOOPS}, (1, 1 / 3), id="in one function: an endless loop, or one long call"
+        ),
+        pytest.param(
+            {0: WAITING, 1: at("/a.py:1 in f", "reads or writes")}, (1, 1.0), id="a save or a download"
+        ),
+        pytest.param({0: WAITING, 1: at("/a.py:1 in f", POLLS)}, (1, 1.0), id="polls for something outside"),
+        pytest.param(
+            {0: WAITING, 1: replace(LOADING, does=USES_CPU)}, (1, 1 / 3), id="its workers compute samples"
+        ),
+        pytest.param({0: WAITING, 1: LOADING}, (None, 0.0), id="its workers do nothing"),
+        pytest.param({0: WAITING, 1: ELSEWHERE}, (None, 0.0), id="asleep before a collective"),
+        pytest.param(
+            many(ELSEWHERE, crowd=ITEM), (None, 0.0), id="the CPU of a waiting majority does not count"
+        ),
+        pytest.param(many(crowd=LOOPS), (0, 1 / 3), id="all evaluate in one line"),
+        pytest.param(many(crowd=EVALUATES), (0, 1.0), id="all evaluate"),
+        pytest.param(
+            {0: replace(WAITING, does=USES_CPU), 1: WAITING}, (None, 0.0), id="a collective is not work"
+        ),
+    ],
+)
+def test_rank_at_work_gets_more_time(probes: dict[int, Probe], expected: tuple[int | None, float]) -> None:
+    verdict = judge(probes)
+    assert (verdict.working, verdict.patience) == expected
+
+
+def asleep(probe: Probe, asleep_s: float = 400.0) -> Probe:
+    return replace(probe, asleep_s=asleep_s)
+
+
+@pytest.mark.parametrize(
+    ("probes", "named"),
+    [
+        pytest.param({0: WAITING, 1: STOPPED, 2: ELSEWHERE}, [1], id="only the stopped rank"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE)}, [1], id="asleep while another rank waits for it"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE, 200)}, [], id="a rank that wakes up is not stuck"),
+        pytest.param({0: WAITING, 1: asleep(ELSEWHERE), 2: ELSEWHERE}, [], id="one such rank is enough"),
+        pytest.param({0: WAITING, 1: LOADING}, [1], id="waits for its data workers"),
+        pytest.param({0: LOADING}, [0], id="also if it is alone"),
+        pytest.param({0: asleep(ELSEWHERE)}, [], id="a server may sleep while there is nothing to do"),
+        pytest.param({0: WAITING, 1: WAITING}, [0, 1], id="all wait for each other"),
+        pytest.param({0: WAITING, 1: asleep(SILENT)}, [1], id="does not respond"),
+        pytest.param({0: WAITING, 1: SILENT}, [], id="does not respond, and may be awake"),
+    ],
+)
+def test_culprits_before_the_first_step(probes: dict[int, Probe], named: list[int]) -> None:
+    assert judge_before_first_step(probes, silent_s=600).culprits == named
+
+
+@pytest.mark.parametrize("place", WAITING_FRAMES)
+def test_modules_that_wait_for_peers_exist(place: str) -> None:
+    """If a module moves, ranks that wait in it would be treated as culprits."""
+    assert [folder for folder in sys.path if (Path(folder) / place).exists()]
+
+
+def test_our_own_code_that_waits_for_a_collective_is_recognized() -> None:
+    """The wait itself has no Python frame, so the innermost frame is ours."""
+    package = Path(dtj.__file__).parent
+    waiting = [path for path in package.rglob("*.py") if "work.wait()" in path.read_text()]
+    assert waiting
+    assert {str(path.relative_to(package.parent)) for path in waiting} <= set(WAITING_FRAMES)
+
+
+def test_messages_say_where_ranks_are() -> None:
+    assert describe(1, LOADING) == "rank 1 is in /lib/torch/utils/data/dataloader.py:1 in _try_get_data"
+    assert describe(1, EVALUATES) == "rank 1 is in /app/train.py:33 in evaluate and uses CPU"
+    assert describe(1, STOPPED) == "rank 1 is stopped (by SIGSTOP or a debugger)"
+    assert describe(1, SILENT) == "rank 1 does not respond"
+    assert "too many threads" in describe(1, UNKNOWN)
+    assert describe_all({0: WAITING, 1: WAITING}).startswith(
+        "all ranks wait for each other, so no rank is to blame"
+    )
+    assert describe_all({0: SILENT, 1: ELSEWHERE}).endswith("rank 1 is in /app/train.py:9 in <module>")
+
+
+def test_probe_survives_the_way_to_the_coordinator() -> None:
+    assert checked(Probe, json.loads(encode(asdict(EVALUATES)))) == EVALUATES
+
+
+IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=3, other_wakeups=10)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        pytest.param(IDLE, "", id="nothing"),
+        pytest.param(IDLE._replace(cpu_s=5.1), "", id="a library samples metrics in the background"),
+        pytest.param(IDLE._replace(cpu_s=5.2), USES_CPU, id="work"),
+        pytest.param(IDLE._replace(io_bytes=400_000), "", id="a few log lines"),
+        pytest.param(IDLE._replace(io_bytes=600_000), "reads or writes", id="a slow save"),
+        pytest.param(IDLE._replace(pids=frozenset({1, 3})), "starts processes", id="a script"),
+        pytest.param(IDLE._replace(pids=frozenset({1})), "", id="a process has ended"),
+        pytest.param(IDLE._replace(wakeups=4), POLLS, id="it polls"),
+        pytest.param(IDLE._replace(other_wakeups=500), "", id="idle workers poll"),
+    ],
+)
+def test_work_in_five_seconds(now: Usage, expected: str) -> None:
+    assert work_between(IDLE, now, elapsed_s=5.0) == expected
