@@ -24,3 +24,20 @@ def test_each_kill_is_taken_once(tmp_path: Path, text: str) -> None:
 
 def test_machine_without_the_counter_has_no_kills(tmp_path: Path) -> None:
     assert not OomKills(tmp_path / "memory.events").take()
+
+
+def test_kill_that_no_rank_died_of_is_forgotten(tmp_path: Path) -> None:
+    """A data worker was killed, and its rank continues: a later SIGKILL of a rank has another cause."""
+    events = tmp_path / "memory.events"
+    events.write_text(V2.format(0))
+    kills = OomKills(events)
+    kills.forget_old(100.0)
+    events.write_text(V2.format(1))
+    for now in (105.0, 110.0, 119.0):
+        kills.forget_old(now)
+    assert kills.take(), "a rank may need seconds to die"
+
+    events.write_text(V2.format(2))
+    for now in (120.0, 130.0):
+        kills.forget_old(now)
+    assert not kills.take()

@@ -1,10 +1,12 @@
 """Endings of ranks -> the cause, the exit code, the termination message."""
 
+import asyncio
 import json
 import signal
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,7 +126,31 @@ def test_short_message_is_left_whole() -> None:
             RuntimeError("shape mismatch in gloo"), False, id="an error that is not about the network"
         ),
         pytest.param(ValueError("Connection closed by peer, says gloo"), False, id="another kind of error"),
+        pytest.param(RuntimeError("feature store: connection refused"), False, id="a service of the user"),
+        pytest.param(
+            torch.distributed.DistNetworkError("The client socket has timed out: wait timeout"),
+            True,
+            id="an error type of torch",
+        ),
     ],
 )
 def test_lost_peer_is_distinguished_from_the_rank_s_own_fault(error: Exception, expected: bool) -> None:
     assert is_peer_loss(error) is expected
+
+
+def test_error_that_the_program_raises_itself_is_its_own_fault() -> None:
+    """Whatever it says: only torch and native code know of a lost peer."""
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError("gloo: Connection closed by peer")
+    assert not is_peer_loss(raised.value)
+
+
+def test_error_of_native_code_that_the_program_called_is_a_lost_peer() -> None:
+    """As from `work.wait()`: asyncio's future, too, is native code that raises a given error."""
+    loop = asyncio.new_event_loop()
+    native = loop.create_future()
+    native.set_exception(RuntimeError("gloo: Connection closed by peer"))
+    with pytest.raises(RuntimeError) as raised:
+        native.result()
+    loop.close()
+    assert is_peer_loss(raised.value)

@@ -8,6 +8,7 @@ DtjError                    exit 1
 Stopped(SystemExit)         not an error: the agreed stop after SIGTERM, exit 75 with a committed checkpoint
 """
 
+import dis
 import re
 
 from dtj.contract import EXIT_BAD_RECIPE, EXIT_PEER_LOST
@@ -19,7 +20,9 @@ _PEER_LOST = re.compile(
     r"|sendBytes failed|heartbeat",
     re.IGNORECASE,
 )
-_NETWORK = re.compile(r"gloo|nccl|tcpstore|socket|store|rendezvous", re.IGNORECASE)
+# Other libraries (a feature store, a data service) have such errors, too: look for torch's own names.
+_NETWORK = re.compile(r"gloo|nccl|tcpstore|c10d|rendezvous", re.IGNORECASE)
+_TYPES = {"DistNetworkError", "DistStoreError", "DistBackendError"}
 
 
 class DtjError(Exception):
@@ -68,4 +71,19 @@ class Stopped(SystemExit):
 def is_peer_loss(error: BaseException) -> bool:
     """The error is a consequence of a lost peer: a collective failed because another rank is gone."""
     text = str(error)
-    return isinstance(error, RuntimeError) and bool(_PEER_LOST.search(text)) and bool(_NETWORK.search(text))
+    if not isinstance(error, RuntimeError) or not _PEER_LOST.search(text):
+        return False
+    is_torchs = type(error).__name__ in _TYPES and type(error).__module__.startswith("torch")
+    return is_torchs or bool(_NETWORK.search(text) and not _is_raised_outside_torch(error))
+
+
+def _is_raised_outside_torch(error: BaseException) -> bool:
+    """A `raise` of Python code other than torch's made it; errors of native code have no such line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code = trace.tb_frame.f_code
+    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return is_raise and not str(trace.tb_frame.f_globals.get("__name__", "")).startswith("torch.")

@@ -9,14 +9,27 @@ from pathlib import Path
 _GROUP = Path("/sys/fs/cgroup")
 EVENTS = _GROUP / "memory.events"  # of cgroup v2
 EVENTS_V1 = _GROUP / "memory/memory.oom_control"
+_REMEMBERED_S = 10.0
 
 
 class OomKills:
-    """OOM kills that have not been taken yet."""
+    """OOM kills that have not been taken yet, nor been forgotten because no rank died of them."""
 
     def __init__(self, *events: Path) -> None:
         self._events = next((path for path in events or (EVENTS, EVENTS_V1) if path.exists()), None)
-        self._taken = self._count()
+        self._taken = self._seen = self._count()
+        self._look_at = 0.0
+
+    def forget_old(self, now: float) -> None:
+        """Called regularly: a kill that is some 10 s old hit a helper or data worker, not a rank.
+
+        A rank with much memory may take seconds to die of it. `now` is seconds of a monotonic clock.
+        """
+        if now < self._look_at:
+            return
+        self._look_at = now + _REMEMBERED_S
+        self._taken = max(self._taken, self._seen)
+        self._seen = self._count()
 
     def take(self) -> bool:
         """Take one; False if there is none."""

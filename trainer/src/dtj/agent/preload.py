@@ -10,6 +10,10 @@ def preload(nthreads: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # read when the libraries are loaded
     # torch looks up the name of every address that it connects to: a lost packet must cost 1 s, not 5.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
+    # The agent must not initialize CUDA: a forked rank could not use it. With these, libraries that look for
+    # a GPU when they are imported ask NVML, which needs no initialization.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("TRITON_NVML_BASED_CUDA_CHECK", "1")
     _find_temporary_folder()
     for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
         importlib.import_module(name)

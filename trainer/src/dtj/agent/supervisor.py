@@ -141,6 +141,7 @@ class Supervisor:
     def tick(self) -> None:
         """Time has passed."""
         now = time.monotonic()
+        self._oom_kills.forget_old(now)
         if self._kill_at is None or now < self._kill_at:
             return
         late = [each for each in self.alive() if self._is_over or each.rank in self._waiting]
