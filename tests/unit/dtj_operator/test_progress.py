@@ -119,31 +119,29 @@ async def test_last_step_of_a_job_gets_its_turn_even_if_no_other_follows(agents:
     assert [round(at) for at in agents.turns_at] == [0, 60]
 
 
-async def test_thousand_stepping_jobs_are_reconciled_five_times_a_second_at_most() -> None:
+async def test_stepping_jobs_are_written_at_the_rate_and_none_waits_longer_than_twice_the_interval() -> None:
     agents = Agents()
-    looks: list[float] = []
     written: dict[Key, list[float]] = {}
-    keys = [Key("ns", f"j-{number}") for number in range(1000)]
+    keys = [Key("ns", f"j-{number}") for number in range(20)]
 
     def on_turn(key: Key) -> None:
-        looks.append(now())
         written.setdefault(key, []).append(now())
         poller.note_written(key, poller.last(key, "u", 0))
 
     async def ask(job: str) -> bytes:
         return identified(json.dumps({"attempt": 0, "step": int(now())}).encode(), job)
 
-    turns: Turns[Key] = Turns(on_turn, per_second=5, at_least_s=60, early_s=25)
+    turns: Turns[Key] = Turns(on_turn, per_second=0.1, at_least_s=60, early_s=25)
     poller = Poller(ask, agents._on_news, now, turns, poll_s=50)
     for key in keys:
         poller.follow(key, "u", 0, key.name)
     await asyncio.sleep(810)
-    assert turns.interval_s == 200
+    assert turns.interval_s == 200, "20 jobs at 0.1 a second, as 1,000 at 5 a second"
     await poller.close()
 
-    assert len(agents.news_at) == 1000, "the first answer of each; no other reconcile has a cause"
-    assert len(looks) <= 810 * 5 + 1
+    assert len(agents.news_at) == 20, "the first answer of each; no other reconcile has a cause"
     assert set(written) == set(keys)
+    assert sum(map(len, written.values())) <= 810 * 0.1 + 1
     gaps = [b - a for times in written.values() for a, b in itertools.pairwise((0, *times, 810))]
     assert max(gaps) <= 2 * 200
 
@@ -358,7 +356,7 @@ async def test_invalid_answer_is_ignored_and_the_next_one_is_read(agents: Agents
     assert step(agents) == 4
 
 
-async def test_thousand_hostile_agents_cost_less_than_64_mib() -> None:
+async def test_hostile_agent_costs_less_than_64_kib() -> None:
     face = "\U0001f600"
     failure = {"message": face * 4096, "at": face * 64, "signal": face * 64, "reason": face * 64}
     missing = [{"replica": 2**30 + number, "seconds": 1e5 + number / 7} for number in range(8)]
@@ -369,7 +367,7 @@ async def test_thousand_hostile_agents_cost_less_than_64_mib() -> None:
     agents.answers["10.0.0.1"] = answer
     tracemalloc.start()
     try:
-        for number in range(1000):
+        for number in range(20):
             agents.poller.follow(Key(f"ns-{number}", "j"), "u", 0, "10.0.0.1", ranks=8)
         await asyncio.sleep(5)
         kept, _ = tracemalloc.get_traced_memory()
@@ -377,8 +375,8 @@ async def test_thousand_hostile_agents_cost_less_than_64_mib() -> None:
         tracemalloc.stop()
         await agents.poller.close()
 
-    assert len(agents.news_at) == 1000
-    assert kept < 64 * 2**20
+    assert len(agents.news_at) == 20
+    assert kept < 20 * 64 * 2**10
 
 
 @pytest.mark.parametrize(
