@@ -1,8 +1,12 @@
-"""1,000 running jobs of eight pods: memory, writes at rest, reaction to failures, a killed operator."""
+"""1,000 running jobs of eight pods: memory, requests at rest, reaction to failures, a killed operator.
+
+With agents that do not answer and with agents that do. DTJ_FLEET_JOBS sets another number of jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import time
@@ -11,7 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tests.bench import report, rig
+from dtj_operator.app import PROGRESS_WRITES_PER_S
+from tests.bench import answers, report, rig
+from tests.bench.answers import Answers
 from tests.bench.rest import Rest
 from tests.bench.rig import JOBS, PODS, Rig
 from tests.bench.usage import Usage, usage
@@ -20,8 +26,9 @@ from tests.integration.operator import process
 from tests.integration.operator.process import Operator
 
 REPLICAS = 8
-FEW, MANY = 10, 1000
+FEW, MANY = 10, int(os.environ.get("DTJ_FLEET_JOBS", "1000"))
 REST_S = 60.0
+LEAST_INTERVAL_S = 60.0  # between two writes of a job's progress; longer with more jobs
 CALM_S = 15.0  # idle if it writes nothing for so long; longer than it delays writes of mere counts
 FAILURES, PAUSE_S = 200, 0.2
 REPLACED_S = 120.0  # a replacement that takes longer will not come
@@ -40,32 +47,40 @@ class Minute:
     writes: int
 
 
+HEAD = (
+    "memory, MiB",
+    "CPU at rest, s a minute",
+    "requests at rest, a minute",
+    "writes at rest, a minute",
+    "rank failed -> replacement created, p50, s",
+    "p99, s",
+)
+
+
 def main() -> None:
-    """Measure and write the sections `fleet` and `restart` of the page."""
+    """Measure and write the sections `fleet`, `fleet agents` and `restart` of the page."""
     asyncio.run(measure())
 
 
 async def measure() -> None:
-    """Fill the cluster in two steps, and measure after each."""
+    """Fill the cluster in two steps, measure after each, then let the agents answer and measure again."""
     nodes = MANY * REPLICAS // 1000 + 2
-    async with rig.running(nodes=nodes, scheduler_qps=SCHEDULER_QPS) as bench:
+    async with rig.running(nodes=nodes, cidr=answers.CIDR, scheduler_qps=SCHEDULER_QPS) as bench:
         async with process.running(bench.plane, rate=rig.REQUESTS_PER_S) as operator:
             rows = []
             for begin, end in ((0, FEW), (FEW, MANY)):
                 filled_s = await fill(bench.rest, range(begin, end))
                 print(f"{end} jobs run after {filled_s:.0f} s", file=sys.stderr, flush=True)
+                await calm(bench)
                 rows.append(await row(bench, operator, end))
+            silent = ["no agent answers", *rows[-1], "", ""]
+            async with answers.answering(bench.rest) as agents:
+                answered = await with_agents(bench, operator, agents)
             await operator.kill()
-        head = [
-            "running jobs x 8 pods",
-            "memory, MiB",
-            "CPU at rest, s a minute",
-            "requests at rest, a minute",
-            "writes at rest, a minute",
-            "rank failed -> replacement created, p50, s",
-            "p99, s",
-        ]
-        report.write("fleet", report.table(head, rows))
+        head = ["running jobs x 8 pods", *HEAD]
+        report.write("fleet", report.table(head, [[FEW, *rows[0]], [MANY, *rows[1]]]))
+        head = [f"{MANY} jobs x 8 pods", *HEAD, "oldest progress, s", "stated interval, s"]
+        report.write("fleet agents", report.table(head, [silent, answered]))
         back = [await killed(bench) for _ in range(KILLS)]
         await no_duplicates(bench.rest)
         head = [
@@ -77,13 +92,23 @@ async def measure() -> None:
         report.write("restart", report.table(head, [[name, KILLS, report.seconds(back)]]))
 
 
+async def with_agents(bench: Rig, operator: Operator, agents: Answers) -> list[object]:
+    """Return the same row for agents that answer, with the age of the oldest progress in a status."""
+    interval_s = max(LEAST_INTERVAL_S, MANY / PROGRESS_WRITES_PER_S)
+    await agents.until_written(MANY)
+    await asyncio.sleep(interval_s)  # until the first writes are no longer a burst
+    agents.oldest_s = 0.0
+    began = time.monotonic()
+    cells = await row(bench, operator, MANY)
+    await asyncio.sleep(max(0.0, began + 2 * interval_s - time.monotonic()))
+    return ["every agent answers", *cells, agents.age_stored(), f"{interval_s:.0f}"]
+
+
 async def row(bench: Rig, operator: Operator, jobs: int) -> list[object]:
     """Return the cost of these jobs at rest, and how fast the operator reacts to a failure."""
-    await calm(bench)
     quiet = await at_rest(bench, operator)
     took = await react(bench.rest, jobs)
     return [
-        jobs,
         f"{quiet.used.resident_mib:.0f}",
         f"{quiet.cpu_s:.1f}",
         quiet.requests,

@@ -80,16 +80,19 @@ def writes(counted: Counter[tuple[str, str]]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def running(*, nodes: int = 10, scheduler_qps: int = 50, synced: bool = False) -> AsyncIterator[Rig]:
+async def running(
+    *, nodes: int = 10, cidr: str = "10.0.0.1/24", scheduler_qps: int = 50, synced: bool = False
+) -> AsyncIterator[Rig]:
     """Start everything but an operator.
 
+    cidr           of the pods' addresses
     synced         etcd waits for its disk, as in a real cluster
     scheduler_qps  the scheduler's client rate; its default of 50 delays large numbers of pods
     """
     with (
         tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder,
         _plane(Path(folder), scheduler_qps, synced) as plane,
-        kwok.nodes(plane.kubectl, count=nodes),
+        kwok.nodes(plane.kubectl, count=nodes, cidr=cidr),
     ):
         async with connect(plane.url, plane.tls(), controlplane.token("loop")) as rest:
             yield Rig(plane=plane, rest=rest)

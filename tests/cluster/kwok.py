@@ -28,15 +28,18 @@ PLACEMENT: Json = {
 
 
 @contextlib.contextmanager
-def nodes(kubectl: Kubectl, *, count: int) -> Iterator[None]:
-    """Add `count` simulated nodes, ready when the body starts, and remove them afterwards."""
+def nodes(kubectl: Kubectl, *, count: int, cidr: str = "10.0.0.1/24") -> Iterator[None]:
+    """Add `count` simulated nodes, ready when the body starts, and remove them afterwards.
+
+    cidr  of the pods' addresses; nothing listens there
+    """
     program = tools.ensure("kwok")["kwok"]
     kubectl.apply(*(node(f"kwok-{number}") for number in range(count)))
     with tempfile.TemporaryFile() as log:
         command = [
             str(program), f"--kubeconfig={kubectl.kubeconfig}", "--manage-all-nodes=false",
             f"--manage-nodes-with-label-selector={LABEL}", "--server-address=",
-            f"--node-lease-duration-seconds={LEASE_S}", *stages(),
+            f"--node-lease-duration-seconds={LEASE_S}", f"--cidr={cidr}", *stages(),
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
