@@ -14,6 +14,7 @@ NAMES = (
     "life",
     "fleet",
     "stream",
+    "takeover",
     "peers",
     "chaos",
     "demo",

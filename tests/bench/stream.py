@@ -60,13 +60,13 @@ def main() -> None:
 async def measure() -> list[object]:
     """Return the row of the table."""
     with tempfile.TemporaryDirectory(prefix="dtj-bench-") as folder:
-        async with _serving() as cluster:
+        async with serving(Cluster()) as cluster:
             plane = cast(ControlPlane, Pretended(folder=Path(folder), url=cluster.url))
             began = time.monotonic()
             async with process.running(plane, rate=rig.REQUESTS_PER_S) as operator:
                 await cluster.until(lambda: len(cluster.statuses) == MANY)
                 started_s = time.monotonic() - began
-                await _calm(cluster, operator)
+                await calm(cluster, operator)
                 quiet = await usage(operator)
                 written = cluster.written
                 await asyncio.sleep(fleet.REST_S)
@@ -110,8 +110,14 @@ class Pretended:
 
 @dataclass
 class Cluster:
-    """The simulated cluster: every pod runs, except those in `pods`, which holds the changes."""
+    """The simulated cluster: every pod runs, except those in `pods`, which holds the changes.
 
+    late_s  how much later than now each request is answered, watches excepted
+    """
+
+    jobs: int = MANY
+    replicas: int = REPLICAS
+    late_s: float = 0.0
     url: str = ""
     version: int = 1_000_000
     statuses: dict[str, Json] = field(default_factory=dict)
@@ -120,20 +126,23 @@ class Cluster:
     lease: Json | None = None
     written: int = 0  # write requests, without Leases
     reborn: dict[str, float] = field(default_factory=dict)  # pod -> when its replacement was created
+    led_since: dict[str, float] = field(default_factory=dict)  # operator -> when it first held the Lease
+    read: set[str] = field(default_factory=set)  # jobs that a reconcile has read
     streams: dict[str, list[asyncio.Queue[bytes]]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
-        parsed = spec.parse(_job())
-        self._jobs = [f"sim-{number:05}" for number in range(MANY)]
-        self._pods = [f"{job}-{index}" for job in self._jobs for index in range(REPLICAS)]
-        self._job = json.dumps(_job() | {"status": "STATUS"})
+        made_job = _job(self.replicas)
+        parsed = spec.parse(made_job)
+        self._jobs = [f"sim-{number:05}" for number in range(self.jobs)]
+        self._pods = [f"{job}-{index}" for job in self._jobs for index in range(self.replicas)]
+        self._job = json.dumps(made_job | {"status": "STATUS"})
         running = {
             "phase": "Running",
             "conditions": [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
             "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}],
         }
-        made = pod(parsed, PodContext(index=0, attempt=0, size=REPLICAS, restarts_left=10)) | {
+        made = pod(parsed, PodContext(index=0, attempt=0, size=self.replicas, restarts_left=10)) | {
             "status": running
         }
         made["metadata"] |= {"uid": "pod-JOB-INDEX", "namespace": NAMESPACE, "resourceVersion": "1"}
@@ -188,29 +197,46 @@ class Cluster:
         for stream in self.streams.get(kind, ()):
             stream.put_nowait(line)
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something has been written."""
-        async with asyncio.timeout(300), self.changed:
+    def fail(self, name: str) -> float:
+        """Let a pod fail; return the monotonic time."""
+        seen = self.pods[name] = json.loads(self.pod(name))
+        ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+        seen["status"] |= {"phase": "Failed"}
+        seen["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": ended}}]
+        seen["metadata"]["resourceVersion"] = str(self.next())
+        self.tell("pods", "MODIFIED", json.dumps(seen))
+        return time.monotonic()
+
+    async def until(self, holds: Callable[[], bool], *, within_s: float = 300) -> None:
+        """Wait until a request has made it true; raises TimeoutError if it is late."""
+        async with asyncio.timeout(within_s), self.changed:
             await self.changed.wait_for(holds)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         path = request.path
+        if self.late_s and "watch" not in request.query:
+            await asyncio.sleep(self.late_s)
         if path.startswith(LEASES):
             return await self._lease(request)
         if request.method == "GET":
             return await self._read(request)
         self.written += 1
         answer = await self._write(request, path.split("/"))
+        await self._notify()
+        return answer
+
+    async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
-        return answer
 
     async def _lease(self, request: web.Request) -> web.Response:
         if request.method == "GET" and self.lease is None:
             return web.json_response({"kind": "Status"}, status=404)
         if request.method != "GET":
             self.lease = await request.json()
+            self.led_since.setdefault(self.lease["spec"]["holderIdentity"], time.monotonic())
+            await self._notify()
         return web.json_response(self.lease)
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
@@ -218,6 +244,8 @@ class Cluster:
             return web.json_response(_DISCOVERY[request.path])
         parts = request.path.split("/")
         if parts[-2] == "distributedtrainingjobs":
+            self.read.add(parts[-1])
+            await self._notify()
             return web.json_response(text=self.job(parts[-1]))
         kind = parts[-1]
         if "watch" in request.query:
@@ -290,9 +318,10 @@ def _uid(job: str) -> str:
     return f"uid-of-{job}"
 
 
-def _job() -> Json:
+def _job(replicas: int) -> Json:
     """A job with placeholders for the parts that differ."""
     made = fleet.job(0)
+    made["spec"]["replicas"] = replicas
     meta = {
         "name": "JOB",
         "namespace": NAMESPACE,
@@ -316,7 +345,7 @@ def _merge(old: Json, patch: Json) -> Json:
     return merged
 
 
-async def _calm(cluster: Cluster, operator: Operator) -> None:
+async def calm(cluster: Cluster, operator: Operator) -> None:
     """Wait until nothing has been written for a while and no job waits to be reconciled."""
     before = -1
     while before != cluster.written or (await usage(operator)).waiting:
@@ -337,7 +366,7 @@ async def _cpu_ms(cluster: Cluster, operator: Operator, change: Callable[[Json],
         cluster.tell("pods", "MODIFIED", json.dumps(seen))
         if number % 50 == 49:
             await asyncio.sleep(max(0.0, began + number / PER_S - time.monotonic()))
-    await _calm(cluster, operator)
+    await calm(cluster, operator)
     spent = (await usage(operator)).cpu_s - before - idle_per_s * (time.monotonic() - began)
     return 1000 * spent / EVENTS
 
@@ -355,13 +384,7 @@ async def _react(cluster: Cluster) -> list[float]:
     cluster.reborn.clear()
     for number in chance.sample(range(MANY), FAILURES):
         name = f"sim-{number:05}-{REPLICAS - 1}"
-        seen = cluster.pods[name] = json.loads(cluster.pod(name))
-        ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
-        seen["status"] |= {"phase": "Failed"}
-        seen["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": ended}}]
-        seen["metadata"]["resourceVersion"] = str(cluster.next())
-        failed[name] = time.monotonic()
-        cluster.tell("pods", "MODIFIED", json.dumps(seen))
+        failed[name] = cluster.fail(name)
         await asyncio.sleep(fleet.PAUSE_S)
     await cluster.until(lambda: failed.keys() <= cluster.reborn.keys())
     return [cluster.reborn[name] - moment for name, moment in failed.items()]
@@ -383,8 +406,8 @@ _DISCOVERY = dict(_discovery())
 
 
 @asynccontextmanager
-async def _serving() -> AsyncIterator[Cluster]:
-    cluster = Cluster()
+async def serving(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """Serve a simulated cluster until the block ends."""
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", cluster.handle)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
