@@ -232,7 +232,8 @@ class Cluster:
 
     async def _lease(self, request: web.Request) -> web.Response:
         if request.method == "GET" and self.lease is None:
-            return web.json_response({"kind": "Status"}, status=404)
+            named = {"name": process.LEASE, "kind": "leases"}
+            return web.json_response({"kind": "Status", "reason": "NotFound", "details": named}, status=404)
         if request.method != "GET":
             self.lease = await request.json()
             self.led_since.setdefault(self.lease["spec"]["holderIdentity"], time.monotonic())
