@@ -26,8 +26,7 @@ class Answers:
     """The agents, and the age of what the jobs' statuses say about them.
 
     polls     answered so far
-    oldest_s  age of the oldest progress that a status has had since it was last set to 0: a lower bound until
-              `age_stored` has looked at those that have not changed since
+    oldest_s  age of the oldest progress that the operator replaced since this was last set to 0
     """
 
     def __init__(self) -> None:
@@ -44,13 +43,13 @@ class Answers:
         return int(time.monotonic() - self._began)
 
     async def until_written(self, jobs: int) -> None:
-        """Wait until the statuses of so many jobs have progress."""
+        """Wait until the statuses of this many jobs have progress."""
         while len(self._stored) < jobs:
             self._changed.clear()
             await self._changed.wait()
 
     def age_stored(self) -> float:
-        """Return `oldest_s`, the ages of what is stored now included."""
+        """Return `oldest_s`, or the age of the oldest progress in a status now if that is older."""
         return max(self.oldest_s, self.step - min(self._stored.values()))
 
     async def answer(self, request: web.Request) -> web.Response:

@@ -81,7 +81,7 @@ def writes(counted: Counter[tuple[str, str]]) -> int:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, nodes: int = 10, cidr: str = "10.0.0.1/24", scheduler_qps: int = 50, synced: bool = False
+    *, nodes: int = 10, cidr: str = kwok.CIDR, scheduler_qps: int = 50, synced: bool = False
 ) -> AsyncIterator[Rig]:
     """Start everything but an operator.
 

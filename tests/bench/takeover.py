@@ -1,7 +1,7 @@
 """[S] A standby takes over thousands of jobs from a leader that was killed, with a slow API server.
 
 The API server is simulated (see `stream.py`): each of its answers but watch events takes a fifth of a second,
-so that the new leader needs minutes to look at all jobs. DTJ_TAKEOVER_JOBS sets another number of jobs.
+so that the new leader needs minutes to reconcile all jobs. DTJ_TAKEOVER_JOBS sets another number of jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.operator.process import Operator
 
 JOBS = int(os.environ.get("DTJ_TAKEOVER_JOBS", "10000"))
 LATE_S = 0.2
-FAILURES = 20  # ranks that fail while nobody leads, and as many afterwards
+FAILURES = 20  # ranks that fail while no operator leads, and as many afterwards
 AFTER_S = 1.0  # how long after the Lease is won the others fail
 PROBE_EVERY_S, PROBE_TIMEOUT_S = 0.2, 5.0  # more often than the chart's probe, and its timeout
 

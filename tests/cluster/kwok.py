@@ -19,6 +19,7 @@ STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 LABEL = "type=kwok"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
 READY_WITHIN_S = 60
+CIDR = "10.0.0.0/24"  # of the pods: KWOK's default, and nothing answers there
 LEASE_S = 40  # KWOK renews no lease by default, and nodes without one soon count as lost
 # What a pod's spec needs to land on these nodes and on no others.
 PLACEMENT: Json = {
@@ -28,10 +29,10 @@ PLACEMENT: Json = {
 
 
 @contextlib.contextmanager
-def nodes(kubectl: Kubectl, *, count: int, cidr: str = "10.0.0.1/24") -> Iterator[None]:
+def nodes(kubectl: Kubectl, *, count: int, cidr: str = CIDR) -> Iterator[None]:
     """Add `count` simulated nodes, ready when the body starts, and remove them afterwards.
 
-    cidr  of the pods' addresses; nothing listens there
+    cidr  of the pods' addresses
     """
     program = tools.ensure("kwok")["kwok"]
     kubectl.apply(*(node(f"kwok-{number}") for number in range(count)))
