@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from dtj_operator.agent_status import SilentReplica
 from dtj_operator.kube.nodes import NodeLease, NodeView
 from dtj_operator.kube.views import ConditionView
 from dtj_operator.plan import pace
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.snapshot import SilentReplica, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
@@ -58,7 +59,7 @@ def silent(pods: int) -> JobBuilder:
     """No agent but the first is heard, and no Lease is renewed: a network that was cut."""
     unheard = tuple(SilentReplica(replica=index, seconds=30) for index in range(1, pods))
     lease = NodeLease(renewed_at=NOW - 30, duration_s=40, unchanged_s=30)
-    built = running(pods).answering(step=7, address=ADDRESS, silent_replicas=unheard)
+    built = running(pods).answering(step=7, address=ADDRESS, missing=unheard)
     return built.seeing(leases=dict.fromkeys(_nodes(_count(pods)), lease))
 
 

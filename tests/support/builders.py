@@ -9,10 +9,11 @@ from typing import Any, Self
 
 import msgspec
 
+from dtj_operator.agent_status import InPlace, Progress
 from dtj_operator.kube import exit_report
 from dtj_operator.kube.views import ConditionView, ContainerView, PodView
 from dtj_operator.plan import times
-from dtj_operator.plan.snapshot import Child, Memory, Progress, Refusal, Snapshot
+from dtj_operator.plan.snapshot import Child, Memory, Refusal, Snapshot
 from dtj_operator.spec import Job, parse
 
 Json = dict[str, Any]
@@ -226,9 +227,10 @@ class JobBuilder:
     def refused(self, reason: str, message: str = "no") -> Self:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
-    def answering(self, *, attempt: int = 0, **fields: Any) -> Self:
+    def answering(self, *, attempt: int = 0, in_place: int = 0, **fields: Any) -> Self:
         """Replica 0's agent has answered."""
-        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, **fields))
+        restarts = InPlace(in_place=in_place)
+        return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
 
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:
         return self.answering(attempt=attempt, step=step, total_steps=total)

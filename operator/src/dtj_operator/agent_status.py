@@ -1,14 +1,14 @@
-"""Parses the part of an agent's /status that the operator uses; see docs/contract.md.
+"""The part of an agent's /status that the operator uses; see docs/contract.md.
 
 The answer comes from a user's program, so every value of a wrong type or size is rejected.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
+from msgspec.structs import asdict, force_setattr
 
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import Hung, Incident, Ledger, Progress, SilentReplica, Straggler
 from dtj_operator.printable import printable
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -21,7 +21,18 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _LISTED = msgspec.Meta(max_length=1000)  # the agent lists no more
 
 
-class _Failure(msgspec.Struct, rename="camel"):
+class _Reported(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Its texts cannot change what a terminal shows."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(text := getattr(self, name), str):
+                force_setattr(self, name, printable(text))
+
+
+class Incident(_Reported, frozen=True, kw_only=True):
+    """The last failure as the agents report it."""
+
     replica: _Index | None = None
     rank: _Index | None = None
     reason: _Word | None = None
@@ -30,55 +41,81 @@ class _Failure(msgspec.Struct, rename="camel"):
     message: _Text | None = None
     generation: _Index | None = None
     step: _Index | None = None
-    at: _Word | None = None
+    at: _Word | None = None  # RFC 3339
 
 
-class _Restarts(msgspec.Struct, rename="camel"):
+class InPlace(_Reported, frozen=True, kw_only=True):
+    """Failures of ranks that the agents healed without a new pod."""
+
     in_place: _Heals = 0
 
 
-class _Ledger(msgspec.Struct):
+class Ledger(_Reported, frozen=True, kw_only=True):
+    """Where the seconds of an attempt went, as its agents report it."""
+
     productive: _Seconds = 0.0
     startup: _Seconds = 0.0
     lost: _Seconds = 0.0
     recovering: _Seconds = 0.0
 
 
-class _Slowest(msgspec.Struct):
+class Straggler(_Reported, frozen=True, kw_only=True):
+    """A rank that completes steps, but so slowly that all other ranks wait for it."""
+
     rank: _Index
     replica: _Index | None = None
-    ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    ratio: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None  # its time for a step by the others'
 
 
-class _Hang(msgspec.Struct):
-    ranks: Annotated[list[_Index], _LISTED] = []
+class Hung(_Reported, frozen=True, kw_only=True):
+    """A hang that the agents only report, while it lasts."""
+
+    ranks: Annotated[tuple[_Index, ...], _LISTED] = ()
     message: _Text = ""
 
 
-class _Missing(msgspec.Struct):
+class SilentReplica(_Reported, frozen=True, kw_only=True):
+    """A replica that took part and that the others have been waiting for."""
+
     replica: _Index
     seconds: _Seconds
 
 
-class _Answer(msgspec.Struct, rename="camel"):
-    attempt: int
+class _Answer(_Reported, frozen=True, kw_only=True):
     job: _Name | None = None
     job_uid: _Name | None = None
     replica: int | None = None
+    attempt: int
     step: _Whole | None = None
     total_steps: _Whole | None = None
     epoch: _Whole | None = None
     loss: float | None = None
     samples_per_second: float | None = None
-    eta_seconds: float | None = None
-    rejoin: bool = False
-    restarts: _Restarts | None = None
-    ledger: _Ledger | None = None
-    failure: _Failure | None = None
+    eta_s: float | None = msgspec.field(default=None, name="etaSeconds")
+    rejoin: bool = False  # the agents of this attempt can recover in place when a pod is replaced
+    restarts: InPlace | None = None
+    ledger: Ledger | None = None
+    incident: Incident | None = msgspec.field(default=None, name="failure")
     slowest_rank: _Index | None = None
-    slowest: _Slowest | None = None
-    hang: _Hang | None = None
-    missing: Annotated[list[_Missing], _LISTED] | None = None
+    slowest: Straggler | None = None
+    hang: Hung | None = None
+    missing: Annotated[tuple[SilentReplica, ...], _LISTED] | None = None
+
+    @property
+    def in_place(self) -> int:
+        """In-place restarts of this attempt."""
+        return self.restarts.in_place if self.restarts else 0
+
+    @property
+    def silent_replicas(self) -> tuple[SilentReplica, ...]:
+        return self.missing or ()
+
+
+class Progress(_Answer, frozen=True, kw_only=True):
+    """The last answer of replica 0's agent."""
+
+    observed_at: float  # seconds since the epoch
+    address: str = ""  # of the pod that answered
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -95,46 +132,13 @@ def parse(raw: bytes, key: Key, uid: str, observed_at: float, address: str, *, r
     ranks        of the job at most
     """
     answer = _decode(raw)
-    if max(len(answer.missing or ()), len(answer.hang.ranks if answer.hang else ())) > ranks:
+    if max(len(answer.silent_replicas), len(answer.hang.ranks if answer.hang else ())) > ranks:
         raise msgspec.ValidationError(f"the agent at {address} names more than the {ranks} ranks of the job")
     if (answer.job, answer.job_uid, answer.replica) != (key.name, uid, 0):
         raise msgspec.ValidationError(f"the agent at {address} does not belong to replica 0 of {key}")
-    return Progress(
-        attempt=answer.attempt,
-        observed_at=observed_at,
-        address=address,
-        step=answer.step,
-        total_steps=answer.total_steps,
-        epoch=answer.epoch,
-        loss=answer.loss,
-        samples_per_second=answer.samples_per_second,
-        eta_s=_plausible(answer.eta_seconds),
-        rejoin=answer.rejoin,
-        in_place=answer.restarts.in_place if answer.restarts else 0,
-        ledger=None if answer.ledger is None else Ledger(**msgspec.structs.asdict(answer.ledger)),
-        incident=None if answer.failure is None else _incident(answer.failure),
-        slowest=_straggler(answer),
-        hang=None
-        if answer.hang is None
-        else Hung(ranks=tuple(answer.hang.ranks), message=printable(answer.hang.message)),
-        silent_replicas=tuple(
-            SilentReplica(replica=each.replica, seconds=each.seconds) for each in answer.missing or ()
-        ),
-    )
-
-
-def _incident(failure: _Failure) -> Incident:
-    given: dict[str, Any] = msgspec.structs.asdict(failure)
-    fields: dict[str, Any] = {k: printable(v) if isinstance(v, str) else v for k, v in given.items()}
-    return Incident(**fields)
-
-
-def _straggler(answer: _Answer) -> Straggler | None:
-    if answer.slowest is not None:
-        return Straggler(**msgspec.structs.asdict(answer.slowest))
-    return None if answer.slowest_rank is None else Straggler(rank=answer.slowest_rank)
-
-
-def _plausible(seconds: float | None) -> float | None:
-    """Drop an estimate of more than ten years, which may not fit into a date."""
-    return seconds if seconds is not None and 0 <= seconds <= 10 * 365 * 86_400 else None
+    fields = asdict(answer)
+    if answer.slowest is None and answer.slowest_rank is not None:
+        fields["slowest"] = Straggler(rank=answer.slowest_rank)
+    if answer.eta_s is not None and not 0 <= answer.eta_s <= 10 * 365 * 86_400:
+        fields["eta_s"] = None  # more than ten years may not fit into a date
+    return Progress(**fields, observed_at=observed_at, address=address)

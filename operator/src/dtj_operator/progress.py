@@ -8,14 +8,16 @@ values. `reconcile.py` says which pods to poll.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import aiohttp
+from msgspec.structs import replace
 
 from dtj_operator import agent_status, metrics, names
+from dtj_operator.agent_status import Progress
 from dtj_operator.engine.turns import Turns
 from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S, Progress
+from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S
 
 POLLS_IN_FLIGHT = 128  # many, because a zone full of agents that do not answer must not delay the others
 POLL_TIMEOUT_S = 3.0
@@ -160,7 +162,7 @@ class Poller:
         """Clear the slow, hung and missing ranks of the last answer: they may have recovered since."""
         uid, last = self._last.get(key, ("", None))
         if last is not None and (last.slowest or last.hang or last.silent_replicas):
-            self._last[key] = uid, replace(last, slowest=None, hang=None, silent_replicas=())
+            self._last[key] = uid, replace(last, slowest=None, hang=None, missing=())
             self._on_news(key)
 
     async def _poll(self, key: Key, followed: _Followed) -> Progress | None:

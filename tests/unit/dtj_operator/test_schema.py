@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from dtj_operator.agent_status import InPlace, Ledger, Progress
 from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
 from dtj_operator.plan.policies.avoid import MAX_RECORDED
 from dtj_operator.plan.private import Shortage
-from dtj_operator.plan.snapshot import Ledger, Progress
 from dtj_operator.plan.status import MAX_FAILURES, new_status
 from tests.support.builders import NOW, job, pod
 
@@ -96,7 +96,7 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
         loss=0.5,
         samples_per_second=8.0,
         eta_s=60,
-        in_place=1,
+        restarts=InPlace(in_place=1),
         ledger=Ledger(productive=9),
     )
     full = job().replicas(3).elastic(1, 3).running().but(pod(1).crashed(), pod(2).succeeded())

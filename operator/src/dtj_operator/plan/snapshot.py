@@ -10,6 +10,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from dtj_operator.agent_status import Progress
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import private, ranges, times
 from dtj_operator.plan.placement import PodsOnNodes
@@ -166,78 +167,6 @@ class Refusal:
 
     reason: str  # NameConflict | QuotaExceeded | PodRejected
     message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """Where the seconds of an attempt went, as its agents report it."""
-
-    productive: float = 0.0
-    startup: float = 0.0
-    lost: float = 0.0
-    recovering: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incident:
-    """The last failure as the agents report it."""
-
-    replica: int | None = None
-    rank: int | None = None
-    reason: str | None = None
-    exit_code: int | None = None
-    signal: str | None = None
-    message: str | None = None
-    generation: int | None = None
-    step: int | None = None
-    at: str | None = None  # RFC 3339
-
-
-@dataclass(frozen=True, kw_only=True)
-class Straggler:
-    """A rank that completes steps, but so slowly that all other ranks wait for it."""
-
-    rank: int
-    replica: int | None = None
-    ratio: float | None = None  # its time for a step relative to the other ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hung:
-    """A hang that the agents only report, while it lasts."""
-
-    ranks: tuple[int, ...]
-    message: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SilentReplica:
-    """A replica that took part and that the others have been waiting for."""
-
-    replica: int
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The last answer of replica 0's agent."""
-
-    attempt: int
-    observed_at: float
-    address: str = ""  # of the pod that answered
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    loss: float | None = None
-    samples_per_second: float | None = None
-    eta_s: float | None = None
-    rejoin: bool = False  # the agents of this attempt can recover in place when a pod is replaced
-    in_place: int = 0  # in-place restarts of this attempt
-    ledger: Ledger | None = None
-    incident: Incident | None = None
-    slowest: Straggler | None = None
-    hang: Hung | None = None
-    silent_replicas: tuple[SilentReplica, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

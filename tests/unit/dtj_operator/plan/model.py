@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dtj_operator import names
+from dtj_operator.agent_status import Progress
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.kube.views import ConditionView, ContainerView, PodView, seen
 from dtj_operator.plan import pace
@@ -26,7 +27,7 @@ from dtj_operator.plan.actions import (
     DeleteService,
 )
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Progress, Snapshot
+from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Snapshot
 from dtj_operator.plan.status import new_status
 from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
 

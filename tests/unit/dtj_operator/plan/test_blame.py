@@ -2,11 +2,11 @@
 
 import pytest
 
+from dtj_operator.agent_status import SilentReplica
 from dtj_operator.kube.nodes import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import SilentReplica
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, job, pod
 
 param = pytest.param
@@ -19,7 +19,7 @@ def unheard(*, for_s: float = 125, ready: bool = True, placed: float = NOW - 600
     nodes = {"n2": NodeView(name="n2", ready=ready, away_since=None if ready else NOW)}
     cut = pod(2).running().on("n2").placed(placed)
     missing = (SilentReplica(replica=2, seconds=for_s),)
-    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(silent_replicas=missing)
+    return FOUR.recovery(scope="Replica").but(cut).seeing(nodes=nodes).answering(missing=missing)
 
 
 def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuilder:
@@ -27,7 +27,7 @@ def alone(*nodes: str, silent_s: tuple[float, ...] = (126, 127, 128)) -> JobBuil
     first = pod(0).running().on("n0").reachable("10.0.0.1")
     others = [pod(i).running().on(node).placed(NOW - 900) for i, node in enumerate(nodes, start=1)]
     missing = tuple(SilentReplica(replica=i, seconds=s) for i, s in enumerate(silent_s, start=1))
-    given = unheard().but(first, *others).answering(silent_replicas=missing, address="10.0.0.1")
+    given = unheard().but(first, *others).answering(missing=missing, address="10.0.0.1")
     return given.seeing(nodes={node: NodeView(name=node) for node in ("n0", "n1", "n2")})
 
 
@@ -55,7 +55,7 @@ def fault(built) -> Fault:
         param(unheard(ready=False), id="a silent pod on a NotReady node"),
         param(unheard().seeing(nodes=None), id="a silent pod, but nodes cannot be read"),
         param(unheard().recovery(scope="Job"), id="an isolated pod with scope Job"),
-        param(unheard().seeing(now=NOW + 600).answering(silent_replicas=()), id="the heartbeats are back"),
+        param(unheard().seeing(now=NOW + 600).answering(missing=()), id="the heartbeats are back"),
         param(alone("n1", "n2", "n2", silent_s=(121, 121, 119)), id="all are silent, the last not for long"),
     ],
 )

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from dtj_operator.agent_status import Ledger, Progress
 from dtj_operator.plan.actions import Verdict
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Ledger, Progress
 from dtj_operator.plan.status import new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dtj_operator.plan.snapshot import FINAL, Progress
+from dtj_operator.agent_status import InPlace, Progress
+from dtj_operator.plan.snapshot import FINAL
 from tests.support.builders import job
 from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, run_until_stable
 
@@ -232,7 +233,10 @@ class Jobs(RuleBasedStateMachine):
         left = self.budget - status["restarts"]["counted"]
         in_place_total = status.get("memory", {}).get("inPlaceOfAttempt", 0) + min(in_place, left)
         self.world.answer = Progress(
-            attempt=status["attempt"], observed_at=self.world.now, rejoin=rejoin, in_place=in_place_total
+            attempt=status["attempt"],
+            observed_at=self.world.now,
+            rejoin=rejoin,
+            restarts=InPlace(in_place=in_place_total),
         )
         self.world.reconcile()
 

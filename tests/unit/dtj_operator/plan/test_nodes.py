@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
+from dtj_operator.agent_status import SilentReplica
 from dtj_operator.kube.nodes import NodeLease, NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import DeletePod, Restart
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Gone, SilentReplica
+from dtj_operator.plan.snapshot import Gone
 from dtj_operator.plan.status import new_status
 from dtj_operator.spec import Recovery
 from tests.support.builders import NOW, JobBuilder, at, job, pod
@@ -85,7 +86,7 @@ def lease(*, ago: float = 41, unchanged: float = 15) -> NodeLease:
 def silent(*replicas: int, since: float = 20) -> JobBuilder:
     """Replica 0's agent gets no heartbeat from these replicas."""
     known = TWO.seeing(nodes=cluster())
-    return known.answering(silent_replicas=tuple(SilentReplica(replica=i, seconds=since) for i in replicas))
+    return known.answering(missing=tuple(SilentReplica(replica=i, seconds=since) for i in replicas))
 
 
 SILENT = silent(1)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from dtj_operator.agent_status import Progress
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.snapshot import Progress
 from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 

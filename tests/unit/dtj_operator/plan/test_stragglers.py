@@ -2,8 +2,8 @@
 
 import pytest
 
+from dtj_operator.agent_status import Hung, Straggler
 from dtj_operator.plan import pace
-from dtj_operator.plan.snapshot import Hung, Straggler
 from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
