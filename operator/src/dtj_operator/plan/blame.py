@@ -31,9 +31,13 @@ _PEER_PHRASES = re.compile(
 
 def first_fault(s: Snapshot) -> Fault | None:
     """The primary fault among the pods of the current attempt, or None if all are healthy."""
+    return min(faults(s), key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+
+
+def faults(s: Snapshot) -> list[Fault]:
+    """All faults among the pods of the current attempt."""
     found = [_fault_of(s, pod) for pod in s.current.values() if is_faulty(s, pod)]
-    found += [_deleted(s, index) for index in s.vanished]
-    return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+    return found + [_deleted(s, index) for index in s.vanished]
 
 
 def is_faulty(s: Snapshot, pod: PodView) -> bool:
