@@ -198,8 +198,9 @@ def _restarts(now: Restarts, verdict: Verdict | None) -> Json:
 
 
 def _identical(s: Snapshot, so_far: Restarts, verdict: Verdict | None) -> int:
-    is_new = isinstance(verdict, Restart) and not verdict.same_incident
-    return identical_failures(s, verdict.fault) if is_new else so_far.identical
+    if isinstance(verdict, Restart) and not verdict.same_incident:
+        return identical_failures(s, verdict.fault)
+    return so_far.identical
 
 
 def _progress(s: Snapshot) -> Json | None:

@@ -243,10 +243,14 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
             COUNTED,
             id="without steps, another error each time",
         ),
-        param(SAME_ERROR, Fail("NoProgress", ANY, ANY), id="without steps, the same error after three restarts"),
+        param(
+            SAME_ERROR, Fail("NoProgress", ANY, ANY), id="without steps, the same error after three restarts"
+        ),
         param(SAME_ERROR.recovery(maxRestartsWithoutProgress=4), COUNTED, id="one more is allowed"),
         param(
-            SAME_ERROR.but(pod(1).crashed(1, message="line 9\nKeyError: 'b'")), COUNTED, id="another last line"
+            SAME_ERROR.but(pod(1).crashed(1, message="line 9\nKeyError: 'b'")),
+            COUNTED,
+            id="another last line",
         ),
         param(SAME_ERROR.but(pod(1).crashed(2, message="KeyError: 'a'")), COUNTED, id="another exit code"),
         param(SAME_ERROR.but(pod(1).crashed(139, message="KeyError: 'a'")), COUNTED, id="a signal"),

@@ -1,11 +1,11 @@
 """What does a fault mean for the job?
 
 The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
-else Restart. Counted restarts have two budgets: a total, and consecutive restarts without progress. An in-place
-restart by the agents counts like a restart.
+else Restart. Counted restarts have two budgets: a total, and consecutive restarts without progress. An
+in-place restart by the agents counts like a restart.
 
-Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without that, its
-restarts spend the second budget only if it ends with the same error every time.
+Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without
+that, its restarts spend the second budget only if it ends with the same error every time.
 
 With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
