@@ -40,7 +40,7 @@ class Fault:
     @property
     def sentence(self) -> str:
         replica, node = f"replica {self.replica}", f" on node {self.node}" if self.node else ""
-        last = self.message.strip().rpartition("\n")[2][:300]
+        last = last_line(self.message)[:300]
         if self.reason == "PeerLost" and self.exit_code is None:  # its pod still runs
             return f"{replica}{node} is unreachable" + (f": {last}" if last else "")
         who = replica if self.rank is None else f"rank {self.rank} ({replica})"
@@ -48,6 +48,11 @@ class Fault:
         if self.exit_code is not None:
             how = f"exited with code {self.exit_code}"
         return f"{who}{node} {how}: {self.reason}" + (f": {last}" if last else "")
+
+
+def last_line(message: str) -> str:
+    """Where a traceback names the error."""
+    return message.strip().rpartition("\n")[2]
 
 
 @dataclass(frozen=True)

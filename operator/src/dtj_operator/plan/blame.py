@@ -11,8 +11,8 @@ import signal
 from dtj_operator.kube.exit_report import NO_REPORT, ExitReport, count
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
-from dtj_operator.plan.actions import Fault
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.plan.actions import Fault, last_line
+from dtj_operator.plan.snapshot import Json, Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause
@@ -20,6 +20,7 @@ MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
 DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
 DISRUPTIONS = ("Evicted", "NodeLost")
+PROGRAM_ERRORS = ("Exception", "ExitCode")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
 _PEER_PHRASES = re.compile(
     r"connection (reset|closed|refused) by peer|broken pipe|DistNetworkError"
@@ -30,9 +31,13 @@ _PEER_PHRASES = re.compile(
 
 def first_fault(s: Snapshot) -> Fault | None:
     """The primary fault among the pods of the current attempt, or None if all are healthy."""
+    return min(faults(s), key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+
+
+def faults(s: Snapshot) -> list[Fault]:
+    """All faults among the pods of the current attempt."""
     found = [_fault_of(s, pod) for pod in s.current.values() if is_faulty(s, pod)]
-    found += [_deleted(s, index) for index in s.vanished]
-    return min(found, key=lambda fault: (fault.secondary, fault.at, fault.replica), default=None)
+    return found + [_deleted(s, index) for index in s.vanished]
 
 
 def is_faulty(s: Snapshot, pod: PodView) -> bool:
@@ -84,6 +89,15 @@ def _isolated(s: Snapshot, pod: PodView) -> Fault:
         node=pod.node,
         message=f"replica 0 has had no heartbeat from {sender} for {silent_s:.0f} s, but {still}",
         at=since,
+    )
+
+
+def is_same_error(fault: Fault, failure: Json) -> bool:
+    """Whether the program ended with the same error as in this earlier `status.failure`, on any replica."""
+    return (
+        fault.reason in PROGRAM_ERRORS
+        and (fault.reason, fault.exit_code) == (failure.get("reason"), failure.get("exitCode"))
+        and last_line(fault.message) == last_line(failure.get("message") or "")
     )
 
 

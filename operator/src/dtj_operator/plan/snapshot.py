@@ -46,6 +46,7 @@ class Restarts:
     in_place: int = 0  # by the agents, without a new pod
     in_place_of_attempt: int = 0  # of these, those of the current attempt
     without_progress: int = 0
+    identical: int = 0  # failures in a row with the same error of the program, without progress
     highest_step: int | None = None  # ever reported; a higher step is progress
 
 
@@ -154,6 +155,7 @@ class Memory:
             in_place=raw.get("inPlace", 0),
             in_place_of_attempt=self.private.in_place_of_attempt,
             without_progress=raw.get("withoutProgress", 0),
+            identical=self.private.identical_failures,
             highest_step=self.private.highest_step,
         )
 

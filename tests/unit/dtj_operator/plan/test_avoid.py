@@ -21,6 +21,10 @@ def faulty(*entries: tuple[str, int, float]) -> dict[str, Any]:
     }
 
 
+def failed_on(node: str) -> dict[str, Any]:
+    return {"replica": 0, "node": node, "reason": "ExitCode", "exitCode": 1}
+
+
 SEEN = TWO.seeing(nodes=cluster())
 
 
@@ -74,6 +78,36 @@ def recorded(given: JobBuilder) -> list[tuple[str, int]]:
         param(SEEN.but(pod(1).crashed(76, at=NOW - 9).on("n1")), [], id="a lost peer does not count"),
         param(SEEN.but(pod(1).crashed(75).on("n1")), [], id="a stop on request does not count"),
         param(SEEN.without(1), [], id="the node of the pod is unknown"),
+        param(
+            SEEN.but(pod(0).crashed().on("n0"), pod(1).crashed(at=NOW - 1).on("n1")),
+            [],
+            id="an error of the program on two nodes",
+        ),
+        param(
+            SEEN.but(pod(0).crashed(76).on("n0"), pod(1).crashed().on("n1")),
+            [("n1", 1)],
+            id="an error of the program, and a peer that it lost",
+        ),
+        param(
+            SEEN.but(pod(0).crashed(139).on("n0"), pod(1).crashed(139, at=NOW - 1).on("n1")),
+            [("n1", 1)],
+            id="a signal, even if another node has one too",
+        ),
+        param(
+            SEEN.but(pod(1).crashed().on("n1")).was("Running", failure=failed_on("n0")),
+            [],
+            id="the error of the failure before, on another node",
+        ),
+        param(
+            SEEN.but(pod(1).crashed().on("n1")).was("Running", failure=failed_on("n1")),
+            [("n1", 1)],
+            id="the error of the failure before, on the same node",
+        ),
+        param(
+            SEEN.but(pod(1).crashed(2).on("n1")).was("Running", failure=failed_on("n0")),
+            [("n1", 1)],
+            id="another error than that before on another node",
+        ),
         param(
             SEEN.but(pod(1).crashed().on("new")).was(
                 "Running", **faulty(*((f"n{i}", 1, i) for i in range(20)))

@@ -159,6 +159,14 @@ def test_failure_names_the_rule_that_matched(given, rule) -> None:
     assert f"not restarted because of {rule}" in verdict.message
 
 
+SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
+    "Running",
+    restarts={"counted": 3, "disruptions": 0, "withoutProgress": 3},
+    memory={"identicalFailures": 3},
+    failure={"replica": 0, "reason": "ExitCode", "exitCode": 1, "message": "line 3\nKeyError: 'a'"},
+)
+
+
 @pytest.mark.parametrize(
     ("given", "verdict"),
     [
@@ -233,7 +241,28 @@ def test_failure_names_the_rule_that_matched(given, rule) -> None:
         param(
             CRASHED.was("Running", **restarts(counted=3, withoutProgress=3)),
             COUNTED,
-            id="if no step is ever reported only the total budget applies",
+            id="without steps, another error each time",
+        ),
+        param(
+            SAME_ERROR, Fail("NoProgress", ANY, ANY), id="without steps, the same error after three restarts"
+        ),
+        param(SAME_ERROR.recovery(maxRestartsWithoutProgress=4), COUNTED, id="one more is allowed"),
+        param(
+            SAME_ERROR.but(pod(1).crashed(1, message="line 9\nKeyError: 'b'")),
+            COUNTED,
+            id="another last line",
+        ),
+        param(SAME_ERROR.but(pod(1).crashed(2, message="KeyError: 'a'")), COUNTED, id="another exit code"),
+        param(SAME_ERROR.but(pod(1).crashed(139, message="KeyError: 'a'")), COUNTED, id="a signal"),
+        param(
+            SAME_ERROR.was("Running", lastTransitionTime=at(-600)),
+            COUNTED,
+            id="the same error, but the program ran for ten minutes",
+        ),
+        param(
+            SAME_ERROR.was("Starting", lastTransitionTime=at(-600)),
+            Fail("NoProgress", ANY, ANY),
+            id="time before all pods run is not progress",
         ),
         param(
             CRASHED.was("Running", **restarts(counted=3, withoutProgress=3, highest_step=40)).at_step(41),

@@ -16,6 +16,7 @@ FULL = Private(
     done="0-3,7",
     shortage=Shortage(replicas=4, tries=2, retry_at=1_800_000_000),
     in_place_of_attempt=1,
+    identical_failures=2,
     highest_step=7,
     earlier_seconds={"lostSeconds": 3},
 )

@@ -333,6 +333,19 @@ def test_new_step_resets_the_restarts_without_progress() -> None:
     }
 
 
+def test_ten_minutes_in_phase_running_are_progress_only_if_no_steps_are_reported() -> None:
+    row = {
+        "restarts": {"counted": 2, "disruptions": 0, "withoutProgress": 2},
+        "memory": {"identicalFailures": 2},
+        "lastTransitionTime": at(-600),
+    }
+    plain = status_of(TWO.running().was("Running", **row))
+    stepping = status_of(TWO.running().was("Running", **row | {"memory": {"highestStep": 10}}))
+
+    assert (plain["restarts"]["withoutProgress"], "memory" in plain) == (0, False)
+    assert stepping["restarts"]["withoutProgress"] == 2
+
+
 STORED = {"phase": "Running", "replicaStatuses": {"ready": 1}, "progress": {"step": 1, "observedAt": at(-20)}}
 
 

@@ -2,7 +2,8 @@
 
 First, nodes that were just lost, because the scheduler may not know yet. Second, nodes on which this job had
 `avoidNodeAfterFaults` faults or on which a pod did not terminate, for an hour after the last fault, because a
-bad accelerator fails the same job again and again.
+bad accelerator fails the same job again and again. An error of the program that happens on several nodes is
+no fault of any of them.
 
     required    at first, of at most half of the nodes that a pod could run on, so that enough remain
     preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`
@@ -90,7 +91,7 @@ def status_entries(s: Snapshot, verdict: Verdict | None) -> list[Json]:
         allowed = avoided(s).required
         known = [replace(faulty, preferred=True) if faulty.node in allowed else faulty for faulty in known]
     fault = verdict.fault if isinstance(verdict, Restart) else blame.in_place_fault(s)
-    if fault is not None and _counts_against_node(fault):
+    if fault is not None and _counts_against_node(s, fault):
         known = _with_faults(s, known, (fault.node, *_lost_together(s, fault)))
     stuck = {pod.node for pod in s.pods if pod.owner_uid and s.overdue(pod) and s.forced_at(pod) is not None}
     new = stuck - {faulty.node for faulty in known if faulty.stuck}
@@ -146,8 +147,17 @@ def _lost_together(s: Snapshot, fault: Fault) -> list[str]:
     return sorted({node for node, at in moments if at is not None and at - s.now <= LEASE_SPREAD_S})
 
 
-def _counts_against_node(fault: Fault) -> bool:
-    return bool(fault.node) and fault.reason not in NOT_NODE_FAULTS and fault.exit_code != blame.STOPPED
+def _counts_against_node(s: Snapshot, fault: Fault) -> bool:
+    if not fault.node or fault.reason in NOT_NODE_FAULTS or fault.exit_code == blame.STOPPED:
+        return False
+    return fault.reason not in blame.PROGRAM_ERRORS or not _failed_elsewhere(s, fault)
+
+
+def _failed_elsewhere(s: Snapshot, fault: Fault) -> bool:
+    """Whether another node has a fault in this incident, or had the same error in the one before."""
+    before = s.memory.failure
+    repeated = blame.is_same_error(fault, before) and before.get("node") not in (None, fault.node)
+    return repeated or any(other.node != fault.node and not other.secondary for other in blame.faults(s))
 
 
 def _entry(faulty: FaultyNode, *, is_bad: bool) -> Json:

@@ -1,8 +1,11 @@
 """What does a fault mean for the job?
 
 The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
-else Restart. Counted restarts have two budgets: a total, and consecutive restarts without a new step. The
-second applies only if steps are reported. An in-place restart by the agents counts like a restart.
+else Restart. Counted restarts have two budgets: a total, and consecutive restarts without progress. An
+in-place restart by the agents counts like a restart.
+
+Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without
+that, its restarts spend the second budget only if it ends with the same error every time.
 
 With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
@@ -11,10 +14,11 @@ import hashlib
 
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
-from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
+from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts, Snapshot
 from dtj_operator.spec import Rule
 
 MAX_BACKOFF_S = 300.0
+RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that reports no steps
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
@@ -46,15 +50,23 @@ def counters(s: Snapshot) -> Restarts:
     new = max(0, reported - old.in_place_of_attempt)
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
-    grown = highest != old.highest_step
+    progressed = highest != old.highest_step or (highest is None and _ran_well(s))
     return Restarts(
         counted=old.counted + new,
         disruptions=old.disruptions,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
-        without_progress=0 if grown else old.without_progress + new,
+        without_progress=0 if progressed else old.without_progress + new,
+        identical=0 if progressed else old.identical,
         highest_step=highest,
     )
+
+
+def identical_failures(s: Snapshot, fault: Fault) -> int:
+    """How many failures in a row, with this one, were this error of the program; 0 for any other fault."""
+    if fault.reason not in blame.PROGRAM_ERRORS:
+        return 0
+    return 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
 
 
 def backoff_until(s: Snapshot) -> float:
@@ -94,15 +106,20 @@ def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
             f"{fault.sentence}; no restarts left: maxRestarts is {recovery.max_restarts}",
             fault,
         )
-    stuck = (
-        restarts.highest_step is not None
-        and restarts.without_progress >= recovery.max_restarts_without_progress
-    )
-    if stuck:
+    most = recovery.max_restarts_without_progress
+    if restarts.highest_step is not None and restarts.without_progress >= most:
         row = f"{restarts.without_progress} consecutive restarts"
         why = f"{row} completed no step beyond {restarts.highest_step}"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
+    if identical_failures(s, fault) > most:
+        why = f"the same error after each of {restarts.identical} consecutive restarts"
+        return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))
+
+
+def _ran_well(s: Snapshot) -> bool:
+    began = s.memory.changed_at
+    return s.memory.phase == RUNNING and began is not None and s.now - began >= RAN_WELL_S
 
 
 def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
