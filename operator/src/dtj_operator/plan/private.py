@@ -28,6 +28,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7
     shortage: Shortage | None = None
     in_place_of_attempt: int = 0  # in-place restarts in the current attempt
+    counted_at: list[int] = []  # seconds since the epoch of the restarts that still count, oldest first
     highest_step: int | None = None  # ever reported; only a higher step is progress
     earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took
 

@@ -24,7 +24,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.attempt import attempt_of, done_before, private_of, remaining, starts_new_attempt
 from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, rejected, shortage
 from dtj_operator.plan.goodput import goodput
-from dtj_operator.plan.policies.restart import counters
+from dtj_operator.plan.policies.restart import counters, within_window
 from dtj_operator.plan.snapshot import (
     FAILED,
     FINAL,
@@ -103,6 +103,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         memory = msgspec.structs.replace(
             private_of(s, verdict, phase),
             in_place_of_attempt=so_far.in_place_of_attempt if attempt == s.memory.attempt else 0,
+            counted_at=list(_counted_at(s, so_far, verdict)),
             highest_step=so_far.highest_step,
             earlier_seconds=earlier,
         )
@@ -194,6 +195,11 @@ def _restarts(now: Restarts, verdict: Verdict | None) -> Json:
         "withoutProgress": now.without_progress + counted,
     }
     return counts | ({"inPlace": now.in_place} if now.in_place else {})
+
+
+def _counted_at(s: Snapshot, now: Restarts, verdict: Verdict | None) -> tuple[int, ...]:
+    counted = isinstance(verdict, Restart) and verdict.counts
+    return within_window(s, (*now.counted_at, int(s.now))) if counted else now.counted_at
 
 
 def _progress(s: Snapshot) -> Json | None:

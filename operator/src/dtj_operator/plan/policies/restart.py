@@ -1,8 +1,9 @@
 """What does a fault mean for the job?
 
 The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
-else Restart. Counted restarts have two budgets: a total, and consecutive restarts without a new step. The
-second applies only if steps are reported. An in-place restart by the agents counts like a restart.
+else Restart. Counted restarts have two budgets: restarts within a window of time, and consecutive restarts
+without a new step. The second applies only if steps are reported. An in-place restart by the agents counts
+like a restart.
 
 With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
@@ -12,7 +13,7 @@ import hashlib
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, SUSPENDED, Restarts, Snapshot
-from dtj_operator.spec import Rule
+from dtj_operator.spec import MOST_RESTARTS, Rule
 
 MAX_BACKOFF_S = 300.0
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
@@ -49,12 +50,19 @@ def counters(s: Snapshot) -> Restarts:
     grown = highest != old.highest_step
     return Restarts(
         counted=old.counted + new,
+        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(new, MOST_RESTARTS))),
         disruptions=old.disruptions,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
         without_progress=0 if grown else old.without_progress + new,
         highest_step=highest,
     )
+
+
+def within_window(s: Snapshot, counted_at: tuple[int, ...]) -> tuple[int, ...]:
+    """The times that still count; one in the future, because the clock was set back, counts as now."""
+    now, window_s = int(s.now), s.job.recovery.window_s
+    return tuple(min(at, now) for at in counted_at if now - at < window_s)[-MOST_RESTARTS:]
 
 
 def backoff_until(s: Snapshot) -> float:
@@ -88,12 +96,10 @@ def _skips_backoff(s: Snapshot) -> bool:
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
     restarts, recovery = counters(s), s.job.recovery
-    if restarts.counted >= recovery.max_restarts:
-        return Fail(
-            "RestartBudgetSpent",
-            f"{fault.sentence}; no restarts left: maxRestarts is {recovery.max_restarts}",
-            fault,
-        )
+    if len(restarts.counted_at) >= recovery.max_restarts:
+        spent = f"{len(restarts.counted_at)} counted within {recovery.window_s} s"
+        why = f"no restarts left: {spent}, maxRestarts is {recovery.max_restarts}"
+        return Fail("RestartBudgetSpent", f"{fault.sentence}; {why}", fault)
     stuck = (
         restarts.highest_step is not None
         and restarts.without_progress >= recovery.max_restarts_without_progress
