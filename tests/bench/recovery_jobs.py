@@ -49,7 +49,7 @@ def job(
     spec: Json = {
         "replicas": REPLICAS,
         "template": {"spec": pod},
-        "recovery": {"maxRestarts": 10_000, "avoidNodeAfterFaults": "Never", **recovery},
+        "recovery": {"maxRestarts": 1000, "avoidNodeAfterFaults": "Never", **recovery},
     }
     return {
         "apiVersion": "dtj.dev/v1alpha1",

@@ -4,7 +4,8 @@ Resource versions order the events of all kinds, so the history is read as one s
 checked at the event that would break it.
 
 1. A rank never runs twice at the same time, and two attempts of a job never overlap.
-2. Counted restarts never exceed maxRestarts; counters and attempts never decrease.
+2. Counted restarts never exceed maxRestarts if the window is a day or more, longer than any history here;
+   counters and attempts never decrease.
 3. Succeeded and Failed are final, and no pod is created for a job that is finished or suspended.
 4. A job reports a name conflict only if a foreign object has that name.
 5. A job that has run never fails because the operator does not understand a value of its spec.
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
+
+A_DAY_S = 86_400
 
 JOB, POD, SERVICE, POLICY = "DistributedTrainingJob", "Pod", "Service", "NetworkPolicy"
 FINAL = ("Succeeded", "Failed")
@@ -138,11 +141,12 @@ def _job(world: World, event: Event) -> Iterator[str]:
         if _number(new, path) < _number(old, path):
             yield f"job {_name(now)}: {'.'.join(path)} went from {_number(old, path)} to {_number(new, path)}"
     counted = _number(new, ("restarts", "counted"))
-    recovery = (now.get("spec") or {}).get(
-        "recovery"
-    )  # a schema of another version may have accepted anything
-    most = recovery.get("maxRestarts", 10) if isinstance(recovery, dict) else 10
-    if counted > max(most, _number(old, ("restarts", "counted"))):
+    # A schema of another version may have accepted anything.
+    recovery = (now.get("spec") or {}).get("recovery")
+    recovery = recovery if isinstance(recovery, dict) else {}
+    most = recovery.get("maxRestarts", 10)
+    all_count = recovery.get("windowSeconds", A_DAY_S) >= A_DAY_S
+    if all_count and counted > max(most, _number(old, ("restarts", "counted"))):
         yield f"job {_name(now)} restarted {counted} times; maxRestarts is {most}"
     for condition in new.get("conditions", ()):
         if condition["reason"] == "BadSpec" and condition["type"] == "Failed" and old.get("phase") in BEGUN:

@@ -15,6 +15,7 @@ from dtj_operator import names, quantity
 Json = dict[str, Any]
 
 MAX_REPLICAS = 10_000  # as in the schema
+MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory has the time of each one
 NEVER = "Never"  # instead of a number: off
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
@@ -47,7 +48,8 @@ class Rule:
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
     scope: str = "Auto"  # | Replica | Job
-    max_restarts: int = 10
+    max_restarts: int = 10  # within window_s
+    window_s: int = 86_400
     max_restarts_without_progress: int = 3
     backoff_s: int = 1
     node_lost_s: int | None = 40  # None: a node never counts as lost
@@ -314,7 +316,8 @@ def _trainer(template: Json) -> Json:
 def _recovery(fields: _Fields) -> Recovery:
     return Recovery(
         scope=fields.choice("scope", "Auto", "Replica", "Job"),
-        max_restarts=fields.integer("maxRestarts", 10, 0),
+        max_restarts=fields.integer("maxRestarts", 10, 0, MOST_RESTARTS),
+        window_s=fields.integer("windowSeconds", 86_400, 1),
         max_restarts_without_progress=fields.integer("maxRestartsWithoutProgress", 3, 0),
         backoff_s=fields.integer("backoffSeconds", 1, 0),
         node_lost_s=fields.integer_or_never("nodeLostSeconds", 40),

@@ -20,6 +20,7 @@ def test_absent_fields_have_the_defaults_of_the_schema() -> None:
     assert made.recovery == Recovery(
         scope="Auto",
         max_restarts=10,
+        window_s=86_400,
         max_restarts_without_progress=3,
         backoff_s=1,
         node_lost_s=40,
@@ -172,6 +173,7 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             job().wants(activeDeadlineSeconds=0), "spec.activeDeadlineSeconds", id="a deadline of 0 seconds"
         ),
         param(job().recovery(maxRestarts=-1), "spec.recovery.maxRestarts", id="a negative budget"),
+        param(job().recovery(windowSeconds=0), "spec.recovery.windowSeconds", id="a window of 0 s"),
         param(
             job().recovery(rules=[{"action": "FailJob"}]),
             "spec.recovery.rules[0].onExitCodes",

@@ -29,7 +29,7 @@ from dtj_operator.plan.nodes import force_delete_lost
 from dtj_operator.plan.pace import soonest
 from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
-from dtj_operator.plan.policies.restart import backoff_until, restart
+from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
@@ -142,7 +142,7 @@ def _converge(s: Snapshot) -> Decision:
 
 def _pod_context(s: Snapshot, index: int) -> PodContext:
     restarts = s.memory.restarts
-    left = max(0, s.job.recovery.max_restarts - restarts.counted)
+    left = max(0, s.job.recovery.max_restarts - len(within_window(s, restarts.counted_at)))
     return PodContext(
         index=index,
         attempt=s.memory.attempt,

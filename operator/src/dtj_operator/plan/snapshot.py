@@ -42,6 +42,7 @@ class Child(Enum):
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
     counted: int = 0  # including in-place restarts
+    counted_at: tuple[int, ...] = ()  # when, of those that may still count towards the budget
     disruptions: int = 0
     in_place: int = 0  # by the agents, without a new pod
     in_place_of_attempt: int = 0  # of these, those of the current attempt
@@ -151,6 +152,7 @@ class Memory:
         raw = self.raw.get("restarts") or {}
         return Restarts(
             counted=raw.get("counted", 0),
+            counted_at=tuple(self.private.counted_at),
             disruptions=raw.get("disruptions", 0),
             in_place=raw.get("inPlace", 0),
             in_place_of_attempt=self.private.in_place_of_attempt,

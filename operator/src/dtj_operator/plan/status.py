@@ -24,7 +24,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.attempt import attempt_of, done_before, private_of, remaining, starts_new_attempt
 from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, rejected, shortage
 from dtj_operator.plan.goodput import goodput
-from dtj_operator.plan.policies.restart import counters, identical_failures
+from dtj_operator.plan.policies.restart import counters, identical_failures, within_window
 from dtj_operator.plan.snapshot import (
     FAILED,
     FINAL,
@@ -104,6 +104,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
             private_of(s, verdict, phase),
             in_place_of_attempt=so_far.in_place_of_attempt if attempt == s.memory.attempt else 0,
             identical_failures=_identical(s, so_far, verdict),
+            counted_at=list(_counted_at(s, so_far, verdict)),
             highest_step=so_far.highest_step,
             earlier_seconds=earlier,
         )
@@ -201,6 +202,11 @@ def _identical(s: Snapshot, so_far: Restarts, verdict: Verdict | None) -> int:
     if isinstance(verdict, Restart) and not verdict.same_incident:
         return identical_failures(s, verdict.fault)
     return so_far.identical
+
+
+def _counted_at(s: Snapshot, now: Restarts, verdict: Verdict | None) -> tuple[int, ...]:
+    counted = isinstance(verdict, Restart) and verdict.counts
+    return within_window(s, (*now.counted_at, int(s.now))) if counted else now.counted_at
 
 
 def _progress(s: Snapshot) -> Json | None:

@@ -82,7 +82,7 @@ class Jobs(RuleBasedStateMachine):
         if deadline is not None:
             wanted = wanted.wants(activeDeadlineSeconds=deadline)
         self.budget = budget
-        self.world = World(wanted.recovery(maxRestarts=budget, backoffSeconds=backoff))
+        self.world = World(wanted.recovery(maxRestarts=budget, windowSeconds=10**9, backoffSeconds=backoff))
 
     # --- the operator, with faults
 

@@ -119,8 +119,9 @@ def test_the_deadline_counts_from_the_stored_start() -> None:
     assert deadline_policy.due_at(TWO.wants(activeDeadlineSeconds=100).snapshot()) == NOW + 40
 
 
-def restarts(*, highest_step: int | None = None, **counters: int) -> dict[str, dict[str, int]]:
-    memory = {} if highest_step is None else {"highestStep": highest_step}
+def restarts(*, highest_step: int | None = None, ago: int = 60, **counters: int) -> dict[str, dict[str, Any]]:
+    memory: dict[str, Any] = {} if highest_step is None else {"highestStep": highest_step}
+    memory["countedAt"] = [int(NOW) - ago] * counters.get("counted", 0)
     return {
         "restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters},
         "memory": memory,
@@ -229,6 +230,26 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
             id="the eleventh",
         ),
         param(
+            CRASHED.was("Running", **restarts(counted=10, ago=86_399)),
+            Fail("RestartBudgetSpent", ANY, ANY),
+            id="the eleventh within a day",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=10, ago=86_400)),
+            COUNTED,
+            id="the eleventh, a day after the other ten",
+        ),
+        param(
+            CRASHED.recovery(windowSeconds=60).was("Running", **restarts(counted=10)),
+            COUNTED,
+            id="restarts older than the job's own window do not count",
+        ),
+        param(
+            CRASHED.was("Running", **restarts(counted=10, ago=-4000)),
+            Fail("RestartBudgetSpent", ANY, ANY),
+            id="restarts in the future, because the clock was set back, count",
+        ),
+        param(
             TWO.without(1).was("Running", **restarts(counted=10)),
             UNCOUNTED,
             id="a disruption costs no budget",
@@ -326,7 +347,8 @@ def test_budget_verdict_names_the_rank_and_its_last_line() -> None:
 
     assert isinstance(verdict, Fail)
     assert verdict.message == (
-        "rank 1 (replica 1) exited with code 1: ExitCode: ValueError: nan; no restarts left: maxRestarts is 0"
+        "rank 1 (replica 1) exited with code 1: ExitCode: ValueError: nan; "
+        "no restarts left: 0 counted within 86400 s, maxRestarts is 0"
     )
 
 

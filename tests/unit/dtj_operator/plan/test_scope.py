@@ -304,14 +304,14 @@ def test_agent_that_lost_its_count_reduces_no_counter() -> None:
 
 def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
     known = {"counted": 3, "disruptions": 1, "withoutProgress": 0, "inPlace": 3}
-    memory = {"replacing": REPLACED, "inPlaceOfAttempt": 2}
+    memory = {"replacing": REPLACED, "inPlaceOfAttempt": 2, "countedAt": [NOW - 86_400, NOW - 9, NOW - 9]}
     given = THREE.recovery(scope="Replica", maxRestarts=7).was(
         "Recovering", lastTransitionTime=at(-99), memory=memory, restarts=known
     )
     (made,) = (a.body for a in plan(given.without(1).snapshot()).actions if isinstance(a, CreatePod))
     env = {each["name"]: each.get("value") for each in made["spec"]["containers"][0]["env"]}
 
-    assert (env["DTJ_MAX_RESTARTS"], env["DTJ_RESTARTS_IN_PLACE"]) == ("4", "2")
+    assert (env["DTJ_MAX_RESTARTS"], env["DTJ_RESTARTS_IN_PLACE"]) == ("5", "2"), "one is a day old"
 
 
 def test_in_place_restarts_of_the_next_attempt_are_added() -> None:
@@ -332,6 +332,17 @@ def test_in_place_restarts_spend_the_budget_whichever_pod_exits_first() -> None:
     assert isinstance(verdict, Fail)
     assert verdict.reason == "RestartBudgetSpent"
     assert new_status(given, verdict)["restarts"]["counted"] == 1
+
+
+def test_restarts_older_than_the_window_are_forgotten_and_still_in_the_total() -> None:
+    known = {"counted": 2, "disruptions": 0, "withoutProgress": 0}
+    memory = {"countedAt": [NOW - 86_400, NOW - 7]}
+    given = AUTO.was("Running", restarts=known, memory=memory).but(pod(1).crashed()).answering(in_place=1)
+    snapshot = given.snapshot()
+    after = new_status(snapshot, restart(snapshot))
+
+    assert after["restarts"]["counted"] == 4
+    assert after["memory"]["countedAt"] == [NOW - 7, NOW, NOW]
 
 
 def test_in_place_restarts_spend_the_budget() -> None:

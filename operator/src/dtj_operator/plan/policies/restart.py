@@ -1,8 +1,8 @@
 """What does a fault mean for the job?
 
 The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
-else Restart. Counted restarts have two budgets: a total, and consecutive restarts without progress. An
-in-place restart by the agents counts like a restart.
+else Restart. Counted restarts have two budgets: restarts within a window of time, and consecutive restarts
+without progress. An in-place restart by the agents counts like a restart.
 
 Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without
 that, its restarts spend the second budget only if it ends with the same error every time.
@@ -15,7 +15,7 @@ import hashlib
 from dtj_operator.plan import blame, times
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
 from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts, Snapshot
-from dtj_operator.spec import Rule
+from dtj_operator.spec import MOST_RESTARTS, Rule
 
 MAX_BACKOFF_S = 300.0
 RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that reports no steps
@@ -53,6 +53,7 @@ def counters(s: Snapshot) -> Restarts:
     progressed = highest != old.highest_step or (highest is None and _ran_well(s))
     return Restarts(
         counted=old.counted + new,
+        counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(new, MOST_RESTARTS))),
         disruptions=old.disruptions,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
@@ -67,6 +68,12 @@ def identical_failures(s: Snapshot, fault: Fault) -> int:
     if fault.reason not in blame.PROGRAM_ERRORS:
         return 0
     return 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
+
+
+def within_window(s: Snapshot, counted_at: tuple[int, ...]) -> tuple[int, ...]:
+    """The times that still count; one in the future, because the clock was set back, counts as now."""
+    now, window_s = int(s.now), s.job.recovery.window_s
+    return tuple(min(at, now) for at in counted_at if now - at < window_s)[-MOST_RESTARTS:]
 
 
 def backoff_until(s: Snapshot) -> float:
@@ -100,12 +107,10 @@ def _skips_backoff(s: Snapshot) -> bool:
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
     restarts, recovery = counters(s), s.job.recovery
-    if restarts.counted >= recovery.max_restarts:
-        return Fail(
-            "RestartBudgetSpent",
-            f"{fault.sentence}; no restarts left: maxRestarts is {recovery.max_restarts}",
-            fault,
-        )
+    if len(restarts.counted_at) >= recovery.max_restarts:
+        spent = f"{len(restarts.counted_at)} counted within {recovery.window_s} s"
+        why = f"no restarts left: {spent}, maxRestarts is {recovery.max_restarts}"
+        return Fail("RestartBudgetSpent", f"{fault.sentence}; {why}", fault)
     most = recovery.max_restarts_without_progress
     if restarts.highest_step is not None and restarts.without_progress >= most:
         row = f"{restarts.without_progress} consecutive restarts"
