@@ -48,10 +48,10 @@ Deliberately absent: secrets, pods/exec, updates of pods, wildcards.
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, update, delete] # update: edits by others are reverted
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, update, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

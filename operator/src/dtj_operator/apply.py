@@ -14,22 +14,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dtj_operator import names
-from dtj_operator.gather import Caches, is_unedited
+from dtj_operator.gather import Caches
 from dtj_operator.kube import views
-from dtj_operator.kube.api import Api, Json
+from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.wire import decode_named
 from dtj_operator.names import Key
 from dtj_operator.plan.actions import (
     Action,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
+    DeleteChild,
     DeleteJob,
-    DeleteNetworkPolicy,
     DeletePod,
-    DeleteService,
+    Ensure,
 )
 from dtj_operator.plan.planner import name_conflict
 from dtj_operator.plan.snapshot import Refusal
@@ -181,44 +179,60 @@ class Applier:
         match action:
             case DeletePod():
                 return await self._delete_pod(action, until)
-            case CreateService(body):
-                return await self._create(self._caches.services, key, body, uid)
-            case CreateNetworkPolicy(body):
-                return await self._create(self._caches.policies, key, body, uid)
-            case DeleteService(known):
-                return await self._delete(self._caches.services, key, known, uid)
-            case DeleteNetworkPolicy(known):
-                return await self._delete(self._caches.policies, key, known, uid)
+            case Ensure(body):
+                return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
+            case DeleteChild(kind, known):
+                return await self._delete(self._caches.of(kind), key, known, uid)
             case DeleteJob():
                 with contextlib.suppress(NotFound, Conflict):
                     await self._api.delete(names.job_path(key), uid=uid)
         return True
 
-    async def _create(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
-        """Create the object; replace one that was edited, or that an earlier job of this name left."""
+    async def _ensure(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
+        """Create the object; revert an edit of it; replace one that an earlier job of this name left."""
         folder = cache.kind.path(key.namespace)
         try:
             try:
                 raw = await self._api.create(folder, body)
             except Conflict:
-                found = cache.kind.decode(await self._api.get(f"{folder}/{key.name}"))
+                raw = await self._api.get(f"{folder}/{key.name}")
+                found = cache.kind.decode(raw)
                 if found.owner != key.name:
                     return name_conflict(cache.kind.kind, key.name)
-                if found.owner_uid == uid and not found.deleting and is_unedited(cache, found, body):
-                    cache.observe(found, quiet=True)
-                    return True
-                if not found.deleting:
+                if found.deleting:
+                    return False
+                raw = await self._revert(cache, raw, body) if found.owner_uid == uid else None
+                if raw is None:
                     await self._remove(cache, found)
-                if found.owner_uid == uid:
-                    cache.note_recreated(key)
-                    _log.warning("recreating a child object that was edited", extra={"kind": cache.kind.kind})
-                raw = await self._api.create(folder, body)
+                    raw = await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)
-        except (Conflict, NotFound):  # the old object is being deleted, or was a moment ago
+        except (Conflict, NotFound):  # it changed or was deleted a moment ago
             return False
         cache.observe(cache.kind.decode(raw), quiet=True)
         return True
+
+    async def _revert(self, cache: ChildCache, raw: bytes, body: Json) -> bytes | None:
+        """Restore spec and labels in place: if the NetworkPolicy were deleted first, every pod could connect.
+
+        Labels and annotations of others are kept. Returns None if only a new object can have this spec, such
+        as after an edit that gave the Service an IP address.
+        """
+        found, before = decode(raw), cache.kind.decode(raw)
+        meta = found["metadata"]
+        meta["labels"] = (meta.get("labels") or {}) | body["metadata"]["labels"]
+        path = f"{cache.kind.path(before.namespace)}/{before.name}"
+        try:
+            raw = await self._api.update(path, found | {"spec": body["spec"]})
+        except Refused as error:
+            if error.status != 422:
+                raise
+            cache.note_reverted(before.key)
+            return None
+        if cache.kind.decode(raw).version != before.version:
+            cache.note_reverted(before.key)
+            _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
+        return raw
 
     async def _delete(self, cache: ChildCache, key: Key, known: str | None, uid: str) -> bool:
         """Delete the object with the known uid, if unchanged; without a known uid, the job's own object."""

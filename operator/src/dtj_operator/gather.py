@@ -23,7 +23,7 @@ from dtj_operator.progress import Poller
 from dtj_operator.spec import Recovery
 from dtj_operator.verify import Verifier
 
-RECREATE_PAUSE_S = 60.0  # between two recreations of an edited child
+REVERT_PAUSE_S = 60.0  # between two reverts of edits of a child
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,14 @@ class Caches:
     policies: ChildCache
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
     gone_nodes: Callable[[], Mapping[str, float]] = dict
+
+    @property
+    def children(self) -> tuple[ChildCache, ChildCache]:
+        return self.services, self.policies
+
+    def of(self, kind: str) -> ChildCache:
+        """The cache of this kind of children."""
+        return next(cache for cache in self.children if cache.kind.kind == kind)
 
 
 class Gatherer:
@@ -84,16 +92,14 @@ class Gatherer:
         self._recovery[key] = job.recovery
         policy = network_policy(job, self._operator)
         pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
-        recreated_s = min(
-            cache.since_recreated(key) for cache in (self._caches.services, self._caches.policies)
-        )
+        reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
             memory=memory,
             pods=pods,
             service=_state(self._caches.services, key, job.uid, service(job)),
             network_policy=_state(self._caches.policies, key, job.uid, policy),
-            repair_at=now + max(0.0, RECREATE_PAUSE_S - recreated_s),
+            revert_at=now + max(0.0, REVERT_PAUSE_S - reverted_s),
             nodes=nodes,
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
@@ -111,7 +117,7 @@ class Gatherer:
     def _gone(self, key: Key) -> Gone:
         self._poller.forget(key)
         self._verifier.forget(key)
-        for cache in (self._caches.services, self._caches.policies):
+        for cache in self._caches.children:
             cache.forget_job(key)
         pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
         recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
@@ -138,12 +144,9 @@ def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
         return Child.FOREIGN
     if found.owner_uid != uid or found.deleting:
         return Child.ABSENT
-    return Child.PRESENT if is_unedited(cache, found, wanted) else Child.EDITED
-
-
-def is_unedited(cache: ChildCache, found: ChildView, wanted: Json) -> bool:
-    """Whether the object has the spec that we set, and our label: our watch does not see one without it."""
-    return found.label == found.owner and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
+    # Our watch does not see an object without our label.
+    unedited = found.label == key.name and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
+    return Child.PRESENT if unedited else Child.EDITED
 
 
 def _orphan_uid(found: ChildView | None, key: Key) -> str | None:

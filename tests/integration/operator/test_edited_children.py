@@ -73,9 +73,11 @@ async def test_service_and_network_policy_are_restored(
     def restored(seen: Json) -> bool:
         same_labels = seen["metadata"]["labels"] == before["metadata"]["labels"]
         same: bool = seen["spec"] == before["spec"] and same_labels
-        return same and seen["metadata"]["uid"] != before["metadata"]["uid"]
+        return same and seen["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]
 
-    await cluster.api.until(path, restored)
+    after = await cluster.api.until(path, restored)
+    in_place = after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert in_place == (change is not removing), "an edited NetworkPolicy protects the ranks without a gap"
     await witness.settled()
     assert len(kubelet.born) == 2, "its pods keep running"
 
@@ -86,19 +88,15 @@ async def test_repeated_edit_is_reverted_at_a_limited_rate(
     """For example by a webhook or another controller."""
     path = f"{SERVICES.format(cluster.namespace)}/job"
     theirs: Json = {"spec": {"selector": {"a": "b"}}}
-    first = await cluster.api.get(path)
+    ours = (await cluster.api.get(path))["spec"]["selector"]
     await cluster.api.patch(path, theirs)
-    second = await cluster.api.until(path, lambda seen: seen["metadata"]["uid"] != first["metadata"]["uid"])
+    await cluster.api.until(path, lambda seen: seen["spec"]["selector"] == ours)
     await cluster.api.patch(path, theirs)
 
     # Other jobs start and finish meanwhile, so it had enough time.
     await cluster.submit("other")
     await cluster.until(phase("Running"), "other")
-    now = await cluster.api.get(path)
-    assert (now["metadata"]["uid"], now["spec"]["selector"]) == (
-        second["metadata"]["uid"],
-        second["spec"]["selector"] | {"a": "b"},
-    )
+    assert (await cluster.api.get(path))["spec"]["selector"] == ours | {"a": "b"}
 
 
 async def test_foreign_annotations_and_labels_are_kept(
@@ -106,11 +104,25 @@ async def test_foreign_annotations_and_labels_are_kept(
 ):
     path = f"{SERVICES.format(cluster.namespace)}/job"
     await cluster.api.patch(path, {"metadata": {"annotations": {"a": "b"}, "labels": {"c": "d"}}})
-    mine = await cluster.api.get(path)
-    await cluster.submit("other")
-    await cluster.until(phase("Running"), "other")
+    edited = await cluster.api.patch(path, {"spec": {"publishNotReadyAddresses": False}})
+    seen = await cluster.api.until(path, lambda seen: seen["spec"].get("publishNotReadyAddresses") is True)
 
-    assert (await cluster.api.get(path))["metadata"]["uid"] == mine["metadata"]["uid"]
+    assert seen["metadata"]["annotations"] == edited["metadata"]["annotations"] == {"a": "b"}
+    assert seen["metadata"]["labels"] == edited["metadata"]["labels"]
+    assert seen["metadata"]["uid"] == edited["metadata"]["uid"]
+
+
+async def test_service_that_an_edit_gave_an_address_is_replaced(
+    cluster: Cluster, kubelet: Kubelet, running: Json, witness: Witness
+):
+    """The API server does not let an update take the address away."""
+    path = f"{SERVICES.format(cluster.namespace)}/job"
+    before = await cluster.api.get(path)
+    away: Json = {"type": "ExternalName", "externalName": "a.example", "clusterIP": None, "clusterIPs": None}
+    await cluster.api.patch(path, {"spec": away})
+
+    await cluster.api.until(path, lambda seen: seen["spec"] == before["spec"])
+    await witness.settled()
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from dtj_operator.kube.errors import ApiError
 from dtj_operator.names import Key
 from dtj_operator.plan.actions import (
     Action,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
+    DeleteChild,
     DeletePod,
-    DeleteService,
+    Ensure,
 )
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.plan.children.netpolicy import network_policy
@@ -101,7 +100,7 @@ async def test_only_pods_are_created_with_strict_validation_because_only_they_ha
     None
 ):
     async with doing(says(stored(service(JOB))), says(stored(wanted()))) as do:
-        await do(CreateService(service(JOB)), CreatePod(wanted()))
+        await do(Ensure(service(JOB)), CreatePod(wanted()))
 
         queries = [query for _, _, query, _ in do.server.asked]
         assert queries == [{}, {"fieldValidation": "Strict"}]
@@ -246,24 +245,63 @@ async def test_pod_that_its_kubelet_removed_during_the_deletion_is_gone(watch_fi
     assert (outcome, do.pods.pods(view.key)) == (Outcome(), ())
 
 
-async def test_edited_service_is_recreated() -> None:
-    edited = stored(service(JOB))
-    edited["spec"]["selector"] = {"a": "b"}
-    async with doing(TAKEN, says(edited), REMOVED, says(stored(service(JOB), "new"))) as do:
-        assert await do(CreateService(service(JOB))) == Outcome()
+EDIT: Json = {"selector": {"a": "b"}}
 
-        assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]
-        assert do.server.asked[2][3]["preconditions"] == {"uid": "u"}
+
+async def test_edit_of_a_service_is_reverted_in_place() -> None:
+    wanted = service(JOB)
+    edited = stored(wanted, labels={"theirs": "kept"}, annotations={"theirs": "kept"}) | {"spec": EDIT}
+    restored = stored(wanted, resourceVersion="8")
+    async with doing(TAKEN, says(edited), says(restored)) as do:
+        assert await do(Ensure(wanted)) == Outcome()
+
+        assert do.asked() == ["POST services", "GET digits", "PUT digits"]
+        put = do.server.asked[2][3]
+        assert (put["spec"], put["metadata"]["resourceVersion"]) == (wanted["spec"], "7")
+        assert put["metadata"]["labels"] == {"theirs": "kept", **wanted["metadata"]["labels"]}
+        assert put["metadata"]["annotations"] == {"theirs": "kept"}
         view = do.services.get(KEY)
         assert view is not None
-        assert view.uid == "new"
-        assert do.services.since_recreated(KEY) < 60
+        assert view.version == "8"
+        assert do.services.since_reverted(KEY) < 60
 
 
-async def test_existing_unedited_service_of_ours_is_success() -> None:
-    async with doing(TAKEN, says(stored(service(JOB)))) as do:
-        assert await do(CreateService(service(JOB))) == Outcome()
-        assert do.asked() == ["POST services", "GET digits"]
+async def test_service_is_replaced_if_its_edit_cannot_be_reverted() -> None:
+    edited = stored(service(JOB)) | {"spec": {"clusterIP": "10.0.0.7"}}
+    new = says(stored(service(JOB), "new"))
+    async with doing(TAKEN, says(edited), refuses(422, "Invalid"), REMOVED, new) as do:
+        assert await do(Ensure(service(JOB))) == Outcome()
+
+        assert do.asked()[2:] == ["PUT digits", "DELETE digits", "POST services"]
+        assert do.server.asked[3][3]["preconditions"] == {"uid": "u"}
+        assert do.services.since_reverted(KEY) < 60
+
+
+@pytest.mark.parametrize(
+    ("status", "blocked"), [param(403, False, id="webhook"), param(409, True, id="raced")]
+)
+async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, blocked: bool) -> None:
+    edited = stored(service(JOB)) | {"spec": EDIT}
+    async with doing(TAKEN, says(edited), refuses(status, "No")) as do:
+        outcome = await do(Ensure(service(JOB)))
+
+    assert (outcome.blocked, bool(outcome.refusals)) == (blocked, not blocked)
+    assert do.asked() == ["POST services", "GET digits", "PUT digits"]
+
+
+async def test_unedited_service_of_ours_counts_as_created() -> None:
+    same = says(stored(service(JOB)))
+    async with doing(TAKEN, same, same) as do:
+        assert await do(Ensure(service(JOB))) == Outcome()
+        assert do.services.since_reverted(KEY) == float("inf"), "the update changed nothing"
+
+
+async def test_service_of_an_earlier_job_is_replaced() -> None:
+    owner = {**metadata(JOB, JOB.name)["ownerReferences"][0], "uid": "earlier"}
+    old = stored(service(JOB), ownerReferences=[owner])
+    async with doing(TAKEN, says(old), REMOVED, says(stored(service(JOB), "new"))) as do:
+        assert await do(Ensure(service(JOB))) == Outcome()
+        assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]
 
 
 async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_each_other() -> None:
@@ -275,7 +313,7 @@ async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_ea
         return await says(stored(await request.json()))(request)
 
     async with doing(create, create, says(stored(wanted()))) as do, asyncio.timeout(60):
-        await do(CreatePod(wanted()), CreateService(service(JOB)), CreateNetworkPolicy(policy))
+        await do(CreatePod(wanted()), Ensure(service(JOB)), Ensure(policy))
 
     assert sorted(do.asked()[:2]) == ["POST networkpolicies", "POST services"]
     assert do.asked()[2:] == ["POST pods"]
@@ -291,7 +329,7 @@ async def test_children_of_a_deleted_job_are_deleted_at_the_same_time() -> None:
 
     async with doing(delete, delete) as do, asyncio.timeout(60):
         do.services.observe(view)
-        await do(DeletePod(pod(0).pod, unchanged=True), DeleteService(view.uid))
+        await do(DeletePod(pod(0).pod, unchanged=True), DeleteChild("Service", view.uid))
 
     assert sorted(do.asked()) == ["DELETE digits", "DELETE digits-0"]
 
@@ -300,14 +338,14 @@ async def test_own_deletion_of_a_service_triggers_no_reconcile() -> None:
     view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(REMOVED) as do:
         do.services.observe(view, quiet=True)
-        await do(DeleteService(view.uid))
+        await do(DeleteChild("Service", view.uid))
 
         assert (do.services.get(KEY), do.reported) == (None, [])
 
 
 async def test_service_of_another_owner_prevents_pods() -> None:
     async with doing(TAKEN, says(foreign(service(JOB)))) as do:
-        outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Ensure(service(JOB)), CreatePod(wanted()))
 
     assert [refusal.reason for refusal in outcome.refusals] == ["NameConflict"]
     assert do.asked() == ["POST services", "GET digits"], "nothing was deleted, no pod was created"
@@ -316,7 +354,7 @@ async def test_service_of_another_owner_prevents_pods() -> None:
 async def test_service_that_is_being_deleted_delays_pods() -> None:
     going = stored(service(JOB), deletionTimestamp="2026-01-01T00:00:00Z")
     async with doing(TAKEN, says(going), TAKEN) as do:
-        outcome = await do(CreateService(service(JOB)), CreatePod(wanted()))
+        outcome = await do(Ensure(service(JOB)), CreatePod(wanted()))
 
     assert outcome == Outcome(blocked=True)
 
@@ -325,10 +363,10 @@ async def test_leftover_of_a_job_is_deleted_only_if_unchanged() -> None:
     view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(TAKEN) as do:
         do.services.observe(view)
-        assert await do(DeleteService("u")) == Outcome(blocked=True)
+        assert await do(DeleteChild("Service", "u")) == Outcome(blocked=True)
         assert do.server.asked[0][3]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
-        assert await do(DeleteService("another")) == Outcome()
+        assert await do(DeleteChild("Service", "another")) == Outcome()
         assert len(do.server.asked) == 1, "an object with another uid is not in the cache"
 
 

@@ -7,7 +7,7 @@ the API server fills in do not count as an edit.
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,33 +17,14 @@ from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Page, Wire
 from dtj_operator.names import Key
 
-S = TypeVar("S")
 
-
-class _Port(Wire):
-    name: str = ""
-    port: int | str = 0
-    protocol: str = "TCP"
-
-
-class _ServiceSpec(Wire):
-    cluster_i_p: str = msgspec.field(default="", name="clusterIP")
-    type: str = "ClusterIP"
-    publish_not_ready_addresses: bool = False
-    selector: dict[str, str] = {}
-    ports: list[_Port] = []
-
-
-class _PolicySpec(Wire):
-    pod_selector: dict[str, Any] = {}
-    policy_types: list[str] = []
-    ingress: list[Any] = []
-    egress: list[Any] = []
-
-
-class _Child(Wire, Generic[S]):
+class _Child(Wire):
     metadata: Meta
-    spec: S
+    spec: dict[str, Any] = {}
+
+
+_decode = msgspec.json.Decoder(_Child).decode
+_decode_list = msgspec.json.Decoder(Page[_Child]).decode
 
 
 class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -70,27 +51,29 @@ class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return False
 
 
-class ChildKind(Generic[S]):
-    """How to decode one of the two kinds."""
+class ChildKind:
+    """How to decode one of the two kinds.
 
-    def __init__(self, kind: str, spec: type[S], path: Callable[[str | None], str]) -> None:
-        self.kind, self.path, self._spec = kind, path, spec
-        self._one = msgspec.json.Decoder(_Child[spec])  # type: ignore[valid-type]
-        self._page = msgspec.json.Decoder(Page[_Child[spec]])  # type: ignore[valid-type]
+    fields   of the spec, those that we set
+    """
+
+    def __init__(self, kind: str, path: Callable[[str | None], str], *fields: str) -> None:
+        self.kind, self.path, self._fields = kind, path, fields
 
     def decode(self, raw: bytes | msgspec.Raw) -> ChildView:
         """Decode one object; raises msgspec.DecodeError if it is not one."""
-        return self._view(self._one.decode(raw))
+        return self._view(_decode(raw))
 
     def decode_list(self, raw: bytes) -> Page[ChildView]:
         """Decode a page of a list."""
-        return self._page.decode(raw).each(self._view)
+        return _decode_list(raw).each(self._view)
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
-        """Return the fingerprint of an object created with this spec."""
-        return _digest(msgspec.convert(spec, self._spec))
+        """Return the fingerprint of the fields that we set."""
+        ours = msgspec.json.encode([spec.get(name) for name in self._fields], order="sorted")
+        return hashlib.sha256(ours).hexdigest()[:16]
 
-    def _view(self, child: _Child[S]) -> ChildView:
+    def _view(self, child: _Child) -> ChildView:
         meta = child.metadata
         return ChildView(
             namespace=meta.namespace,
@@ -101,52 +84,48 @@ class ChildKind(Generic[S]):
             owner_uid=meta.job.uid,
             label=meta.labels.get(names.JOB_NAME, ""),
             deleting=meta.deletion_timestamp is not None,
-            fingerprint=_digest(child.spec),
+            fingerprint=self.fingerprint(child.spec),
         )
 
 
-SERVICE = ChildKind("Service", _ServiceSpec, names.services_path)
-NETWORK_POLICY = ChildKind("NetworkPolicy", _PolicySpec, names.policies_path)
+SERVICE = ChildKind(
+    "Service", names.services_path, "type", "clusterIP", "publishNotReadyAddresses", "selector", "ports"
+)
+# Its policyTypes do not have Egress, so `egress` would have no effect.
+NETWORK_POLICY = ChildKind("NetworkPolicy", names.policies_path, "podSelector", "policyTypes", "ingress")
 
 
 class ChildCache(Cache[ChildView]):
     """The objects of one kind; `on_change` is called with the key of each change.
 
-    It also remembers when an edited object was last recreated, so that the operator does not recreate it
-    endlessly if another controller keeps editing it.
+    It also remembers when an edit was last reverted, so that the operator does not revert it endlessly if
+    another controller keeps editing the object.
     """
 
     def __init__(
-        self,
-        kind: ChildKind[Any],
-        on_change: Callable[[Key], None],
-        unverified: UnverifiedNames | None = None,
+        self, kind: ChildKind, on_change: Callable[[Key], None], unverified: UnverifiedNames | None = None
     ) -> None:
         super().__init__(unverified)
         self.kind, self._on_change = kind, on_change
-        self._recreated_at: dict[Key, float] = {}
+        self._reverted_at: dict[Key, float] = {}
 
     def get(self, key: Key) -> ChildView | None:
         return self._views.get(key, {}).get(key.name)
 
-    def note_recreated(self, key: Key) -> None:
-        """Remember that the job's object is recreated now because it was edited."""
-        self._recreated_at[key] = asyncio.get_running_loop().time()
+    def note_reverted(self, key: Key) -> None:
+        """Remember that an edit of the job's object is reverted now."""
+        self._reverted_at[key] = asyncio.get_running_loop().time()
 
-    def since_recreated(self, key: Key) -> float:
-        """Seconds since it was last recreated; infinite if it never was."""
-        at = self._recreated_at.get(key)
+    def since_reverted(self, key: Key) -> float:
+        """Seconds since an edit was last reverted; infinite if none ever was."""
+        at = self._reverted_at.get(key)
         return float("inf") if at is None else asyncio.get_running_loop().time() - at
 
     def forget_job(self, key: Key) -> None:
-        """Forget when the object of a deleted job was recreated."""
-        self._recreated_at.pop(key, None)
+        """Forget when an edit of a deleted job's object was reverted."""
+        self._reverted_at.pop(key, None)
 
     def _notify(self, old: ChildView | None, new: ChildView | None) -> None:
         view = new or old
         if view is not None:
             self._on_change(view.key)
-
-
-def _digest(spec: object) -> str:
-    return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]

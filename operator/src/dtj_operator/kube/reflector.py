@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -67,7 +67,7 @@ NODES: Source[NodeView] = Source(
 )
 
 
-def _children(kind: ChildKind[Any], what: str) -> Source[ChildView]:
+def _children(kind: ChildKind, what: str) -> Source[ChildView]:
     return Source(what=what, path=kind.path, decode=kind.decode, decode_list=kind.decode_list)
 
 

@@ -128,12 +128,9 @@ Verdict = Succeed | Fail | Restart | Resize | UseReplicaScope | AllowNodes | Sus
 
 
 @dataclass(frozen=True)
-class CreateService:
-    body: Json
+class Ensure:
+    """Create the Service or the NetworkPolicy, or revert an edit of it."""
 
-
-@dataclass(frozen=True)
-class CreateNetworkPolicy:
     body: Json
 
 
@@ -150,13 +147,9 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
-class DeleteService:
+class DeleteChild:
+    kind: str  # Service | NetworkPolicy
     uid: str | None = None  # None: the one of that name that this job owns
-
-
-@dataclass(frozen=True)
-class DeleteNetworkPolicy:
-    uid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,15 +157,7 @@ class DeleteJob:
     pass
 
 
-Action = (
-    CreateService
-    | CreateNetworkPolicy
-    | CreatePod
-    | DeletePod
-    | DeleteService
-    | DeleteNetworkPolicy
-    | DeleteJob
-)
+Action = Ensure | CreatePod | DeletePod | DeleteChild | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)

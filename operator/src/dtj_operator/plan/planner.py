@@ -11,14 +11,12 @@ from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
     Decision,
+    DeleteChild,
     DeleteJob,
-    DeleteNetworkPolicy,
     DeletePod,
-    DeleteService,
+    Ensure,
     Fail,
 )
 from dtj_operator.plan.children.env import PodContext
@@ -97,9 +95,9 @@ def plan_gone(gone: Gone) -> Decision:
     if pods:
         return force_delete_lost(gone, Decision(actions=tuple(actions)))
     if gone.service_uid:
-        actions.append(DeleteService(gone.service_uid))
+        actions.append(DeleteChild("Service", gone.service_uid))
     if gone.network_policy_uid:
-        actions.append(DeleteNetworkPolicy(gone.network_policy_uid))
+        actions.append(DeleteChild("NetworkPolicy", gone.network_policy_uid))
     return Decision(actions=tuple(actions))
 
 
@@ -124,7 +122,7 @@ def _converge(s: Snapshot) -> Decision:
     taken = {old.name for old in s.obsolete}
     absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
     if not absent:
-        return Decision(actions=_networking(s) + retired, requeue_at=soonest(again, _repair_at(s)))
+        return Decision(actions=_networking(s) + retired, requeue_at=soonest(again, _revert_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
     foreign = _foreign(s)
@@ -137,7 +135,7 @@ def _converge(s: Snapshot) -> Decision:
         )
         for index in absent
     )
-    return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _repair_at(s)))
+    return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _revert_at(s)))
 
 
 def _pod_context(s: Snapshot, index: int) -> PodContext:
@@ -169,34 +167,25 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
 
 
 def _networking(s: Snapshot) -> tuple[Action, ...]:
-    """Create absent network objects; recreate those that were edited."""
-    to_create = [Child.ABSENT]
-    if s.now >= s.repair_at:
-        to_create.append(Child.EDITED)
+    """Create absent network objects; revert edits of the others."""
+    wrong = (Child.ABSENT, Child.EDITED) if s.now >= s.revert_at else (Child.ABSENT,)
     actions: list[Action] = []
-    if s.service in to_create:
-        actions.append(CreateService(service(s.job)))
-    if s.job.isolated and s.network_policy in to_create:
-        actions.append(CreateNetworkPolicy(network_policy(s.job, s.operator)))
+    if s.service in wrong:
+        actions.append(Ensure(service(s.job)))
+    if s.job.isolated and s.network_policy in wrong:
+        actions.append(Ensure(network_policy(s.job, s.operator)))
     return tuple(actions)
 
 
-def _repair_at(s: Snapshot) -> float | None:
-    """When an edited child may be recreated again, counted from the last time."""
+def _revert_at(s: Snapshot) -> float | None:
+    """When an edit may be reverted again, counted from the last time."""
     edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
-    return s.repair_at if edited and s.repair_at > s.now else None
+    return s.revert_at if edited and s.revert_at > s.now else None
 
 
 def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
-    kinds = [
-        kind
-        for kind, child, needed in (
-            ("Service", s.service, True),
-            ("NetworkPolicy", s.network_policy, s.job.isolated),
-        )
-        if needed and child is Child.FOREIGN
-    ]
-    return tuple(name_conflict(kind, s.job.name) for kind in kinds)
+    children = {"Service": s.service} | ({"NetworkPolicy": s.network_policy} if s.job.isolated else {})
+    return tuple(name_conflict(kind, s.job.name) for kind in children if children[kind] is Child.FOREIGN)
 
 
 def name_conflict(kind: str, name: str) -> Refusal:

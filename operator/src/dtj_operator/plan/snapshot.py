@@ -179,7 +179,7 @@ class Snapshot(PodsOnNodes):
     memory: Memory
     service: Child = Child.ABSENT
     network_policy: Child = Child.ABSENT
-    repair_at: float = 0.0  # when edited children are recreated
+    revert_at: float = 0.0  # when edits of children may be reverted
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
     coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does

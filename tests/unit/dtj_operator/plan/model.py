@@ -18,13 +18,11 @@ from dtj_operator.kube.views import ConditionView, ContainerView, PodView, seen
 from dtj_operator.plan import pace
 from dtj_operator.plan.actions import (
     Action,
-    CreateNetworkPolicy,
     CreatePod,
-    CreateService,
     Decision,
-    DeleteNetworkPolicy,
+    DeleteChild,
     DeletePod,
-    DeleteService,
+    Ensure,
 )
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Snapshot
@@ -238,14 +236,16 @@ class World:
                     self.observe(left)
                 elif self.cache.get(pod.name, pod).uid == pod.uid:
                     self.cache.pop(pod.name, None)
-            case CreateService():
-                self.service = True
-            case CreateNetworkPolicy():
-                self.network_policy = True
-            case DeleteService():
-                self.service = False
-            case DeleteNetworkPolicy():
-                self.network_policy = False
+            case Ensure(body):
+                self._have(body["kind"], True)
+            case DeleteChild(kind):
+                self._have(kind, False)
+
+    def _have(self, kind: str, exists: bool) -> None:
+        if kind == "Service":
+            self.service = exists
+        else:
+            self.network_policy = exists
 
 
 class _failing:  # noqa: N801 - reads as a verb: with failing(...)

@@ -7,9 +7,8 @@ import pytest
 
 from dtj_operator.plan.actions import (
     AwaitCause,
-    DeleteNetworkPolicy,
+    DeleteChild,
     DeletePod,
-    DeleteService,
     Fail,
     Restart,
     Resume,
@@ -478,7 +477,7 @@ def test_cleanup_of_pods(given, expected) -> None:
 
 
 def test_network_objects_are_deleted_once_at_the_end() -> None:
-    assert cleanup(ENDED.with_network().snapshot()) == (DeleteService(), DeleteNetworkPolicy())
+    assert cleanup(ENDED.with_network().snapshot()) == (DeleteChild("Service"), DeleteChild("NetworkPolicy"))
     assert cleanup(ENDED.snapshot()) == ()
 
 

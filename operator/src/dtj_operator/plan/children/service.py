@@ -15,12 +15,15 @@ def service(job: Job) -> Json:
         "kind": "Service",
         "metadata": metadata(job, job.name),
         "spec": {
+            "type": "ClusterIP",
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": names.child_labels(job.name, job.uid),
-            "ports": [
-                {"name": "master", "port": job.master_port, "protocol": "TCP"},
-                {"name": "agent", "port": names.AGENT_PORT, "protocol": "TCP"},
-            ],
+            "ports": [_port("master", job.master_port), _port("agent", names.AGENT_PORT)],
         },
     }
+
+
+def _port(name: str, number: int) -> Json:
+    """With the fields that the API server would fill in, so that the stored port equals it."""
+    return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}

@@ -1,7 +1,7 @@
 """What is deleted when a job has finished?"""
 
 from dtj_operator.kube.views import PodView
-from dtj_operator.plan.actions import Action, DeleteNetworkPolicy, DeletePod, DeleteService
+from dtj_operator.plan.actions import Action, DeleteChild, DeletePod
 from dtj_operator.plan.snapshot import Child, Snapshot
 
 FAILED_GRACE_S = 5  # ranks that lost a peer have nothing left to save
@@ -20,9 +20,9 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     grace_s = None if _end_reason(s) in GRACEFUL_ENDS else FAILED_GRACE_S
     actions: list[Action] = [DeletePod(pod, grace_s) for pod in doomed]
     if s.service in EXISTING:
-        actions.append(DeleteService())
+        actions.append(DeleteChild("Service"))
     if s.network_policy in EXISTING:
-        actions.append(DeleteNetworkPolicy())
+        actions.append(DeleteChild("NetworkPolicy"))
     return tuple(actions)
 
 
