@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import sys
 import time
 from collections import Counter
@@ -28,12 +29,14 @@ from mutmut.utils.format_utils import get_mutant_name
 from mutmut.workers import isolation
 
 SEED = 1
+MOST_BYTES = 4 * 2**30  # an endless loop may also fill the memory
 KILLED = ("killed", "timeout")
 
 
 def main(area: str, count: int) -> int:
     """Try `count` mutants of the area; print those that survive, and the numbers."""
     began = time.monotonic()
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     operators = [pair for pair in mutators.mutation_operators if pair[1] is not mutators.operator_string]
     mock.patch.object(file_mutation, "mutation_operators", operators).start()
     # On a busy machine only the limit on CPU time tells an endless loop from a slow test.

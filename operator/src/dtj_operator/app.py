@@ -54,6 +54,8 @@ from dtj_operator.settings import Settings
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
 PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent than reporting on started ones
+# After a takeover every job is queued: new faults must not wait behind all of them.
+BACKLOG_PATIENCE_S = 60.0
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
@@ -216,7 +218,7 @@ class App:
         self._leads = True
         for key in self._known():
             fault = any(pod.ended or pod.deleting for pod in self._pods.pods(key))
-            self.queue.add(key, patience_s=0.0 if fault else PATIENCE_S)
+            self.queue.add(key, patience_s=0.0 if fault else BACKLOG_PATIENCE_S)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))
         await self._resync()

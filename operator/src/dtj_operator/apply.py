@@ -201,10 +201,11 @@ class Applier:
                     return name_conflict(cache.kind.kind, key.name)
                 if found.deleting:
                     return False
-                raw = await self._revert(cache, raw, body) if found.owner_uid == uid else None
-                if raw is None:
+                reverted = await self._revert(cache, raw, body) if found.owner_uid == uid else None
+                if reverted is None:
                     await self._remove(cache, found)
-                    raw = await self._api.create(folder, body)
+                    reverted = await self._api.create(folder, body)
+                raw = reverted
         except Refused as error:
             return refusal_of(error)
         except (Conflict, NotFound):  # it changed or was deleted a moment ago

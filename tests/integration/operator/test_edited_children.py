@@ -131,7 +131,6 @@ async def test_service_that_an_edit_gave_an_address_is_replaced(
         pytest.param(NO_LABEL, id="label removed"),
         pytest.param(OTHER_LABEL, id="another job's label"),
         pytest.param({"metadata": {"labels": {"dtj.dev/attempt": "7"}}}, id="another attempt"),
-        pytest.param({"metadata": {"labels": {"dtj.dev/replica-index": "first"}}}, id="invalid index"),
     ],
 )
 async def test_relabelled_pod_is_replaced(
