@@ -24,15 +24,15 @@ import os, pathlib, socket, subprocess, threading, time
 import torch.distributed as dist
 
 def look():
-    for _ in range(15):
+    for _ in range(20):
         pathlib.Path("there-is-none").exists()
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 def trickle():
     ours, theirs = socket.socketpair()
     def send():
-        for _ in range(15):
-            time.sleep(1.0)
+        for _ in range(20):
+            time.sleep(0.5)
             theirs.sendall(b".")
         theirs.close()
     threading.Thread(target=send).start()
@@ -40,7 +40,7 @@ def trickle():
         pass
 
 def run_child():
-    subprocess.run(["sh", "-c", "for i in $(seq 15); do sleep 1; done"], check=True)
+    subprocess.run(["sh", "-c", "for i in $(seq 20); do sleep 0.5; done"], check=True)
 
 way = os.environ["WAY"]
 if os.environ["RANK"] == "1":
@@ -125,7 +125,7 @@ def test_rank_that_waits_for_something_outside_before_its_first_step_is_not_hung
     script = tmp_path / "script.py"
     script.write_text(WAITS_FOR_THE_WORLD)
     found = {
-        way: start("run", "--nproc", 2, script, DTJ_HANG_SECONDS=1, WAY=way, OUT=tmp_path)
+        way: start("run", "--nproc", 2, script, DTJ_HANG_SECONDS=0.7, WAY=way, OUT=tmp_path)
         for way in ("looks", "trickles", "child")
     }
     for way, command in found.items():
@@ -239,7 +239,7 @@ def test_hung_plain_script_is_restarted(finish: Finish, tmp_path: Path) -> None:
 def test_long_evaluation_and_declared_pause_are_not_hangs(finish: Finish, tmp_path: Path) -> None:
     """Each lasts longer than a step may take."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.1, "PAUSE_AT": 10, "PAUSE_S": 5}
+    env = {"EVALUATE_EVERY": 10, "EVALUATE_S": 0.065, "PAUSE_AT": 10, "PAUSE_S": 3}  # 48 samples a rank
     ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, **env, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err
@@ -248,7 +248,7 @@ def test_long_evaluation_and_declared_pause_are_not_hangs(finish: Finish, tmp_pa
 def test_work_after_the_last_step_is_not_a_hang(finish: Finish, tmp_path: Path) -> None:
     """Writing a sample or exporting the model takes longer than a step may take."""
     flags = ("run", "--nproc", 2, "--max-restarts", 0, SMALL)
-    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=5, **SIZES)
+    ended = finish(*flags, OUT=tmp_path, PLAIN=1, DTJ_HANG_SECONDS=2, AFTERWARDS_S=3, **SIZES)
     assert ended.code == 0, ended.err
     assert "the stacks of all ranks follow" not in ended.err
 
@@ -287,7 +287,7 @@ def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
 
         def is_stuck_for_long() -> bool:
             times = [file.stat().st_mtime for file in steps.iterdir()]
-            return len(times) == 2 and time.time() - max(times) > 4.0
+            return len(times) == 2 and time.time() - max(times) > 2.5
 
         wait_for(is_stuck_for_long, "both ranks to wait for the reader")
         assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())

@@ -123,6 +123,20 @@ def test_pause_is_judged_as_soon_as_its_own_limit_is_over() -> None:
     assert watchdog.due == (925.0 + SHORT - PROBE_S, 925.0 + SHORT)
 
 
+def test_long_pause_that_is_over_does_not_extend_the_pause_that_follows() -> None:
+    """Both ranks save; then one declares a short pause, before the agent has seen that its save is done."""
+    watchdog = stepping(timeout_s=1)
+    for rank in range(2):
+        watchdog.observe(rank, 20, 25.0, pause_s=900.0)
+    watchdog.observe(0, 20, 26.0, pause_s=2.0)
+    assert watchdog.due == (925.0 - 0.5, 925.0), "rank 1 is still in its save"
+    watchdog.observe(1, 21, 26.0)
+    assert watchdog.due == (28.0 - 0.5, 28.0)
+    watchdog.observe(1, 21, 26.0, pause_s=900.0)
+    watchdog.ended(1)
+    assert watchdog.due == (28.0 - 0.5, 28.0)
+
+
 def test_short_pause_does_not_shorten_the_usual_limit() -> None:
     watchdog = stepping()
     watchdog.observe(1, 20, 20.0, pause_s=1.0)

@@ -105,7 +105,7 @@ class Watchdog:
     _first: dict[int, int] = field(default_factory=dict)
     _starting: set[int] = field(default_factory=set)  # ranks in their first steps
     _pause_ends: dict[int, float] = field(default_factory=dict)  # of ranks in a declared pause
-    _last_pause_end: float = -math.inf  # the latest since no rank was in a pause
+    _latest_pause_end: float | None = -math.inf  # of these; None: to be found again
     _unknown: set[int] = field(default_factory=set)  # ranks without a report of their activity
     _stopped: set[int] = field(default_factory=set)
     _times: StepTimes = field(default_factory=StepTimes)
@@ -116,7 +116,7 @@ class Watchdog:
         self.newest = self._looked_at = now
         self._heard_at, self._steps, self._first = {}, {}, {}
         self._starting, self._unknown, self._stopped = set(ranks), set(ranks), set()
-        self._pause_ends, self._last_pause_end = {}, -math.inf
+        self._pause_ends, self._latest_pause_end = {}, -math.inf
         self._times.start_generation()
 
     def observe(self, rank: int, step: int | None, now: float, *, pause_s: float | None = None) -> None:
@@ -131,10 +131,7 @@ class Watchdog:
         self._heard_at[rank] = self.newest = now
         if pause_s is not None:
             self._times.paused()
-            self._pause_ends[rank] = now + (pause_s or math.inf)
-            self._last_pause_end = max(self._last_pause_end, self._pause_ends[rank])
-        elif self._pause_ends.pop(rank, None) is not None and not self._pause_ends:
-            self._last_pause_end = -math.inf
+        self._set_pause_end(rank, None if pause_s is None else now + (pause_s or math.inf))
 
     def observe_activity(self, rank: int, now: float, *, is_stopped: bool) -> None:
         """A rank without a step yet was active, or its process was stopped or continued."""
@@ -149,8 +146,7 @@ class Watchdog:
         self._starting.discard(rank)
         self._unknown.discard(rank)
         self._stopped.discard(rank)
-        if self._pause_ends.pop(rank, None) is not None and not self._pause_ends:
-            self._last_pause_end = -math.inf
+        self._set_pause_end(rank, None)
 
     def look_again(self, now: float) -> None:
         """The silence was judged and is not a hang so far: judge it again after another limit."""
@@ -205,6 +201,26 @@ class Watchdog:
         """Seconds since the last sign of any rank, if they are to be judged; else None."""
         due = self.due
         return None if due is None or now < due.judge_at else now - self.newest
+
+    @property
+    def _last_pause_end(self) -> float:
+        """When the last pause in effect is over; -inf if no rank is in a pause."""
+        if self._latest_pause_end is None:
+            self._latest_pause_end = max(self._pause_ends.values(), default=-math.inf)
+        return self._latest_pause_end
+
+    def _set_pause_end(self, rank: int, end: float | None) -> None:
+        """None: the rank is in no pause. Only the end of the longest pause costs a search, later."""
+        before = self._pause_ends.pop(rank, None)
+        if end is not None:
+            self._pause_ends[rank] = end
+        latest = self._latest_pause_end
+        if not self._pause_ends:
+            self._latest_pause_end = -math.inf
+        elif end is not None and latest is not None and end >= latest:
+            self._latest_pause_end = end
+        elif before is not None and before == latest:
+            self._latest_pause_end = None
 
     def _observe_step(self, rank: int, step: int, now: float) -> None:
         before, first = self._steps.get(rank), self._first.setdefault(rank, step)
