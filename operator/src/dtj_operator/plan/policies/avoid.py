@@ -2,8 +2,8 @@
 
 First, nodes that were just lost, because the scheduler may not know yet. Second, nodes on which this job had
 `avoidNodeAfterFaults` faults or on which a pod did not terminate, for an hour after the last fault, because a
-bad accelerator fails the same job again and again. An error of the program that happens on several nodes is
-no fault of any of them.
+bad accelerator fails the same job again and again. An error of the program that happens on several nodes
+does not count.
 
     required    at first, of at most half of the nodes that a pod could run on, so that enough remain
     preferred   once pods that avoid nodes were unschedulable for `avoidNodeWaitSeconds`
