@@ -283,10 +283,13 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
         "recovery": {
             "scope": "Auto",
             "maxRestarts": 10,
+            "windowSeconds": 86400,
             "maxRestartsWithoutProgress": 3,
             "backoffSeconds": 1,
             "nodeLostSeconds": 40,
+            "terminationSeconds": 300,
             "avoidNodeAfterFaults": 2,
+            "avoidNodeWaitSeconds": 300,
         },
         "hang": {"action": "Restart"},
         "checkpoint": {"mountPath": "/checkpoints", "fsGroupPolicy": "Trainer", "volume": NFS},

@@ -95,7 +95,7 @@ def test_status_is_ignored_when_the_spec_is_written(running: Kubectl):
     ("field", "words"),
     [
         ("dtj.spec", "processesPerReplica"),
-        ("dtj.spec.recovery.maxRestarts", "0 the job fails at the first fault"),
+        ("dtj.spec.recovery.maxRestarts", "0: the job fails at the first fault"),
         ("dtj.spec.checkpoint.volume", "Exactly one volume source"),
         ("dtj.spec.template.spec.hostname", "Set by the operator"),
         ("dtj.spec.elastic", "kubectl scale"),

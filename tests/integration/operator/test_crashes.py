@@ -91,7 +91,9 @@ async def test_every_pod_is_created_exactly_once(tmp_path: Path, helm: Helm):
                 for number in range(JOBS_MADE):
                     await api.until(
                         f"{JOBS.format('jobs')}/job-{number}",
-                        lambda seen: seen.get("status", {}).get("replicas", {}).get("active") == PODS_EACH,
+                        lambda seen: (
+                            seen.get("status", {}).get("replicaStatuses", {}).get("active") == PODS_EACH
+                        ),
                     )
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.chaos.witness import Witness
-from tests.integration.api import PODS, SERVICES
+from tests.integration.api import PODS, SERVICES, WITHIN_S
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
@@ -163,7 +164,13 @@ async def test_storm_of_expired_watches_passes(cluster: Cluster, kubelet: Kubele
 
     await cluster.until(phase("Running"), "other")
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
-    assert proxy.hits[410] == 15
+    # A watch may have worked again before the last of its errors; the next ones take up the rest.
+    async with asyncio.timeout(WITHIN_S):
+        while proxy.hits[410] < 15:
+            proxy.cut_watches()
+            await asyncio.sleep(0.1)  # between two tries
+    await kubelet.finish("job-0", 1)
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 2)
 
 
 @pytest.fixture

@@ -93,6 +93,8 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
         await cluster.until(phase("Running"), name)
     for name in ("done-0", "done-1"):
         await kubelet.finish(name)
+    await reverts(cluster.api, SERVICES, "crashing", {"selector": {"edited": "yes"}})
+    await reverts(cluster.api, POLICIES, "crashing", {"podSelector": {"matchLabels": {"edited": "yes"}}})
     await kubelet.finish("crashing-0", 1)
     await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1, "crashing")
     await cluster.api.delete(f"{cluster.jobs}/deleted")
@@ -101,6 +103,13 @@ async def live(cluster: Cluster, kubelet: Kubelet) -> None:
     await kubelet.finish("crashing-1", 78)
     await cluster.until(phase("Failed"), "crashing")
     await cluster.api.until_gone(f"{SERVICES.format('jobs')}/crashing")
+
+
+async def reverts(api: Api, folder: str, name: str, spec: Json) -> None:
+    """Edit the spec of a child, and wait until the operator has undone it."""
+    path = f"{folder.format('jobs')}/{name}"
+    await api.patch(path, {"spec": spec})
+    await api.until(path, lambda seen: "edited" not in str(seen["spec"]))
 
 
 async def fits_nowhere(cluster: Cluster, kubelet: Kubelet) -> None:
