@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from dtj_operator.kube import stream
 from tests.integration.controlplane import ControlPlane, token
 from tests.support.connections import hang_up, session
 
@@ -28,17 +29,6 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 
 class NeverHappenedError(AssertionError):
     """The deadline passed; the message holds the last state that was seen."""
-
-
-async def lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-    """Yield the lines of a stream, of any length; aiohttp's own iterator has a limit."""
-    rest = bytearray()
-    async for chunk in content.iter_any():
-        *ended, last = chunk.split(b"\n")
-        for line in ended:
-            yield bytes(rest) + line
-            rest.clear()
-        rest += last
 
 
 class Api:
@@ -131,7 +121,7 @@ class Api:
         params = {**(query or {}), "watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
             try:
-                async for line in lines(answer.content):
+                async for line in stream.lines(answer.content):
                     event = json.loads(line)
                     yield event["type"], event["object"]
             finally:

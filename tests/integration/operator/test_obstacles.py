@@ -111,13 +111,18 @@ async def test_message_of_the_scheduler_is_quoted(cluster: Cluster, kubelet: Kub
     assert phase("Pending")(job)
 
 
-async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster, kubelet: Kubelet):
+async def submit_waiting(cluster: Cluster, kubelet: Kubelet, reason: str, message: str) -> None:
+    """Submit a job whose first container cannot start."""
     kubelet.starts = False
     await cluster.submit()
     await kubelet.until(lambda pods: "job-0" in pods)
-    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "s3-login" not found'}
+    waiting = {"reason": reason, "message": message}
     status = {"name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
     await kubelet.set_status("job-0", {"containerStatuses": [{**status, "state": {"waiting": waiting}}]})
+
+
+async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster, kubelet: Kubelet):
+    await submit_waiting(cluster, kubelet, "CreateContainerConfigError", 'secret "s3-login" not found')
 
     job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
 
@@ -128,12 +133,7 @@ async def test_missing_secret_is_in_the_status_and_in_an_event(cluster: Cluster,
 async def test_message_of_the_kubelet_is_quoted_if_an_image_cannot_be_pulled(
     cluster: Cluster, kubelet: Kubelet
 ):
-    kubelet.starts = False
-    await cluster.submit()
-    await kubelet.until(lambda pods: "job-0" in pods)
-    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "trainer:1"'}
-    status = {"name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0}
-    await kubelet.set_status("job-0", {"containerStatuses": [{**status, "state": {"waiting": waiting}}]})
+    await submit_waiting(cluster, kubelet, "ImagePullBackOff", 'Back-off pulling image "trainer:1"')
 
     job = await cluster.until(condition("PodsReady", "False", "ImagePullFailed"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,12 +15,12 @@ from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
 from tests.integration.operator.process import Kept
+from tests.support.ports import own_address
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
 AGENT_PORT = 29400
-# Unique for this process: the port is fixed, and these tests may run several times at once.
-ADDRESS = f"127.{1 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+ADDRESS = own_address()
 HEALING = {"scope": "Replica", "backoffSeconds": 0}
 
 
