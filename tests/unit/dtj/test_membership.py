@@ -573,7 +573,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(replica=st.integers(0, 2), silent=st.booleans())
     def leave(self, replica: int, *, silent: bool) -> None:
-        incarnation = self.found.agents.get(replica, "nobody")
+        incarnation = self.found.agents.get(replica, "unknown")
         self.connected[replica] = incarnation
         self.act(self.found.leave(incarnation, self.now, silent=silent))
 

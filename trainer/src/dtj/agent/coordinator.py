@@ -185,7 +185,7 @@ class Coordinator:
         if was_away and self.membership.is_formed and self.membership.state.generation == before:
             self._log(f"replica {hello.replica} is connected again; its ranks were not affected")
             self._monitor.excuse(now)
-            self.ledger.mend()
+            self.ledger.forget_fault()
         if self.membership.is_formed and hello.replica in self._left_out:
             self._log_waiting([hello.replica])
         return actions

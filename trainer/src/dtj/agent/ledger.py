@@ -44,7 +44,7 @@ class Ledger:
         if self._has_begun and self._broke_at is None:
             self._broke_at, self._formed_at = max(at, self.since), None
 
-    def mend(self) -> None:
+    def forget_fault(self) -> None:
         """Nothing broke after all: the ranks worked on."""
         if self._formed_at is None:
             self._broke_at = None
