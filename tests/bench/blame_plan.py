@@ -103,5 +103,6 @@ def is_right(truth: Mapping[str, Any], messages: Mapping[int, Mapping[str, Any]]
     messages  replica -> its termination message; the operator uses the earliest that is not a consequence
     """
     verdict = min(messages.values(), key=lambda message: (message["reason"] == "PeerLost", message["at"]))
+    verdict = verdict["culprit"] or verdict
     named = verdict["rank"] == truth["rank"]
     return named, (verdict["reason"], verdict["exitCode"]) == HOWS[truth["how"]]

@@ -14,10 +14,13 @@ import msgspec
 import pytest
 
 from dtj import contract as trainer
+from dtj.agent import outcome
 from dtj.agent.options import Options
+from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
 from dtj.agent.status import Facts, Status
 from dtj_operator import agent_status, names, spec
+from dtj_operator.kube import exit_report
 from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import JobBuilder
 
@@ -100,6 +103,28 @@ def test_exit_codes_are_those_on_the_page():
 )
 def test_fields_are_those_on_the_page(section: str, fields: tuple[str, ...]):
     assert list(fields) == flat(section)
+
+
+def test_operator_reads_the_culprit_of_another_replica_from_a_termination_message():
+    culprit = Ending(
+        rank=3, code=1, at=datetime.now(UTC), step=7, message="x" * 5000 + "the end", reason="Exception"
+    )
+    fields = outcome.termination_fields(
+        [outcome.echo(culprit, now=datetime.now(UTC))],
+        ranks=range(2),
+        elsewhere=outcome.failure_fields(culprit, generation=2, processes=2),
+        checkpoint="/checkpoints/" + "c" * 500,
+        generation=2,
+        now=datetime.now(UTC),
+    )
+    message = outcome.encode(outcome.fit(fields, limit=trainer.TERMINATION_BYTES))
+
+    assert len(message) <= trainer.TERMINATION_BYTES
+    found = exit_report.parse(message.decode()).culprit
+    assert found is not None
+    assert (found.replica, found.rank, found.reason, found.exit_code) == (1, 3, "Exception", 1)
+    assert (found.generation, found.step, found.at) == (2, 7, outcome.stamp(culprit.at))
+    assert found.message.endswith("the end")
 
 
 def test_reasons_and_states_are_those_on_the_page():

@@ -130,7 +130,12 @@ def test_pod_that_only_lost_a_peer_exits_76(start: Start, tmp_path: Path) -> Non
         for n in range(2)
     ]
     assert [node.wait().code for node in nodes] == [contract.EXIT_PEER_LOST, 137]
-    assert json.loads((tmp_path / "log-0").read_text())["reason"] == "PeerLost"
+    fields = json.loads((tmp_path / "log-0").read_text())
+    assert (fields["reason"], fields["rank"]) == ("PeerLost", None)
+    assert fields["message"].startswith("lost a peer: rank 1 was killed by SIGKILL")
+    its_own = json.loads((tmp_path / "log-1").read_text())
+    repeated = {name: fields["culprit"][name] for name in ("rank", "reason", "exitCode", "message", "at")}
+    assert (fields["culprit"]["replica"], repeated) == (1, {name: its_own[name] for name in repeated})
 
 
 def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: Path) -> None:
@@ -150,6 +155,7 @@ def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: 
         "generation": 1,
         "inPlace": 0,
         "at": "",
+        "culprit": None,
     }
 
 

@@ -65,6 +65,7 @@ TERMINATION_FIELDS: Final = (
     "generation",
     "inPlace",
     "at",
+    "culprit",
 )
 REASONS: Final = (
     *("Done", "Stopped", "Exception", "ExitCode", "Signal", "OOMKilled", "Hang"),

@@ -11,6 +11,19 @@ import msgspec
 from dtj_operator.printable import printable
 
 
+class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The rank of another replica that failed the job, as the ranks that lost it learned it."""
+
+    replica: int
+    reason: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    message: str = ""
+    generation: int | None = None
+    step: int | None = None
+    at: str = ""  # RFC 3339
+
+
 class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: str = ""
     message: str = ""
@@ -19,6 +32,7 @@ class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     generation: int | None = None
     step: int | None = None
     in_place: int | None = None  # restarts in place of this attempt
+    culprit: Culprit | None = None
 
 
 NO_REPORT = ExitReport()
@@ -40,6 +54,22 @@ def parse(message: str) -> ExitReport:
         generation=count(found.get("generation")),
         step=count(found.get("step")),
         in_place=count(found.get("inPlace")),
+        culprit=_culprit(found.get("culprit")),
+    )
+
+
+def _culprit(found: object) -> Culprit | None:
+    if not isinstance(found, dict) or (replica := count(found.get("replica"))) is None:
+        return None
+    return Culprit(
+        replica=replica,
+        reason=_text(found.get("reason")),
+        rank=count(found.get("rank")),
+        exit_code=count(found.get("exitCode")),
+        message=_text(found.get("message")),
+        generation=count(found.get("generation")),
+        step=count(found.get("step")),
+        at=_text(found.get("at")),
     )
 
 

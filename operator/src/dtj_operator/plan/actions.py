@@ -31,6 +31,7 @@ class Fault:
     disruption: bool = False  # the pod was evicted, deleted or lost; it did not fail by itself
     conditions: tuple[tuple[str, str], ...] = ()  # (type, status) of the pod, for the user's rules
     exit_codes: tuple[tuple[str, int], ...] = ()  # (container, code) of all that ended, likewise
+    reported_by: int | None = None  # replica whose pod reports it, as long as its own pod does not
 
     @property
     def secondary(self) -> bool:

@@ -2,13 +2,14 @@
 
 When one rank fails, the other ranks lose their peer moments later. So a cause wins over a consequence, then
 the earliest fault, then the lowest index. If the trainer left a JSON report, it is used; for a plain image
-the exit code and the tail of the log decide.
+the exit code and the tail of the log decide. A report may name the rank of another replica that failed: then
+that is a fault of its own, until the pod of that replica reports it.
 """
 
 import re
 import signal
 
-from dtj_operator.kube.exit_report import NO_REPORT, ExitReport, count
+from dtj_operator.kube.exit_report import NO_REPORT, Culprit, ExitReport, count
 from dtj_operator.kube.views import ContainerView, PodView
 from dtj_operator.plan import times
 from dtj_operator.plan.actions import Fault, last_line
@@ -35,9 +36,16 @@ def first_fault(s: Snapshot) -> Fault | None:
 
 
 def faults(s: Snapshot) -> list[Fault]:
-    """All faults among the pods of the current attempt."""
-    found = [_fault_of(s, pod) for pod in s.current.values() if is_faulty(s, pod)]
-    return found + [_deleted(s, index) for index in s.vanished]
+    """All faults among the pods of the current attempt, also those that only another pod reports yet."""
+    faulty = {index: pod for index, pod in s.current.items() if is_faulty(s, pod)}
+    found = [_fault_of(s, pod) for pod in faulty.values()]
+    reports = {index: _exit_report(s, pod).culprit for index, pod in faulty.items()}
+    repeated = {
+        culprit.replica: _repeated(s, culprit, reporter)
+        for reporter, culprit in reports.items()
+        if culprit is not None and culprit.replica not in faulty and culprit.replica < s.size
+    }
+    return found + list(repeated.values()) + [_deleted(s, index) for index in s.vanished]
 
 
 def is_faulty(s: Snapshot, pod: PodView) -> bool:
@@ -75,6 +83,26 @@ def _fault_of(s: Snapshot, pod: PodView) -> Fault:
     )
 
 
+def _repeated(s: Snapshot, culprit: Culprit, reporter: int) -> Fault:
+    """The fault that the pod of another replica reports; the culprit's own pod still runs, or is gone."""
+    code, pod = culprit.exit_code, s.current.get(culprit.replica)
+    reason, name = _reported(culprit.reason, _signal_name(code))
+    return Fault(
+        reason=reason,
+        replica=culprit.replica,
+        rank=culprit.rank,
+        node=s.last_nodes.get(culprit.replica, "") if pod is None else pod.node,
+        exit_code=code,
+        signal=name,
+        message=culprit.message.strip()[-MESSAGE_TAIL:],
+        at=_reported_moment(s, culprit.at) or s.now,
+        generation=culprit.generation,
+        step=culprit.step,
+        exit_codes=() if code is None else ((s.job.trainer, code),),
+        reported_by=reporter,
+    )
+
+
 def _isolated(s: Snapshot, pod: PodView) -> Fault:
     """The fault of a running pod on a ready node that the other pods get no heartbeats from."""
     since = s.isolated_since[pod.index]
@@ -108,7 +136,6 @@ def in_place_fault(s: Snapshot) -> Fault | None:
         return None
     incident, replica = answer.incident, answer.incident.replica or 0
     pod = s.current.get(replica)
-    at = times.parse(incident.at)
     return Fault(
         reason=incident.reason or "ExitCode",
         replica=replica,
@@ -117,7 +144,7 @@ def in_place_fault(s: Snapshot) -> Fault | None:
         exit_code=count(incident.exit_code),
         signal=incident.signal or "",
         message=(incident.message or "").strip()[-MESSAGE_TAIL:],
-        at=at if at is not None and abs(at - s.now) < 86_400 else s.now,
+        at=_reported_moment(s, incident.at) or s.now,
         generation=incident.generation,
         step=incident.step,
     )
@@ -185,14 +212,17 @@ def _classify(
         return "Evicted", ""
     if code == PEER_LOST or report.reason == "PeerLost":
         return "PeerLost", name
-    reported = _REPORTED.get(report.reason)
-    if reported:
-        return reported, "" if reported == "Hang" else name  # the agent sent the signal
-    if name:
-        return "Signal", name
-    if report == NO_REPORT and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
+    if report == NO_REPORT and not name and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
         return "PeerLost", ""
-    return "ExitCode", ""
+    return _reported(report.reason, name)
+
+
+def _reported(reason: str, signal_name: str) -> tuple[str, str]:
+    """Our word for the trainer's reason, and the signal that the kernel or a person sent."""
+    known = _REPORTED.get(reason)
+    if known:
+        return known, "" if known == "Hang" else signal_name  # the agent sent the signal
+    return ("Signal" if signal_name else "ExitCode"), signal_name
 
 
 def _message(pod: PodView, ended: ContainerView | None, report: ExitReport, code: int | None) -> str:
@@ -234,9 +264,15 @@ def _signal_name(code: int | None) -> str:
 
 def _moment(s: Snapshot, pod: PodView, ended: ContainerView | None, report: ExitReport) -> float:
     """When it happened. The report is more precise than the kubelet, unless it is off by more than a day."""
-    reported = times.parse(report.at)
-    if reported is not None and abs(reported - s.now) < 86_400:
+    reported = _reported_moment(s, report.at)
+    if reported is not None:
         return reported
     if ended is not None and ended.finished_at is not None:
         return ended.finished_at
     return min(s.lost_at(pod) or s.now, s.now)
+
+
+def _reported_moment(s: Snapshot, at: str | None) -> float | None:
+    """A moment by the clock of a pod; None if it is missing, or off by more than a day."""
+    moment = times.parse(at)
+    return moment if moment is not None and abs(moment - s.now) < 86_400 else None

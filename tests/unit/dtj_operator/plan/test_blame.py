@@ -7,7 +7,7 @@ from dtj_operator.kube.nodes import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
-from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, job, pod
+from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, pod
 
 param = pytest.param
 
@@ -205,6 +205,51 @@ def test_a_report_gives_rank_step_message_and_generation() -> None:
     assert (
         found.sentence == "rank 3 (replica 1) on node worker-2 exited with code 1: Exception: ValueError: x"
     )
+
+
+CULPRIT = {"replica": 2, "rank": 2, "reason": "Exception", "exitCode": 1, "at": at(-2), "message": "KeyError"}
+
+
+@pytest.mark.parametrize(
+    ("repeated", "its_own", "reason", "code"),
+    [
+        param(CULPRIT, pod(2).running(), "Exception", 1, id="its own pod still runs"),
+        param(
+            CULPRIT,
+            pod(2).crashed(1, at=NOW, reason="OOMKilled"),
+            "OOMKilled",
+            1,
+            id="its own pod knows more",
+        ),
+        param(
+            {**CULPRIT, "reason": "Signal", "exitCode": 137}, pod(2).running(), "Signal", 137, id="a signal"
+        ),
+        param({**CULPRIT, "reason": "Hang", "exitCode": 137}, pod(2).running(), "Hang", 137, id="a hang"),
+    ],
+)
+def test_rank_that_the_pod_of_another_replica_names_is_blamed(repeated, its_own, reason, code) -> None:
+    ended_first = pod(0).on("worker-1").reported(76, at=NOW - 1, reason="PeerLost", culprit=repeated)
+
+    found = fault(FOUR.but(ended_first, its_own.on("worker-2")))
+
+    assert (found.replica, found.node) == (2, "worker-2")
+    assert (found.reason, found.exit_code) == (reason, code)
+    assert found.signal == ("SIGKILL" if reason == "Signal" else "")
+
+
+@pytest.mark.parametrize(
+    "culprit",
+    [
+        param({**CULPRIT, "replica": 4}, id="no replica of the job"),
+        param({**CULPRIT, "replica": "2"}, id="not a number"),
+        param([2], id="not an object"),
+        param(None, id="none"),
+    ],
+)
+def test_culprit_that_does_not_exist_is_ignored(culprit) -> None:
+    found = fault(FOUR.but(pod(0).reported(76, reason="PeerLost", culprit=culprit)))
+
+    assert (found.replica, found.reason) == (0, "PeerLost")
 
 
 def test_rank_is_not_guessed_if_a_pod_has_several() -> None:

@@ -28,6 +28,7 @@ from tests.support.builders import NOW, at, job, pod
 param = pytest.param
 
 TWO = job().replicas(2).running()
+CULPRIT = {"replica": 1, "rank": 1, "reason": "ExitCode", "exitCode": 3, "at": at(-1)}  # as pod 0 reports it
 DONE = TWO.but(pod(0).succeeded(), pod(1).succeeded())
 FIRST_DECIDES = TWO.wants(successPolicy={"replicas": [0]})
 TWO_DECIDE = job().replicas(3).running().wants(successPolicy={"replicas": [1, 2]})
@@ -308,14 +309,36 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
         ),
         param(TWO.but(pod(1).crashed(76, at=NOW - 5)), COUNTED, id="a lost peer whose cause does not come"),
         param(
-            TWO.but(pod(0).reported(76, at=NOW - 10, rank=1, reason="PeerLost")),
+            TWO.but(pod(0).reported(76, at=NOW - 10, culprit=CULPRIT, reason="PeerLost")),
             AwaitCause(until=NOW + 20),
-            id="a lost peer that names the failed rank waits longer for its pod, as kubelets may be busy",
+            id="the pod of a rank that another pod names is about to end, but its kubelet may be busy",
         ),
         param(
-            TWO.but(pod(0).reported(76, at=NOW - 30, rank=1, reason="PeerLost")),
+            TWO.but(pod(0).reported(76, at=NOW - 30, culprit=CULPRIT, reason="PeerLost")),
             COUNTED,
-            id="the pod of the failed rank does not terminate",
+            id="that pod does not end",
+        ),
+        param(
+            TWO.but(pod(0).reported(76, at=NOW, culprit=CULPRIT), pod(1).crashed(3, at=NOW)),
+            COUNTED,
+            id="that pod has ended",
+        ),
+        param(
+            TWO.but(pod(0).reported(76, culprit=CULPRIT)).without(1),
+            COUNTED,
+            id="that pod was deleted before its end was seen",
+        ),
+        param(
+            TWO.but(pod(0).reported(76, at=NOW - 30, culprit={**CULPRIT, "exitCode": 78})),
+            Fail("RecoveryRule", ANY, ANY),
+            id="the rules see the exit code of the rank that is named",
+        ),
+        param(
+            TWO.but(pod(0).reported(76, culprit=CULPRIT)).was(
+                "Recovering", failure={"replica": 1, "rank": 1, "at": CULPRIT["at"]}
+            ),
+            Restart(ANY, counts=False, replaces=None, same_incident=True),
+            id="a pod that ends because of a failure that is already recorded",
         ),
         param(
             TWO.but(pod(1).crashed(76, at=NOW + 60).seen(exited=NOW - 5)),

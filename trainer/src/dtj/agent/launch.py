@@ -237,9 +237,14 @@ class _Agent:
     def _finish(self) -> int:
         endings = self._supervisor.endings()
         own = outcome.first_cause(endings)
-        culprit = self._orders.culprit
-        if culprit and (own is None or own.cause == "PeerLost"):  # a rank of another replica is to blame
-            endings = [outcome.echo(culprit, now=datetime.now(UTC))]
+        culprit, elsewhere = self._orders.culprit, None
+        if culprit and (own is None or own.cause == "PeerLost"):  # usually a rank of another replica
+            is_ours = culprit.rank in self._placement.ranks
+            endings = [culprit if is_ours else outcome.echo(culprit, now=datetime.now(UTC))]
+            if not is_ours and culprit.code != contract.EXIT_PEER_LOST:
+                elsewhere = outcome.failure_fields(
+                    culprit, generation=self._status.generation, processes=self._placement.nproc
+                )
         elif self._stop_requests and not self._orders.is_over and outcome.is_idle(endings):
             # The ranks were not started yet, not needed at present, or killed by a second Ctrl-C.
             now = datetime.now(UTC)
@@ -249,7 +254,14 @@ class _Agent:
         self._status.state = "Failed" if outcome.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            termination.write(self._options.termination_log, endings, self._status, self._orders.in_place)
+            termination.write(
+                self._options.termination_log,
+                endings,
+                self._status,
+                self._orders.in_place,
+                ranks=self._placement.ranks,
+                elsewhere=elsewhere,
+            )
         self._client.disconnect()
         if self._coordinator:
             self._coordinator.close()

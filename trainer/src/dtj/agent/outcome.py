@@ -15,6 +15,8 @@ from dtj import contract
 from dtj.agent.checked import checked
 
 MESSAGE_BYTES = 4000
+_CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
+_LINE = 300  # characters of another rank's error in the sentence about it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,8 @@ def exit_code(endings: Iterable[Ending]) -> int:
 def termination_fields(
     endings: Iterable[Ending],
     *,
+    ranks: range,
+    elsewhere: dict[str, Any] | None = None,
     checkpoint: str | None,
     generation: int,
     in_place: int | None = None,
@@ -104,7 +108,9 @@ def termination_fields(
 ) -> dict[str, Any]:
     """The fields of the termination message, uncut; `fit` makes them short enough.
 
-    in_place  in-place restarts in this attempt, as far as this agent knows
+    ranks      of this pod
+    elsewhere  `failure_fields` of the rank of another replica that failed the job
+    in_place   in-place restarts in this attempt, as far as this agent knows
     """
     endings = list(endings)
     culprit = first_cause(endings)
@@ -114,24 +120,26 @@ def termination_fields(
     return {
         "step": step,
         "reason": culprit.cause if culprit else ("Stopped" if code == contract.EXIT_STOPPED else "Done"),
-        "rank": culprit.rank if culprit else None,
+        "rank": culprit.rank if culprit and culprit.rank in ranks else None,
         "exitCode": code,
         "message": describe(culprit, step) if culprit else _success(len(endings), step, code),
         "checkpoint": checkpoint,
         "generation": generation,
         "inPlace": in_place,
         "at": stamp(culprit.at if culprit else now),
+        "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
     }
 
 
 def echo(culprit: Ending, *, now: datetime) -> Ending:
     """The ending of a pod whose ranks were healthy when a rank of another replica failed the job."""
+    lines = describe(culprit, culprit.step).splitlines()
     return Ending(
         rank=culprit.rank,
         code=contract.EXIT_PEER_LOST,
         at=now,
         step=culprit.step,
-        message=f"lost a peer: {describe(culprit, culprit.step)}",
+        message=f"lost a peer: {lines[-1][:_LINE]}",
     )
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from dtj import contract
 from dtj.agent import outcome
@@ -11,10 +12,20 @@ from dtj.agent.outcome import Ending
 from dtj.agent.status import Status
 
 
-def write(path: Path, endings: Iterable[Ending], status: Status, in_place: int | None) -> None:
+def write(
+    path: Path,
+    endings: Iterable[Ending],
+    status: Status,
+    in_place: int | None,
+    *,
+    ranks: range,
+    elsewhere: dict[str, Any] | None,
+) -> None:
     """Write the termination message; if that fails, the exit code still says what happened."""
     fields = outcome.termination_fields(
         endings,
+        ranks=ranks,
+        elsewhere=elsewhere,
         checkpoint=status.checkpoint,
         generation=status.generation,
         in_place=in_place,

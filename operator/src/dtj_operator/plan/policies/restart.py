@@ -22,8 +22,8 @@ RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that rep
 BACKOFF_JITTER = 0.2  # of the delay, plus or minus: after an outage a thousand jobs must not restart in step
 MAX_REPLACED = 100  # pods at once; with more the whole job restarts, which keeps the status small
 CAUSE_WAIT_S = 5.0  # how long a consequence waits for its cause: two kubelets report seconds apart
+CULPRIT_WAIT_S = 30.0  # how long a fault that another pod reports waits for its own pod to end
 MAX_IN_PLACE = 1_000_000  # a higher number does not come from an agent
-NAMED_CAUSE_WAIT_S = 30.0  # the same if it names the rank that failed, whose pod is about to terminate
 
 
 def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
@@ -31,7 +31,9 @@ def restart(s: Snapshot) -> Restart | Fail | AwaitCause | None:
     fault = blame.first_fault(s)
     if fault is None or s.memory.phase == SUSPENDED:
         return None
-    if fault.secondary and (until := _cause_due_at(s, fault)) > s.now:
+    if _is_recorded(s, fault):
+        return Restart(fault, counts=False, replaces=_broken(s), same_incident=True)
+    if (until := _known_at(s, fault)) > s.now:
         return AwaitCause(until=until)
     action, rule = _action(s, fault)
     if action == "FailJob":
@@ -168,6 +170,14 @@ def _is_same_incident(s: Snapshot, fault: Fault) -> bool:
     return asked and abs(s.now - began) <= s.job.grace_s + CAUSE_WAIT_S
 
 
+def _is_recorded(s: Snapshot, fault: Fault) -> bool:
+    """Whether a pod ended only now because of the failure that is already in the status."""
+    if fault.reported_by is None or s.memory.phase != RECOVERING:
+        return False
+    failure, at = s.memory.failure, times.rfc3339(fault.at)
+    return (failure.get("replica"), failure.get("rank"), failure.get("at")) == (fault.replica, fault.rank, at)
+
+
 def _matches(rule: Rule, fault: Fault) -> bool:
     if rule.exit_codes is not None:
         code = dict(fault.exit_codes).get(rule.container) if rule.container else fault.exit_code
@@ -176,15 +186,17 @@ def _matches(rule: Rule, fault: Fault) -> bool:
     return not rule.conditions or any(condition in fault.conditions for condition in rule.conditions)
 
 
-def _cause_due_at(s: Snapshot, fault: Fault) -> float:
-    """Until when the cause may follow this consequence; now if all pods ended."""
-    pod = s.current.get(fault.replica)
+def _known_at(s: Snapshot, fault: Fault) -> float:
+    """From when a verdict is possible: all is known, or the pods that know more had time to end."""
+    if fault.reported_by is None and not fault.secondary:
+        return s.now
+    pod = s.current.get(fault.replica if fault.reported_by is None else fault.reported_by)
     running = {pod.index for pod in s.participating.values() if not s.succeeded(pod) and not s.failed(pod)}
     if pod is None or pod.seen.exited is None or not running:
         return s.now
-    named = None if fault.rank is None else fault.rank // s.job.processes
-    waits_for_named = named != fault.replica and named in running
-    return s.wall(pod.seen.exited) + (NAMED_CAUSE_WAIT_S if waits_for_named else CAUSE_WAIT_S)
+    if fault.reported_by is None:
+        return s.wall(pod.seen.exited) + CAUSE_WAIT_S
+    return s.wall(pod.seen.exited) + CULPRIT_WAIT_S if fault.replica in running else s.now
 
 
 def _jitter(seed: str) -> float:
