@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dtj_operator import names
+from dtj_operator.model import names
 from tests.bench.rest import Rest
 from tests.bench.rig import JOBS, PODS
 

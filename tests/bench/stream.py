@@ -20,7 +20,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from dtj_operator import settings, spec
+from dtj_operator import settings
+from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.pod import pod

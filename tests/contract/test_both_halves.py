@@ -19,8 +19,7 @@ from dtj.agent.options import Options
 from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
 from dtj.agent.status import Facts, Status
-from dtj_operator import agent_status, names, spec
-from dtj_operator.kube import exit_report
+from dtj_operator.model import agent_status, exit_report, names, spec
 from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import JobBuilder
 

@@ -8,7 +8,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from dtj_operator import spec
+from dtj_operator.model import spec
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.pod import pod
 from tests.docs.blocks import all_blocks

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from dtj_operator.agent_status import SilentReplica
-from dtj_operator.kube.nodes import NodeLease, NodeView
-from dtj_operator.kube.views import ConditionView
-from dtj_operator.plan import pace
+from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.views import ConditionView, NodeLease, NodeView
 from dtj_operator.plan.planner import plan
+from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.status import events, new_status
 from dtj_operator.plan.snapshot import Snapshot
-from dtj_operator.plan.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 ADDRESS = "10.0.0.1"  # of replica 0

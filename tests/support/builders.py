@@ -9,12 +9,13 @@ from typing import Any, Self
 
 import msgspec
 
-from dtj_operator.agent_status import InPlace, Progress
-from dtj_operator.kube import exit_report
-from dtj_operator.kube.views import ConditionView, ContainerView, PodView
-from dtj_operator.plan import times
-from dtj_operator.plan.snapshot import Child, Memory, Refusal, Snapshot
-from dtj_operator.spec import Job, parse
+from dtj_operator.model import exit_report, times
+from dtj_operator.model.agent_status import InPlace, Progress
+from dtj_operator.model.children import Child, Refusal
+from dtj_operator.model.memory import Memory
+from dtj_operator.model.spec import Job, parse
+from dtj_operator.model.views import ConditionView, ContainerView, PodView
+from dtj_operator.plan.snapshot import Snapshot
 
 Json = dict[str, Any]
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import health, metrics, names
+from dtj_operator import health, metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
@@ -45,7 +45,8 @@ from dtj_operator.kube.reflector import (
     read_list,
 )
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.names import Key
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
 from dtj_operator.plan.children.netpolicy import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler

@@ -13,14 +13,15 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dtj_operator import names
 from dtj_operator.gather import Caches
-from dtj_operator.kube import views
+from dtj_operator.kube import pods
 from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.wire import decode_named
-from dtj_operator.names import Key
+from dtj_operator.model import names
+from dtj_operator.model.children import Refusal
+from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,
@@ -30,7 +31,6 @@ from dtj_operator.plan.actions import (
     Ensure,
 )
 from dtj_operator.plan.planner import name_conflict
-from dtj_operator.plan.snapshot import Refusal
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Applier:
         except Unavailable:  # the API server may have created it
             self._pods.unverified.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
             raise
-        self._pods.observe(views.decode_pod(raw), quiet=True)
+        self._pods.observe(pods.decode_pod(raw), quiet=True)
         return True
 
     async def _name_taken(self, path: str, body: Json, uid: str) -> Refusal | bool:
@@ -139,7 +139,7 @@ class Applier:
         It is the wanted pod if we created it before the operator restarted, or if the answer was lost.
         """
         try:
-            found = views.decode_pod(await self._api.get(path))
+            found = pods.decode_pod(await self._api.get(path))
         except NotFound:
             return False
         labels = body["metadata"]["labels"]
@@ -165,7 +165,7 @@ class Applier:
             if not action.unchanged:  # a newer pod has the name
                 self._pods.remove(pod)
             return not action.unchanged
-        left = views.decode_pod(raw)
+        left = pods.decode_pod(raw)
         # No version: its kubelet removed it between the two steps of this deletion. The watch may have
         # reported that already, and does not report it again.
         if left.uid == pod.uid and left.deleting and left.version:

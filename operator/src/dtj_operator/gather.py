@@ -8,19 +8,21 @@ planner gets the snapshot.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dtj_operator import names, spec
 from dtj_operator.kube.api import Api, Json, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.node_leases import NodeLeases
-from dtj_operator.kube.nodes import NodeView
-from dtj_operator.names import Key
+from dtj_operator.model import names, spec
+from dtj_operator.model.children import Child
+from dtj_operator.model.memory import Memory
+from dtj_operator.model.names import Key
+from dtj_operator.model.spec import Recovery
+from dtj_operator.model.views import NodeView
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.snapshot import UNKNOWN, Child, Gone, Memory, Snapshot
+from dtj_operator.plan.snapshot import UNKNOWN, Gone, Snapshot
 from dtj_operator.progress import Poller
-from dtj_operator.spec import Recovery
 from dtj_operator.verify import Verifier
 
 REVERT_PAUSE_S = 60.0  # between two reverts of edits of a child

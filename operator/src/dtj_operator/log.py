@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from dtj_operator.printable import one_line, printable
+from dtj_operator.model.printable import one_line, printable
 
 _job: ContextVar[str | None] = ContextVar("job", default=None)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "settings"}

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import aiohttp
 from msgspec.structs import replace
 
-from dtj_operator import agent_status, metrics, names
-from dtj_operator.agent_status import Progress
+from dtj_operator import metrics
 from dtj_operator.engine.turns import Turns
-from dtj_operator.names import Key
+from dtj_operator.model import agent_status, names
+from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.names import Key
 from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S
 
 POLLS_IN_FLIGHT = 128  # many, because a zone full of agents that do not answer must not delay the others

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from dtj_operator import metrics, names
+from dtj_operator import metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
@@ -12,12 +12,15 @@ from dtj_operator.kube.api import METADATA, Api, Json, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
-from dtj_operator.names import Key
-from dtj_operator.plan import pace, private
+from dtj_operator.model import names, private
+from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
+from dtj_operator.model.names import Key
+from dtj_operator.model.times import soonest
 from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
-from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, Gone, Snapshot
-from dtj_operator.plan.status import events, new_status
+from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.status import events, new_status
+from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.progress import Poller
 
 _log = logging.getLogger(__name__)
@@ -98,7 +101,7 @@ class Reconciler:
         complete = not (outcome.refusals or outcome.unfinished)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
-        again_at = pace.soonest(decision.requeue_at, write_at)
+        again_at = soonest(decision.requeue_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
             why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"

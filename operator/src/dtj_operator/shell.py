@@ -7,10 +7,10 @@ from typing import Any
 
 import kopf
 
-from dtj_operator import names
 from dtj_operator.app import App
 from dtj_operator.kube import config, job_stream
-from dtj_operator.names import Key
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
 from dtj_operator.settings import Settings, kopf_settings
 
 RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to CALM_S

@@ -7,14 +7,15 @@ costs nothing unless labels are removed: the caches know which absences are cert
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from dtj_operator import names
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import NotFound
-from dtj_operator.kube.views import decode_pod
-from dtj_operator.names import Key
-from dtj_operator.plan.snapshot import SUSPENDED, Snapshot
+from dtj_operator.kube.pods import decode_pod
+from dtj_operator.model import names
+from dtj_operator.model.memory import SUSPENDED
+from dtj_operator.model.names import Key
+from dtj_operator.plan.snapshot import Snapshot
 
 FEW = 20  # up to this many pods are read one by one; for more, all pods of the namespace are listed
 RECENT_S = 600.0  # the leader of that time has cleaned up after jobs that ended earlier

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.plan import times
+from dtj_operator.model import times
 from tests.chaos.clock import MISSING, Clock, library
 from tests.chaos.witness import Witness
 from tests.integration.controlplane import ControlPlane

@@ -11,7 +11,7 @@ from kubernetes.aio.client import Configuration
 
 from dtj_operator import settings
 from dtj_operator.app import App
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"

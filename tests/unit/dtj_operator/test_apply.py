@@ -19,7 +19,7 @@ from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,

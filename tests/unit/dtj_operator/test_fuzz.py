@@ -8,11 +8,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from dtj_operator import agent_status, spec
 from dtj_operator.kube import wire
-from dtj_operator.names import Key
+from dtj_operator.model import agent_status, spec
+from dtj_operator.model.names import Key
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.report.status import new_status
 from tests.support.builders import job
 
 MANY = int(os.environ.get("DTJ_FUZZ", "500"))  # objects of each kind

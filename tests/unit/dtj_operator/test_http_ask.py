@@ -5,7 +5,7 @@ import gzip
 import pytest
 from aiohttp import web
 
-from dtj_operator import names
+from dtj_operator.model import names
 from dtj_operator.progress import LARGEST_ANSWER, HttpAsk
 from tests.unit.dtj_operator.kube.server import Handler, hangs_up, refuses, serving
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dtj_operator.agent_status import Incident, Ledger, SilentReplica, Straggler
 from dtj_operator.engine.turns import Turns
-from dtj_operator.names import Key
+from dtj_operator.model.agent_status import Incident, Ledger, SilentReplica, Straggler
+from dtj_operator.model.names import Key
 from dtj_operator.progress import Poller
 
 param = pytest.param

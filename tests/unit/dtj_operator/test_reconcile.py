@@ -8,7 +8,7 @@ import pytest
 from dtj_operator.apply import Outcome
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Action
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.reconcile import Reconciler

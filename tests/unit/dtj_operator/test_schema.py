@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from dtj_operator.agent_status import InPlace, Ledger, Progress
+from dtj_operator.model.agent_status import InPlace, Ledger, Progress
+from dtj_operator.model.private import Shortage
 from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
 from dtj_operator.plan.policies.avoid import MAX_RECORDED
-from dtj_operator.plan.private import Shortage
-from dtj_operator.plan.status import MAX_FAILURES, new_status
+from dtj_operator.plan.report.status import MAX_FAILURES, new_status
 from tests.support.builders import NOW, job, pod
 
 CRD = yaml.safe_load(

@@ -9,9 +9,10 @@ from functools import cache
 from operator import attrgetter
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from dtj_operator.kube.pods import seen
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.kube.views import PodView, seen
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import PodView
 
 # A change of only these fields is not reported: the event after `removed` says that the object is gone.
 _IGNORED_FIELDS = ("version", "removed")

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from dtj_operator import names
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Page, Wire
-from dtj_operator.names import Key
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
 
 
 class _Child(Wire):

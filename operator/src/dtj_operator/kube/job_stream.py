@@ -15,9 +15,9 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from dtj_operator import names
 from dtj_operator.kube import stream, wire
 from dtj_operator.kube.api import METADATA, METADATA_LIST
+from dtj_operator.model import names
 
 _RELIST = msgspec.json.encode({"type": "ERROR", "object": {"code": 410}}) + b"\n"
 

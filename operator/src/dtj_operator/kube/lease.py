@@ -11,9 +11,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from dtj_operator import metrics, names
+from dtj_operator import metrics
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound
+from dtj_operator.model import names
 
 Json = dict[str, Any]
 

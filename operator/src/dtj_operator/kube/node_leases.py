@@ -12,10 +12,10 @@ from datetime import datetime
 
 import msgspec
 
-from dtj_operator import names
 from dtj_operator.kube.errors import ApiError, Refused
-from dtj_operator.kube.nodes import NodeLease
 from dtj_operator.kube.wire import Wire
+from dtj_operator.model import names
+from dtj_operator.model.views import NodeLease
 
 FRESH_S = 1.0  # several jobs ask about the same node: a Lease read this recently is not read again
 LONGEST_GAP_S = 12.0  # after a longer gap between two reads, the Lease may have been renewed in between

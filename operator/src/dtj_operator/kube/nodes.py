@@ -1,4 +1,4 @@
-"""The nodes of the cluster as views: whether each node is ready, and if not, since when this process sees it.
+"""The nodes of the cluster: whether each node is ready, and if not, since when this process sees it.
 
 Kubelets write the status of a node every few minutes even if nothing changes. Only readiness, cordons, labels
 and the deletion of the node matter here.
@@ -13,7 +13,7 @@ import msgspec
 
 from dtj_operator.kube.cache import TOMBSTONES, Cache
 from dtj_operator.kube.wire import Meta, Page, Wire
-from dtj_operator.names import Key
+from dtj_operator.model.views import NodeView
 
 
 class _Condition(Wire):
@@ -34,41 +34,6 @@ class _Node(Wire):
     metadata: Meta
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
-
-
-class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One node as the planner sees it."""
-
-    name: str
-    uid: str = ""
-    version: str = ""  # resourceVersion
-    ready: bool = True
-    turned_at: float | None = None  # of its last change of readiness, by the cluster's clock
-    away_since: float | None = None  # since when this process sees it not ready, by its monotonic clock
-    unschedulable: bool = False  # cordoned
-    labels: dict[str, str] = {}
-
-    @property
-    def key(self) -> Key:
-        return Key("", self.name)
-
-    @property
-    def removed(self) -> bool:
-        """Always True: nodes are watched without a label selector, so a deleted one is really gone."""
-        return True
-
-
-class NodeLease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The current Lease of a node.
-
-    renewed_at   seconds since the epoch, by the kubelet's clock
-    duration_s   the Lease expires if it is not renewed for this long
-    unchanged_s  how long the operator has read it without seeing a renewal, by the operator's own clock
-    """
-
-    renewed_at: float
-    duration_s: float
-    unchanged_s: float = 0.0
 
 
 _node = msgspec.json.Decoder(_Node)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from dtj_operator import names
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Conflict
+from dtj_operator.model import names
 
 Json = dict[str, Any]
 

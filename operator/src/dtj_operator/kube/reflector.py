@@ -14,16 +14,16 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dtj_operator import metrics, names
-from dtj_operator.kube import children, nodes, pages, views, wire
+from dtj_operator import metrics
+from dtj_operator.kube import children, nodes, pages, pods, wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache, View
 from dtj_operator.kube.children import ChildKind, ChildView
 from dtj_operator.kube.errors import ApiError, Expired, Refused
-from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import PodView
 from dtj_operator.kube.wire import Page
-from dtj_operator.names import Key
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import NodeView, PodView
 
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
@@ -55,7 +55,7 @@ class Source(Generic[V]):
 
 
 PODS: Source[PodView] = Source(
-    what="pods", path=names.pods_path, decode=views.decode_pod, decode_list=views.decode_pods
+    what="pods", path=names.pods_path, decode=pods.decode_pod, decode_list=pods.decode_pods
 )
 NODES: Source[NodeView] = Source(
     what="nodes",

@@ -9,7 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 
 KEEP_S = 600.0  # a leader verifies within seconds: an older name was verified by another leader
 

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from dtj_operator import names
+from dtj_operator.model import names
 
 T = TypeVar("T")
 U = TypeVar("U")

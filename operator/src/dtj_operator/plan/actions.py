@@ -7,9 +7,9 @@ written. So a crash between the two neither forgets a restart nor counts it twic
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtj_operator.kube.views import PodView
-from dtj_operator.plan.private import Shortage
-from dtj_operator.plan.snapshot import Refusal
+from dtj_operator.model.children import Refusal
+from dtj_operator.model.private import Shortage
+from dtj_operator.model.views import PodView
 
 Json = dict[str, Any]
 

@@ -9,9 +9,9 @@ that is a fault of its own, until the pod of that replica reports it.
 import re
 import signal
 
-from dtj_operator.kube.exit_report import NO_REPORT, Culprit, ExitReport, count
-from dtj_operator.kube.views import ContainerView, PodView
-from dtj_operator.plan import times
+from dtj_operator.model import times
+from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
+from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, last_line
 from dtj_operator.plan.snapshot import Json, Snapshot
 

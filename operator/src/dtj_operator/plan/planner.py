@@ -5,8 +5,11 @@ Verdicts come before actions: they are written to the status, and the next recon
 
 from dataclasses import replace
 
-from dtj_operator import names
-from dtj_operator.kube.views import PodView
+from dtj_operator.model import names
+from dtj_operator.model.children import Child, Refusal
+from dtj_operator.model.memory import RECOVERING, SUSPENDED
+from dtj_operator.model.times import soonest
+from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import (
     Action,
@@ -23,15 +26,14 @@ from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.nodes import force_delete_lost
-from dtj_operator.plan.pace import soonest
+from dtj_operator.plan.node_loss import force_delete_lost
 from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
 from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
-from dtj_operator.plan.snapshot import RECOVERING, SUSPENDED, Child, Gone, Refusal, Snapshot
+from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.plan.unsupported import unsupported
 
 UNWATCHED_POLL_S = 1.0  # our watch does not see pods without our label, so poll for their deletion

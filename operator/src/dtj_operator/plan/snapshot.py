@@ -6,171 +6,22 @@ is read from `memory`, the job's own status; the process itself keeps no state f
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dtj_operator.agent_status import Progress
-from dtj_operator.kube.views import ContainerView, PodView
-from dtj_operator.plan import private, ranges, times
-from dtj_operator.plan.placement import PodsOnNodes
-from dtj_operator.plan.private import Private, Shortage
-from dtj_operator.spec import Job, Recovery
+from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.children import Child, Refusal
+from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, Memory
+from dtj_operator.model.spec import Job, Recovery
+from dtj_operator.model.views import ContainerView, PodView
+from dtj_operator.plan.node_loss import PodsOnNodes
 
 Json = dict[str, Any]
-
-PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
-SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
-FINAL = (SUCCEEDED, FAILED)
-REPLICA, JOB = "Replica", "Job"  # how much of the job a recovery touches
 
 # A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
 SILENCE_COUNTS_S = 180.0
 ISOLATED_AFTER_S = 120.0  # replace a running pod if replica 0 has had no heartbeat from its agent for so long
 SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long
-
-
-class Child(Enum):
-    """The state of the Service or the NetworkPolicy."""
-
-    ABSENT = "does not exist"
-    PRESENT = "exists and is ours"
-    EDITED = "exists and is ours, but was edited"
-    FOREIGN = "exists and has another owner"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restarts:
-    counted: int = 0  # including in-place restarts
-    counted_at: tuple[int, ...] = ()  # when, of those that may still count towards the budget
-    disruptions: int = 0
-    in_place: int = 0  # by the agents, without a new pod
-    in_place_of_attempt: int = 0  # of these, those of the current attempt
-    without_progress: int = 0
-    identical: int = 0  # failures in a row with the same error of the program, without progress
-    highest_step: int | None = None  # ever reported; a higher step is progress
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaultyNode:
-    """A node on which this job had faults."""
-
-    node: str
-    faults: int
-    at: float  # of the last fault
-    stuck: bool = False  # a pod on it did not terminate
-    preferred: bool = False  # new pods only prefer other nodes
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The job's status as stored: the operator's only memory."""
-
-    raw: Json = field(default_factory=dict)
-
-    @property
-    def phase(self) -> str:
-        return str(self.raw.get("phase") or "")
-
-    @property
-    def finished(self) -> bool:
-        return self.phase in FINAL
-
-    @property
-    def attempt(self) -> int:
-        return int(self.raw.get("attempt") or 0)
-
-    @property
-    def started_at(self) -> float | None:
-        return times.parse(self.raw.get("startTime"))
-
-    @property
-    def completed_at(self) -> float | None:
-        return times.parse(self.raw.get("completionTime"))
-
-    @property
-    def changed_at(self) -> float | None:
-        """When phase or attempt last changed."""
-        return times.parse(self.raw.get("lastTransitionTime"))
-
-    @property
-    def failure(self) -> Json:
-        return dict(self.raw.get("failure") or {})
-
-    @property
-    def progress(self) -> Json:
-        return dict(self.raw.get("progress") or {})
-
-    @property
-    def goodput(self) -> Json:
-        return dict(self.raw.get("goodput") or {})
-
-    @cached_property
-    def private(self) -> Private:
-        return private.read(self.raw)
-
-    @property
-    def scope(self) -> str:
-        return self.private.recovery_scope
-
-    @property
-    def replacing(self) -> dict[int, str]:
-        """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
-        return self.private.replacing
-
-    @cached_property
-    def done(self) -> frozenset[int]:
-        """Replicas of the current attempt that are known to have succeeded."""
-        return frozenset(ranges.parse(self.private.done))
-
-    @cached_property
-    def faulty_nodes(self) -> tuple[FaultyNode, ...]:
-        """Nodes on which this job had faults, the latest first."""
-        raw = self.raw.get("avoidedNodes") or ()
-        return tuple(
-            FaultyNode(
-                node=str(e.get("node")),
-                faults=int(e.get("faults", 1)),
-                at=times.parse(e.get("at")) or 0.0,
-                stuck=e.get("stuck") is True,
-                preferred=e.get("preferred") is True,
-            )
-            for e in raw
-        )
-
-    @property
-    def recorded_size(self) -> int | None:
-        """The recorded size of the current attempt; elastic jobs only."""
-        return self.private.wanted_replicas
-
-    @property
-    def shortage(self) -> Shortage | None:
-        return self.private.shortage
-
-    @cached_property
-    def restarts(self) -> Restarts:
-        raw = self.raw.get("restarts") or {}
-        return Restarts(
-            counted=raw.get("counted", 0),
-            counted_at=tuple(self.private.counted_at),
-            disruptions=raw.get("disruptions", 0),
-            in_place=raw.get("inPlace", 0),
-            in_place_of_attempt=self.private.in_place_of_attempt,
-            without_progress=raw.get("withoutProgress", 0),
-            identical=self.private.identical_failures,
-            highest_step=self.private.highest_step,
-        )
-
-    def condition(self, kind: str) -> Json | None:
-        return next((c for c in self.raw.get("conditions") or () if c.get("type") == kind), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """Why the API server rejected a child, in its words; also the reason of the PodsReady condition."""
-
-    reason: str  # NameConflict | QuotaExceeded | PodRejected
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True)

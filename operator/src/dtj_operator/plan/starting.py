@@ -5,7 +5,7 @@ that fails. The kubelet reports these only in Events, which the operator has no 
 pod condition PodReadyToStartContainers. Images are pulled later, so a slow pull does not count.
 """
 
-from dtj_operator.kube.views import PodView
+from dtj_operator.model.views import PodView
 from dtj_operator.plan.snapshot import Snapshot
 
 SLOW_START_S = 120.0  # attaching a volume may take a minute

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.views import PodView, Seen
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import PodView, Seen
 from tests.support.builders import NAME, NAMESPACE, pod
 
 KEY = Key(NAMESPACE, NAME)

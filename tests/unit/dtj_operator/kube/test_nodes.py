@@ -11,9 +11,10 @@ import pytest
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.nodes import NodeCache, NodeView, decode_node
+from dtj_operator.kube.nodes import NodeCache, decode_node
 from dtj_operator.kube.reflector import NODES, Reflector
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import NodeView
 from tests.support.builders import NAME, NAMESPACE, pod
 from tests.unit.dtj_operator.kube.server import refuses, says, serving, stall, streams
 

@@ -13,7 +13,7 @@ from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.reflector import PODS, Reflector
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import (
     Handler,
     Server,

@@ -3,7 +3,7 @@
 import pytest
 
 from dtj_operator.kube.unverified import KEEP_S, UnverifiedNames
-from dtj_operator.names import Key
+from dtj_operator.model.names import Key
 
 KEY, OTHER = Key("a", "b"), Key("a", "c")
 

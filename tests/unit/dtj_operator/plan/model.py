@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from dtj_operator import names
-from dtj_operator.agent_status import Progress
-from dtj_operator.kube.nodes import NodeView
-from dtj_operator.kube.views import ConditionView, ContainerView, PodView, seen
-from dtj_operator.plan import pace
+from dtj_operator.kube.pods import seen
+from dtj_operator.model import names
+from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.children import Child
+from dtj_operator.model.memory import REPLICA, RUNNING
+from dtj_operator.model.views import ConditionView, ContainerView, NodeView, PodView
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,
@@ -25,8 +26,9 @@ from dtj_operator.plan.actions import (
     Ensure,
 )
 from dtj_operator.plan.planner import plan
-from dtj_operator.plan.snapshot import REPLICA, RUNNING, Child, Snapshot
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.status import new_status
+from dtj_operator.plan.snapshot import Snapshot
 from tests.support.builders import NAMESPACE, NOW, UID, JobBuilder
 
 Json = dict[str, Any]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtj_operator.agent_status import SilentReplica
-from dtj_operator.kube.nodes import NodeView
+from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.views import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
 from dtj_operator.plan.policies.restart import restart
@@ -264,7 +264,7 @@ def test_signal_name_is_reported() -> None:
 
 
 def test_failed_init_container_is_named() -> None:
-    from dtj_operator.kube.views import ContainerView
+    from dtj_operator.model.views import ContainerView
 
     fetch = ContainerView(name="fetch", init=True, exit_code=2, message="no such bucket", finished_at=NOW)
     found = fault(FOUR.but(pod(1)._with(phase="Failed", containers=(fetch,))))
@@ -273,7 +273,7 @@ def test_failed_init_container_is_named() -> None:
 
 
 def test_sidecar_that_never_exits_does_not_hide_the_exit_of_the_trainer() -> None:
-    from dtj_operator.kube.views import ContainerView
+    from dtj_operator.model.views import ContainerView
 
     helper = ContainerView(name="helper")
     ended = pod(1).crashed(3)

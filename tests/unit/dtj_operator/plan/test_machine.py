@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dtj_operator.agent_status import InPlace, Progress
-from dtj_operator.plan.snapshot import FINAL
+from dtj_operator.model.agent_status import InPlace, Progress
+from dtj_operator.model.memory import FINAL
 from tests.support.builders import job
 from tests.unit.dtj_operator.plan.model import CallFailed, Crash, World, run_until_stable
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from dtj_operator.model.children import Child
 from dtj_operator.plan.actions import (
     CreatePod,
     Decision,
@@ -16,7 +17,7 @@ from dtj_operator.plan.actions import (
     Suspend,
 )
 from dtj_operator.plan.planner import plan, plan_gone
-from dtj_operator.plan.snapshot import Child, Gone
+from dtj_operator.plan.snapshot import Gone
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dtj_operator import names, quantity
-from dtj_operator.spec import Job, ResumeFrom
+from dtj_operator.model import names, quantity
+from dtj_operator.model.spec import Job, ResumeFrom
 
 Json = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dtj_operator import names
-from dtj_operator.spec import Job
+from dtj_operator.model import names
+from dtj_operator.model.spec import Job
 
 Json = dict[str, Any]
 

@@ -8,9 +8,9 @@ trackers).
 from collections.abc import Mapping
 from typing import Any
 
-from dtj_operator import names
+from dtj_operator.model import names
+from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.meta import metadata
-from dtj_operator.spec import Job
 
 Json = dict[str, Any]
 

@@ -7,10 +7,10 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from dtj_operator import names, quantity
+from dtj_operator.model import names, quantity
+from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.env import PodContext, environment
 from dtj_operator.plan.children.meta import metadata
-from dtj_operator.spec import Job
 
 Json = dict[str, Any]
 

@@ -16,11 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtj_operator.kube.views import PodView
-from dtj_operator.plan import blame, times
+from dtj_operator.model import times
+from dtj_operator.model.memory import SUSPENDED, FaultyNode
+from dtj_operator.model.views import PodView
+from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
 from dtj_operator.plan.policies.restart import MAX_REPLACED
-from dtj_operator.plan.snapshot import SUSPENDED, FaultyNode, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 Json = dict[str, Any]
 

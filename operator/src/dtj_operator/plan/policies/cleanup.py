@@ -1,8 +1,9 @@
 """What is deleted when a job has finished?"""
 
-from dtj_operator.kube.views import PodView
+from dtj_operator.model.children import Child
+from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import Action, DeleteChild, DeletePod
-from dtj_operator.plan.snapshot import Child, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 FAILED_GRACE_S = 5  # ranks that lost a peer have nothing left to save
 # Healthy ranks may still commit a checkpoint after these.

@@ -1,7 +1,8 @@
 """Has the job been active for too long?"""
 
+from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.plan.actions import Fail
-from dtj_operator.plan.snapshot import SUSPENDED, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 
 def due_at(s: Snapshot) -> float | None:

@@ -12,10 +12,12 @@ With scope Replica only the failed pods are replaced, as long as a survivor is l
 
 import hashlib
 
-from dtj_operator.plan import blame, times
+from dtj_operator.model import times
+from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts
+from dtj_operator.model.spec import MOST_RESTARTS, Rule
+from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
-from dtj_operator.plan.snapshot import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts, Snapshot
-from dtj_operator.spec import MOST_RESTARTS, Rule
+from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
 RAN_WELL_S = 600.0  # in phase Running; counts as progress of a program that reports no steps

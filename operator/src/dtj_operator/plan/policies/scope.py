@@ -1,7 +1,8 @@
 """Can the agents of this attempt recover in place when a pod is replaced?"""
 
+from dtj_operator.model.memory import REPLICA
 from dtj_operator.plan.actions import UseReplicaScope
-from dtj_operator.plan.snapshot import REPLICA, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 
 def use_replica_scope(s: Snapshot) -> UseReplicaScope | None:

@@ -8,15 +8,10 @@ faults. With scope Job a new size is a new attempt, which is not counted.
                                      -> after 10 minutes (20, 40, ...) the full size again
 """
 
+from dtj_operator.model.memory import REPLICA, RUNNING, SUSPENDED
+from dtj_operator.model.private import Shortage
 from dtj_operator.plan.actions import Resize
-from dtj_operator.plan.private import Shortage
-from dtj_operator.plan.snapshot import (
-    REPLICA,
-    RUNNING,
-    SHRINK_AFTER_S,
-    SUSPENDED,
-    Snapshot,
-)
+from dtj_operator.plan.snapshot import SHRINK_AFTER_S, Snapshot
 
 RETRY_S = 600.0  # doubles while the full size does not fit, because every try costs a restart
 MAX_RETRY_S = 4 * 3600.0

@@ -1,7 +1,8 @@
 """Should the job be suspended or resumed?"""
 
+from dtj_operator.model.memory import SUSPENDED
 from dtj_operator.plan.actions import Resume, Suspend
-from dtj_operator.plan.snapshot import SUSPENDED, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 
 def suspend(s: Snapshot) -> Suspend | Resume | None:

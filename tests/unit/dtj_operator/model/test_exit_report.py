@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dtj_operator.kube.exit_report import NO_REPORT, ExitReport, parse
+from dtj_operator.model.exit_report import NO_REPORT, ExitReport, parse
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtj_operator.agent_status import Hung, Straggler
-from dtj_operator.plan import pace
-from dtj_operator.plan.status import events, new_status
+from dtj_operator.model.agent_status import Hung, Straggler
+from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param

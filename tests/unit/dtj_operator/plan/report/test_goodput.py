@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from dtj_operator.agent_status import Ledger, Progress
+from dtj_operator.model.agent_status import Ledger, Progress
 from dtj_operator.plan.actions import Verdict
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.report.status import new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dtj_operator import names, quantity
+from dtj_operator.model import names, quantity
 
 Json = dict[str, Any]
 

@@ -63,10 +63,6 @@ def merge_patch(old: Json, new: Json) -> Json:
     return patch
 
 
-def soonest(*moments: float | None) -> float | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
 def only_progress(old: Json, new: Json) -> bool:
     """Whether a write would change only progress."""
     return _urgent(old) == _urgent(new) and _deferrable(old) == _deferrable(new)

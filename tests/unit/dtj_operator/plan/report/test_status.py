@@ -2,11 +2,11 @@
 
 import pytest
 
-from dtj_operator.agent_status import Progress
-from dtj_operator.plan import pace
+from dtj_operator.model.agent_status import Progress
 from dtj_operator.plan.actions import Fail, Fault, Restart, Resume, Succeed, Suspend, Verdict
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.status import events, new_status
+from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param

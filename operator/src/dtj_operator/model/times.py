@@ -15,3 +15,7 @@ def parse(text: object) -> float | None:
 def rfc3339(seconds: float) -> str:
     """Whole seconds in UTC, as in the API conventions."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def soonest(*moments: float | None) -> float | None:
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,25 +1,34 @@
-"""Pods and the nodes they are on: which nodes are lost, and since when.
+"""Which nodes are lost, and since when; pods that their kubelets do not confirm gone are force-deleted.
 
 Kubernetes marks a node NotReady about 50 s after its last heartbeat; `nodeLostSeconds` later it counts as
 lost. It counts as lost sooner if two signals agree: a silent agent (the job's other agents get no heartbeat
 from it) and an expired Lease (the node's kubelet does not renew it). One signal alone proves nothing: a
 silent agent may be slow or isolated, and a kubelet that hangs leaves its pods running.
+
+A pod is force-deleted at once on a lost node, and after a longer wait on a ready node: there a pod stays
+Terminating if its kubelet cannot end it, because a process waits for a device or a file system, or a volume
+cannot be unmounted.
+
+A node is never lost if the operator has no permission to read nodes, or if no node at all is ready: then the
+control plane has lost contact with the nodes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dtj_operator.kube.nodes import NodeLease, NodeView
-from dtj_operator.kube.views import PodView
-from dtj_operator.plan.pace import soonest
-from dtj_operator.spec import Recovery
+from dtj_operator.model.spec import Recovery
+from dtj_operator.model.times import soonest
+from dtj_operator.model.views import NodeLease, NodeView, PodView
+from dtj_operator.plan.actions import Action, Decision, DeletePod
 
 # Share of a Lease's duration without a renewal before the Lease can count as expired, whatever the node's
 # clock says. Kubelets renew after a quarter of the duration; a renewal may be late by half of that.
 UNCHANGED_SHARE = 0.375
 OVERDUE_S = 10.0  # after its grace period: kubelets and runtimes need a moment to remove a pod
 MAX_LEASES = 16  # Leases read per job and reconcile; for more nodes wait until they are NotReady
+FORCED_GRACE_S = 0
+LEASE_CHECK_S = 4.0  # between two reads of the Leases of suspected nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +137,37 @@ def _counts_from(pod: PodView, away: float) -> float:
     a loop.
     """
     return away if pod.seen.bound is None else max(away, pod.seen.bound)
+
+
+def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
+    """The same decision, with every deletion on a lost node made a force-deletion."""
+    if decision.verdict is not None:
+        return decision
+    actions = tuple(_forced(on, action) for action in decision.actions)
+    stuck = tuple(
+        DeletePod(pod, FORCED_GRACE_S)
+        for pod in on.pods
+        if pod.owner_uid and pod.deleting and (on.lost(pod) or on.forced(pod))
+    )
+    return replace(
+        decision, actions=actions + stuck, requeue_at=soonest(decision.requeue_at, _requeue_at(on))
+    )
+
+
+def _forced(on: PodsOnNodes, action: Action) -> Action:
+    if isinstance(action, DeletePod) and on.lost(action.pod):
+        return replace(action, grace_s=FORCED_GRACE_S)
+    return action
+
+
+def _requeue_at(on: PodsOnNodes) -> float | None:
+    """When the next node becomes lost or pod overdue, or a Lease has to be read again."""
+    moments = [
+        at for pod in on.pods if (at := on.lost_at(pod)) is not None and (pod.deleting or not pod.ended)
+    ]
+    for pod in on.pods:
+        if pod.deleting:
+            moments += [at for at in (on.overdue_at(pod), on.forced_at(pod)) if at is not None]
+    if on.nodes_to_check:
+        moments.append(on.now + LEASE_CHECK_S)
+    return min((at for at in moments if at > on.now), default=None)

@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 
-from dtj_operator import names
-from dtj_operator.kube.views import PodView
-from dtj_operator.plan import ranges
+from dtj_operator.model import names, ranges
+from dtj_operator.model.memory import FINAL, JOB, REPLICA
+from dtj_operator.model.private import Private
+from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import AllowNodes, Resize, Restart, Resume, Suspend, UseReplicaScope, Verdict
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import remaining_shortage
-from dtj_operator.plan.private import Private
-from dtj_operator.plan.snapshot import FINAL, JOB, REPLICA, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 Json = dict[str, Any]
 

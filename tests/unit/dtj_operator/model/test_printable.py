@@ -5,11 +5,12 @@ import logging
 
 import pytest
 
-from dtj_operator import agent_status
-from dtj_operator.kube import exit_report, views
+from dtj_operator.kube import pods
 from dtj_operator.log import JsonLines, Text
-from dtj_operator.names import Key
-from dtj_operator.printable import printable
+from dtj_operator.model import agent_status, exit_report
+from dtj_operator.model.names import Key
+from dtj_operator.model.printable import printable
+from dtj_operator.model.views import ContainerView
 
 param = pytest.param
 SAYS, SHOWN = "a\x1b[2Jb\rc", "a\\x1b[2Jb\\rc"
@@ -29,9 +30,9 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def container(**state: object) -> views.ContainerView:
+def container(**state: object) -> ContainerView:
     status = {"containerStatuses": [{"name": "trainer", "state": state}]}
-    return views.decode_pod(json.dumps({"metadata": {"name": "x"}, "status": status}).encode()).containers[0]
+    return pods.decode_pod(json.dumps({"metadata": {"name": "x"}, "status": status}).encode()).containers[0]
 
 
 def test_messages_of_containers_are_escaped_when_a_pod_is_decoded() -> None:

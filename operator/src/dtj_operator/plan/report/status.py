@@ -1,14 +1,26 @@
 """The new status, computed from a snapshot and a verdict.
 
-`new_status` builds the whole status, with the conditions of plan/conditions.py; `events` derives the Events.
-The planner runs before this; plan/pace.py runs after it and decides when to write the difference.
+`new_status` builds the whole status, with the conditions of conditions.py; `events` derives the Events.
+The planner runs before this; pace.py runs after it and decides when to write the difference.
 """
 
 from typing import Any
 
 import msgspec
 
-from dtj_operator.plan import blame, private, times
+from dtj_operator.model import private, times
+from dtj_operator.model.memory import (
+    FAILED,
+    FINAL,
+    PENDING,
+    RECOVERING,
+    RUNNING,
+    STARTING,
+    SUCCEEDED,
+    SUSPENDED,
+    Restarts,
+)
+from dtj_operator.plan import blame
 from dtj_operator.plan.actions import (
     AllowNodes,
     Event,
@@ -21,23 +33,24 @@ from dtj_operator.plan.actions import (
     Suspend,
     Verdict,
 )
-from dtj_operator.plan.attempt import attempt_of, done_before, private_of, remaining, starts_new_attempt
-from dtj_operator.plan.conditions import CONDITION_MESSAGE_LIMIT, conditions, obstacle, rejected, shortage
-from dtj_operator.plan.goodput import goodput
 from dtj_operator.plan.policies.restart import counters, identical_failures, within_window
-from dtj_operator.plan.snapshot import (
-    FAILED,
-    FINAL,
-    PENDING,
-    RECOVERING,
-    RUNNING,
-    STARTING,
-    SUCCEEDED,
-    SUSPENDED,
-    Restarts,
-    Snapshot,
+from dtj_operator.plan.report.attempt import (
+    attempt_of,
+    done_before,
+    private_of,
+    remaining,
+    starts_new_attempt,
 )
-from dtj_operator.plan.stragglers import HANG, STRAGGLER
+from dtj_operator.plan.report.conditions import (
+    CONDITION_MESSAGE_LIMIT,
+    conditions,
+    obstacle,
+    rejected,
+    shortage,
+)
+from dtj_operator.plan.report.goodput import goodput
+from dtj_operator.plan.report.stragglers import HANG, STRAGGLER
+from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 from dtj_operator.plan.unsupported import unsupported
 

@@ -7,10 +7,11 @@ and its end, because it is unknown how much of that work was kept. Times are who
 
 from typing import Any
 
-from dtj_operator.agent_status import Ledger
+from dtj_operator.model.agent_status import Ledger
+from dtj_operator.model.memory import PENDING, RECOVERING, STARTING
 from dtj_operator.plan.actions import Restart, Suspend, Verdict
-from dtj_operator.plan.attempt import starts_new_attempt
-from dtj_operator.plan.snapshot import PENDING, RECOVERING, STARTING, Snapshot
+from dtj_operator.plan.report.attempt import starts_new_attempt
+from dtj_operator.plan.snapshot import Snapshot
 
 Json = dict[str, Any]
 

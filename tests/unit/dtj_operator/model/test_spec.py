@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtj_operator import quantity, spec
-from dtj_operator.spec import Checkpoint, Recovery, ResumeFrom, Rule
+from dtj_operator.model import quantity, spec
+from dtj_operator.model.spec import Checkpoint, Recovery, ResumeFrom, Rule
 from tests.support.builders import job, template
 
 param = pytest.param

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.plan import private
-from dtj_operator.plan.private import Private, Shortage
+from dtj_operator.model import private
+from dtj_operator.model.private import Private, Shortage
 
 param = pytest.param
 FULL = Private(

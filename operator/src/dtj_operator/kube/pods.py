@@ -1,19 +1,13 @@
-"""Pods as views: the few fields that decisions need, decoded directly from JSON.
-
-A full pod takes about 30 kB as dicts, a view less than 1 kB. The reflector creates views; the planner reads
-them.
-"""
+"""Decodes pods directly from JSON to views, and notes since when this process has seen their states."""
 
 from datetime import datetime
 
 import msgspec
 
-from dtj_operator import names
-from dtj_operator.kube import exit_report
-from dtj_operator.kube.exit_report import NO_REPORT, ExitReport
 from dtj_operator.kube.wire import Meta, Page, Wire
-from dtj_operator.names import Key
-from dtj_operator.printable import printable
+from dtj_operator.model import exit_report, names
+from dtj_operator.model.printable import printable
+from dtj_operator.model.views import ConditionView, ContainerView, PodView, Seen
 
 TERMINATION_MESSAGE_LIMIT = 4096  # the kubelet keeps no more than this
 
@@ -67,99 +61,6 @@ class _Pod(Wire):
     metadata: Meta
     spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
-
-
-class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One container or init container: why it is waiting, or how it ended."""
-
-    name: str
-    init: bool = False
-    waiting: str = ""  # reason, such as ImagePullBackOff
-    message: str = ""  # why it is waiting, or its termination message
-    exit_code: int | None = None  # None: it has not ended
-    reason: str = ""  # why it ended, such as OOMKilled
-    finished_at: float | None = None  # seconds since the epoch, by the node's clock
-    report: ExitReport = NO_REPORT  # what its termination message reports, if it is the trainer's
-
-
-class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    since: float | None = None  # seconds since the epoch at which the status last changed
-
-
-class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Since when this process has seen a pod in each of these states; None: it is not in that state.
-
-    In seconds of this process's monotonic clock. Timestamps in the pod come from the clocks of other
-    machines, so they do not tell how long ago something happened.
-    """
-
-    bound: float | None = None  # to a node
-    unschedulable: float | None = None
-    terminating: float | None = None
-    exited: float | None = None  # one of its containers, or all of the pod
-
-
-class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One pod as the planner sees it."""
-
-    namespace: str
-    name: str
-    uid: str
-    version: str = ""  # resourceVersion
-    job: str = ""  # name of its owner; without an owner, the job named in its label
-    mislabelled: bool = False  # its labels were changed, so the Service does not select it
-    owner_uid: str = ""  # uid of its controller, if that is a job of ours
-    index: int = -1
-    attempt: int = -1
-    phase: str = "Pending"
-    reason: str = ""
-    message: str = ""
-    node: str = ""
-    address: str = ""
-    deleting: bool = False
-    grace_s: int = 0  # between the request to delete it and its end
-    grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
-    removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
-    conditions: tuple[ConditionView, ...] = ()
-    containers: tuple[ContainerView, ...] = ()
-    avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
-    seen: Seen = Seen()  # set by the cache
-
-    @property
-    def key(self) -> Key:
-        return Key(self.namespace, self.job)
-
-    @property
-    def ended(self) -> bool:
-        """No container of it runs. The kubelet reports how containers ended before it sets the phase."""
-        mains = [container for container in self.containers if not container.init]
-        all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
-        return self.phase in ("Succeeded", "Failed") or all_ended
-
-    @property
-    def unschedulable(self) -> bool:
-        """Whether the scheduler has reported that no node has enough free capacity for it."""
-        scheduled = self.condition("PodScheduled")
-        return (
-            self.phase == "Pending"
-            and scheduled is not None
-            and (scheduled.status, scheduled.reason) == ("False", "Unschedulable")
-        )
-
-    def condition(self, kind: str) -> ConditionView | None:
-        for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
-            if condition.type == kind:
-                return condition
-        return None
-
-    @property
-    def ready(self) -> bool:
-        condition = self.condition("Ready")
-        return condition is not None and condition.status == "True"
 
 
 _pod = msgspec.json.Decoder(_Pod)

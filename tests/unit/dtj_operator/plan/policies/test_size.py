@@ -2,11 +2,11 @@
 
 import pytest
 
+from dtj_operator.model.private import Shortage
 from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.size import requeue_at, resize
-from dtj_operator.plan.private import Shortage
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.report.status import new_status
 from tests.support.builders import NOW, JobBuilder, job, pod
 
 param = pytest.param

@@ -5,12 +5,15 @@ A condition is absent until it applies. lastTransitionTime changes only with the
 
 from typing import Any
 
-from dtj_operator.kube.views import PodView
-from dtj_operator.plan import blame, ranges, starting, times
+from dtj_operator.model import ranges, times
+from dtj_operator.model.children import Refusal
+from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED
+from dtj_operator.model.views import PodView
+from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.attempt import done_before, remaining, starts_new_attempt
-from dtj_operator.plan.snapshot import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED, Refusal, Snapshot
-from dtj_operator.plan.stragglers import delayed_by
+from dtj_operator.plan.report.attempt import done_before, remaining, starts_new_attempt
+from dtj_operator.plan.report.stragglers import delayed_by
+from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 
 Json = dict[str, Any]

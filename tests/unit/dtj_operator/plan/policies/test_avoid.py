@@ -8,9 +8,9 @@ from dtj_operator.plan.actions import AllowNodes, CreatePod, DeletePod, Restart
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
-from dtj_operator.plan.status import new_status
+from dtj_operator.plan.report.status import new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
-from tests.unit.dtj_operator.plan.test_nodes import EXPIRED, LOST, TWO, away, cluster, lease, node, silent
+from tests.unit.dtj_operator.plan.test_node_loss import EXPIRED, LOST, TWO, away, cluster, lease, node, silent
 
 param = pytest.param
 

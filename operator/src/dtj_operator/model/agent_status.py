@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import asdict, force_setattr
 
-from dtj_operator.names import Key
-from dtj_operator.printable import printable
+from dtj_operator.model.names import Key
+from dtj_operator.model.printable import printable
 
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e10)]

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.agent_status import SilentReplica
-from dtj_operator.kube.nodes import NodeLease, NodeView
+from dtj_operator.model.agent_status import SilentReplica
+from dtj_operator.model.spec import Recovery
+from dtj_operator.model.views import NodeLease, NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import DeletePod, Restart
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.restart import restart
+from dtj_operator.plan.report.status import new_status
 from dtj_operator.plan.snapshot import Gone
-from dtj_operator.plan.status import new_status
-from dtj_operator.spec import Recovery
 from tests.support.builders import NOW, JobBuilder, at, job, pod
 
 param = pytest.param

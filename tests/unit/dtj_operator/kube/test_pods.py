@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dtj_operator.kube import views, wire
-from dtj_operator.kube.views import ContainerView
-from dtj_operator.names import Key
+from dtj_operator.kube import pods, wire
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import ContainerView, PodView
 
 FULL: dict[str, Any] = {
     "apiVersion": "v1",
@@ -62,13 +62,13 @@ FULL: dict[str, Any] = {
 }
 
 
-def decode(pod: dict[str, Any]) -> views.PodView:
-    return views.decode_pod(json.dumps(pod).encode())
+def decode(pod: dict[str, Any]) -> PodView:
+    return pods.decode_pod(json.dumps(pod).encode())
 
 
 def test_job_of_a_pod_is_its_owner_whatever_its_label_says() -> None:
     meta = {**FULL["metadata"], "labels": {"dtj.dev/job-name": "another"}}
-    view = views.decode_pod(json.dumps({**FULL, "metadata": meta}).encode())
+    view = pods.decode_pod(json.dumps({**FULL, "metadata": meta}).encode())
 
     assert (view.key, view.mislabelled) == (Key("ns", "j"), True)
 
@@ -134,7 +134,7 @@ def test_view_of_a_new_pod_has_defaults() -> None:
 
 def test_object_that_is_not_a_pod_is_rejected() -> None:
     with pytest.raises(msgspec.DecodeError):
-        views.decode_pod(b"[]")
+        pods.decode_pod(b"[]")
 
 
 def test_a_view_is_small() -> None:

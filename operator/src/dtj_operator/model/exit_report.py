@@ -8,7 +8,7 @@ import json
 
 import msgspec
 
-from dtj_operator.printable import printable
+from dtj_operator.model.printable import printable
 
 
 class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True):

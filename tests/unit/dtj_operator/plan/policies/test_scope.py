@@ -2,13 +2,13 @@
 
 import pytest
 
-from dtj_operator.agent_status import Incident
-from dtj_operator.plan import ranges
+from dtj_operator.model import ranges
+from dtj_operator.model.agent_status import Incident
 from dtj_operator.plan.actions import AwaitCause, CreatePod, DeletePod, Fail, Restart, UseReplicaScope
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies.restart import MAX_REPLACED, restart
 from dtj_operator.plan.policies.scope import use_replica_scope
-from dtj_operator.plan.status import events, new_status
+from dtj_operator.plan.report.status import events, new_status
 from tests.support.builders import NOW, JobBuilder, PodBuilder, at, job, pod
 
 param = pytest.param

@@ -1,0 +1,137 @@
+"""Pods and nodes as views: the few fields that decisions need.
+
+A full pod takes about 30 kB as dicts, a view less than 1 kB. `kube/` decodes views; the planner reads them.
+"""
+
+import msgspec
+
+from dtj_operator.model.exit_report import NO_REPORT, ExitReport
+from dtj_operator.model.names import Key
+
+
+class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One container or init container: why it is waiting, or how it ended."""
+
+    name: str
+    init: bool = False
+    waiting: str = ""  # reason, such as ImagePullBackOff
+    message: str = ""  # why it is waiting, or its termination message
+    exit_code: int | None = None  # None: it has not ended
+    reason: str = ""  # why it ended, such as OOMKilled
+    finished_at: float | None = None  # seconds since the epoch, by the node's clock
+    report: ExitReport = NO_REPORT  # what its termination message reports, if it is the trainer's
+
+
+class ConditionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    since: float | None = None  # seconds since the epoch at which the status last changed
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Since when this process has seen a pod in each of these states; None: it is not in that state.
+
+    In seconds of this process's monotonic clock. Timestamps in the pod come from the clocks of other
+    machines, so they do not tell how long ago something happened.
+    """
+
+    bound: float | None = None  # to a node
+    unschedulable: float | None = None
+    terminating: float | None = None
+    exited: float | None = None  # one of its containers, or all of the pod
+
+
+class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One pod as the planner sees it."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str = ""  # resourceVersion
+    job: str = ""  # name of its owner; without an owner, the job named in its label
+    mislabelled: bool = False  # its labels were changed, so the Service does not select it
+    owner_uid: str = ""  # uid of its controller, if that is a job of ours
+    index: int = -1
+    attempt: int = -1
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    node: str = ""
+    address: str = ""
+    deleting: bool = False
+    grace_s: int = 0  # between the request to delete it and its end
+    grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
+    removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
+    conditions: tuple[ConditionView, ...] = ()
+    containers: tuple[ContainerView, ...] = ()
+    avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
+    seen: Seen = Seen()  # set by the cache
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.job)
+
+    @property
+    def ended(self) -> bool:
+        """No container of it runs. The kubelet reports how containers ended before it sets the phase."""
+        mains = [container for container in self.containers if not container.init]
+        all_ended = bool(mains) and all(container.exit_code is not None for container in mains)
+        return self.phase in ("Succeeded", "Failed") or all_ended
+
+    @property
+    def unschedulable(self) -> bool:
+        """Whether the scheduler has reported that no node has enough free capacity for it."""
+        scheduled = self.condition("PodScheduled")
+        return (
+            self.phase == "Pending"
+            and scheduled is not None
+            and (scheduled.status, scheduled.reason) == ("False", "Unschedulable")
+        )
+
+    def condition(self, kind: str) -> ConditionView | None:
+        for condition in self.conditions:  # faster than next(...); called several times per pod and reconcile
+            if condition.type == kind:
+                return condition
+        return None
+
+    @property
+    def ready(self) -> bool:
+        condition = self.condition("Ready")
+        return condition is not None and condition.status == "True"
+
+
+class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One node as the planner sees it."""
+
+    name: str
+    uid: str = ""
+    version: str = ""  # resourceVersion
+    ready: bool = True
+    turned_at: float | None = None  # of its last change of readiness, by the cluster's clock
+    away_since: float | None = None  # since when this process sees it not ready, by its monotonic clock
+    unschedulable: bool = False  # cordoned
+    labels: dict[str, str] = {}
+
+    @property
+    def key(self) -> Key:
+        return Key("", self.name)
+
+    @property
+    def removed(self) -> bool:
+        """Always True: nodes are watched without a label selector, so a deleted one is really gone."""
+        return True
+
+
+class NodeLease(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The current Lease of a node.
+
+    renewed_at   seconds since the epoch, by the kubelet's clock
+    duration_s   the Lease expires if it is not renewed for this long
+    unchanged_s  how long the operator has read it without seeing a renewal, by the operator's own clock
+    """
+
+    renewed_at: float
+    duration_s: float
+    unchanged_s: float = 0.0
