@@ -218,7 +218,7 @@ class App:
             await self._refill_caches()
         self._leads = True
         for key in self._known():
-            fault = any(pod.ended or pod.deleting for pod in self._pods.pods(key))
+            fault = any(pod.ended or pod.deleting for pod in self._pods.of(key))
             self.queue.add(key, patience_s=0.0 if fault else BACKLOG_PATIENCE_S)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 from dtj_operator.gather import Caches
 from dtj_operator.kube import pods
-from dtj_operator.kube.api import Api, Json, decode
+from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.wire import decode_named
 from dtj_operator.model import names
 from dtj_operator.model.children import Refusal
+from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,

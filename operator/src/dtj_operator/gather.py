@@ -8,13 +8,14 @@ planner gets the snapshot.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dtj_operator.kube.api import Api, Json, decode
+from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.model import names, spec
 from dtj_operator.model.children import Child
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import Memory
 from dtj_operator.model.names import Key
 from dtj_operator.model.spec import Recovery
@@ -93,7 +94,7 @@ class Gatherer:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         self._recovery[key] = job.recovery
         policy = network_policy(job, self._operator)
-        pods, nodes = self._caches.pods.pods(key), self._caches.nodes()
+        pods, nodes = self._caches.pods.of(key), self._caches.nodes()
         reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
@@ -121,7 +122,7 @@ class Gatherer:
         self._verifier.forget(key)
         for cache in self._caches.children:
             cache.forget_job(key)
-        pods, nodes, now = self._caches.pods.pods(key), self._caches.nodes(), self._wall()
+        pods, nodes, now = self._caches.pods.of(key), self._caches.nodes(), self._wall()
         recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
         return Gone(
             namespace=key.namespace,

@@ -8,11 +8,12 @@ from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
 from dtj_operator.kube import wire
-from dtj_operator.kube.api import METADATA, Api, Json, decode
+from dtj_operator.kube.api import METADATA, Api, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
@@ -95,7 +96,7 @@ class Reconciler:
             if outcome.unfinished:
                 return 0.0
             return None if decision.requeue_at is None else max(0.0, decision.requeue_at - s.now)
-        after = s.after(self._cache.pods(key), decision.refusals + outcome.refusals)
+        after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
         complete = not (outcome.refusals or outcome.unfinished)

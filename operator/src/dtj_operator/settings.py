@@ -1,13 +1,10 @@
-"""The operator's flags, each with its unit, default and reason, and the settings of kopf."""
+"""The operator's flags, each with its unit, default and reason."""
 
 import argparse
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import kopf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +31,9 @@ class Settings:
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     """Parse the flags; an invalid flag prints an error and exits with code 2."""
     flags = vars(_parser(env).parse_args(argv))
-    return Settings(identity=_identity(env), **flags)
+    # The pod name: after a container restart the operator takes its own lease back without waiting.
+    identity = env.get("POD_NAME") or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    return Settings(identity=identity, **flags)
 
 
 def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -106,11 +105,6 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _identity(env: Mapping[str, str]) -> str:
-    """Use the pod name: after a container restart the operator takes its own lease back without waiting."""
-    return env.get("POD_NAME") or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-
-
 def positive_number(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
@@ -138,67 +132,3 @@ def port_number(text: str) -> int:
     if not 0 <= number <= 65535:  # 0: a free port, which is logged
         raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {text}")
     return number
-
-
-def kopf_settings() -> kopf.OperatorSettings:
-    """Let kopf only watch the jobs: it writes nothing to the cluster and stores nothing."""
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # Recorder sends our Events and deduplicates them; kopf does not
-    settings.peering.standalone = True  # kube/lease.py does leader election
-    settings.scanning.disabled = (
-        True  # does not watch namespaces and CRDs, so the operator needs no rights to them
-    )
-    settings.watching.chunk_size = 500
-    settings.watching.server_timeout = 290
-    settings.watching.client_timeout = 300
-    settings.watching.connect_timeout = 5
-    settings.watching.reconnect_backoff = 1.0  # between two lists, if each is followed by an error
-    settings.networking.request_timeout = 30
-    settings.networking.connect_timeout = 5
-    settings.networking.enforce_retry_after = True
-    settings.networking.error_backoffs = (
-        1,
-        1,
-        2,
-        3,
-        *[5] * 600,
-    )  # reconnect soon after the API server is back
-    settings.queueing.idle_timeout = 0.2  # how long kopf keeps the task of each job without events
-    settings.persistence.diffbase_storage = _NoDiffBase()
-    settings.persistence.progress_storage = _NoProgress()
-    settings.process.ultimate_exiting_timeout = (
-        10  # less than terminationGracePeriodSeconds of the operator's pod
-    )
-    return settings
-
-
-class _NoDiffBase(kopf.DiffBaseStorage):
-    """Stores nothing: kopf's comparison with the last handled state costs five deep copies an event."""
-
-    def build(self, **_: Any) -> Any:
-        return {}
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-
-class _NoProgress(kopf.ProgressStorage):
-    """Stores nothing: kopf keeps no progress of event handlers."""
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-    def purge(self, **_: Any) -> None:
-        pass
-
-    def touch(self, **_: Any) -> None:
-        pass
-
-    def clear(self, *, essence: Any) -> Any:
-        return essence

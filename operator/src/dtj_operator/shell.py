@@ -11,7 +11,7 @@ from dtj_operator.app import App
 from dtj_operator.kube import config, job_stream
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
-from dtj_operator.settings import Settings, kopf_settings
+from dtj_operator.settings import Settings
 
 RESTART_PAUSE_S = 2.0  # before kopf is started again; doubles up to CALM_S
 CALM_S = 60.0  # kopf has worked if it fails only after this time
@@ -49,7 +49,7 @@ def run(settings: Settings) -> None:
 def _run_once(settings: Settings, memo: kopf.Memo) -> None:
     kopf.run(
         registry=_registry(settings),
-        settings=kopf_settings(),
+        settings=_kopf_settings(),
         standalone=True,
         # Otherwise kopf looks up the user's name, which may not exist in a container.
         identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
@@ -91,3 +91,47 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
         memo.app.on_job(Key(str(namespace), name), version, gone=kind == "DELETED", listed=kind is None)
 
     return registry
+
+
+def _kopf_settings() -> kopf.OperatorSettings:
+    """Let kopf only watch the jobs: it writes nothing to the cluster and stores nothing."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False  # Recorder sends our Events and deduplicates them; kopf does not
+    settings.peering.standalone = True  # kube/lease.py does leader election
+    settings.scanning.disabled = (
+        True  # does not watch namespaces and CRDs, so the operator needs no rights to them
+    )
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 290
+    settings.watching.client_timeout = 300
+    settings.watching.connect_timeout = 5
+    settings.watching.reconnect_backoff = 1.0  # between two lists, if each is followed by an error
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 5
+    settings.networking.enforce_retry_after = True
+    settings.networking.error_backoffs = (
+        1,
+        1,
+        2,
+        3,
+        *[5] * 600,
+    )  # reconnect soon after the API server is back
+    settings.queueing.idle_timeout = 0.2  # how long kopf keeps the task of each job without events
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.process.ultimate_exiting_timeout = (
+        10  # less than terminationGracePeriodSeconds of the operator's pod
+    )
+    return settings
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Stores nothing: kopf's comparison with the last handled state costs five deep copies an event."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass

@@ -93,7 +93,7 @@ async def doing(*script: Handler) -> AsyncIterator[Doing]:
 async def test_created_pod_is_in_the_cache_before_its_watch_event() -> None:
     async with doing(says(stored(wanted()))) as do:
         assert await do(CreatePod(wanted())) == Outcome()
-        assert [view.name for view in do.pods.pods(KEY)] == ["digits-0"]
+        assert [view.name for view in do.pods.of(KEY)] == ["digits-0"]
 
 
 async def test_only_pods_are_created_with_strict_validation_because_only_they_have_fields_of_the_user() -> (
@@ -221,7 +221,7 @@ async def test_deletion_of_a_pod_that_has_changed(answer: Handler, unchanged: bo
         outcome = await do(DeletePod(view, unchanged=unchanged))
 
     assert outcome.blocked == blocked
-    assert bool(do.pods.pods(view.key)) == blocked
+    assert bool(do.pods.of(view.key)) == blocked
     assert do.server.asked[0][3]["preconditions"].get("resourceVersion") == ("5" if unchanged else None)
 
 
@@ -242,7 +242,7 @@ async def test_pod_that_its_kubelet_removed_during_the_deletion_is_gone(watch_fi
         do.pods.observe(view)
         outcome = await do(DeletePod(view, 5))
 
-    assert (outcome, do.pods.pods(view.key)) == (Outcome(), ())
+    assert (outcome, do.pods.of(view.key)) == (Outcome(), ())
 
 
 EDIT: Json = {"selector": {"a": "b"}}
@@ -383,4 +383,4 @@ async def test_failure_is_raised_after_all_calls_have_ended() -> None:
         with pytest.raises(ApiError):
             await do(*[CreatePod(wanted(index)) for index in range(3)])
         assert slow.is_set()
-        assert len(do.pods.pods(KEY)) == 2
+        assert len(do.pods.of(KEY)) == 2

@@ -32,7 +32,7 @@ class World:
     async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Outcome:
         return self.outcome
 
-    def pods(self, _: Key) -> object:
+    def of(self, _: Key) -> object:
         return self.snapshot.pods
 
     def record(self, *_: object, **__: object) -> None:

@@ -20,8 +20,8 @@ from dtj_operator import metrics
 from dtj_operator.kube import stream
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
+from dtj_operator.model.json import Json
 
-Json = dict[str, Any]
 Query = Sequence[tuple[str, str]]
 
 CALL_TIMEOUT_S = 10.0
@@ -188,10 +188,5 @@ def _error(call: str, response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
         object_path = ""
     names_object = bool(object_path) and call.removesuffix("/status").endswith(object_path)
     error = kind_of(response.status, names_object=names_object)
-    return error(call, response.status, reason, message, _retry_after_s(response))
-
-
-def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Kubernetes sends whole seconds; a date is ignored."""
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else 0.0
+    after = response.headers.get("Retry-After", "")  # Kubernetes sends whole seconds; a date is ignored
+    return error(call, response.status, reason, message, float(after) if after.isdecimal() else 0.0)

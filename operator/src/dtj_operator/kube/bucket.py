@@ -12,18 +12,10 @@ class Bucket:
 
     async def take(self) -> float:
         """Wait for a token; return the seconds waited."""
-        delay = self._reserve()
+        now = asyncio.get_running_loop().time()
+        refilled = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._tokens, self._at = refilled - 1, now  # below 0: tokens that are not there yet
+        delay = max(0.0, -self._tokens / self._per_second)
         if delay > 0:
             await asyncio.sleep(delay)
         return delay
-
-    def _reserve(self) -> float:
-        """Take a token, even if it is not available yet; return how long the caller has to wait for it."""
-        self._refill()
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self._per_second)
-
-    def _refill(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
-        self._at = now

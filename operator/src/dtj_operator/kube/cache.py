@@ -70,14 +70,16 @@ class Cache(Generic[V]):
         found   the object was read by name, whatever label it has
         """
         known = self._views.get(view.key, {}).get(view.name)
-        if self._is_dead(view, found) or (known is not None and not _newer(view, known)):
+        outdated = known is not None and known.uid == view.uid and not _later(view.version, known.version)
+        if outdated or self._is_dead(view, found):
             return
         view = self._stamped(view, known)
         self.unverified.discard(view.key, view.name)
         self._count += known is None
         self._views.setdefault(view.key, {})[view.name] = view
         self._update_indexes(known, view)
-        if not quiet and (known is None or _differs(view, known)):
+        compared = _compared_fields(type(view))
+        if not quiet and (known is None or compared(view) != compared(known)):
             self._notify(known, view)
 
     def remove_from_watch(self, view: V) -> None:
@@ -123,21 +125,19 @@ class Cache(Generic[V]):
 
         key   the list has only this job's objects, and all of them, whatever their labels
         """
-        seen = {view.uid for view in self._observed(views, found=key is not None)}
+        listed = set()
+        for view in views:
+            self.observe(view, found=key is not None)
+            listed.add(view.uid)
         known = [view for each in ([key] if key else list(self._views)) for view in self.of(each)]
         for view in known:
-            if view.uid not in seen and not _later(view.version, version):
+            if view.uid not in listed and not _later(view.version, version):
                 self.remove(view)
                 if key is None and not view.removed:
                     self.unverified.add(view.key, view.name)
 
     def on_reconnected(self) -> None:
         """Report again what decisions depend on: the cache was out of date and is current again."""
-
-    def _observed(self, views: Iterable[V], *, found: bool) -> Iterable[V]:
-        for view in views:
-            self.observe(view, found=found)
-            yield view
 
     def _is_dead(self, view: V, found: bool) -> bool:
         """Whether the object is known to be gone.
@@ -164,9 +164,7 @@ class Cache(Generic[V]):
 class PodCache(Cache[PodView]):
     """Pods by the job that owns them.
 
-    on_change       called with the key of each change, and whether it can wait: a starting pod changes
-    several
-                    times in a row
+    on_change       called with the key of each change, and whether it can wait: a starting pod changes often
     on_reconnected  called when the cache is current again after an outage of the API server
     clock           monotonic, in seconds
     """
@@ -184,9 +182,6 @@ class PodCache(Cache[PodView]):
         self._on_change, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}
         self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of deleted pods
-
-    def pods(self, key: Key) -> tuple[PodView, ...]:
-        return self.of(key)
 
     def on_reconnected(self) -> None:
         self._on_reconnected()
@@ -226,10 +221,6 @@ class PodCache(Cache[PodView]):
             self._on_change(view.key, can_wait)
 
 
-def _newer(view: View, known: View) -> bool:
-    return view.uid != known.uid or _later(view.version, known.version)
-
-
 def _later(version: str, than: str) -> bool:
     """Compare resourceVersions as numbers; if one is not a number, treat a different version as later.
 
@@ -238,12 +229,6 @@ def _later(version: str, than: str) -> bool:
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version not in ("", than)
-
-
-def _differs(view: View, known: View) -> bool:
-    """Whether a field changed that is not ignored."""
-    fields = _compared_fields(type(view))
-    return fields(view) != fields(known)
 
 
 @cache

@@ -13,7 +13,7 @@ import msgspec
 
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.unverified import UnverifiedNames
-from dtj_operator.kube.wire import Meta, Page, Wire
+from dtj_operator.kube.wire import Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 
@@ -21,10 +21,6 @@ from dtj_operator.model.names import Key
 class _Child(Wire):
     metadata: Meta
     spec: dict[str, Any] = {}
-
-
-_decode = msgspec.json.Decoder(_Child).decode
-_decode_list = msgspec.json.Decoder(Page[_Child]).decode
 
 
 class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -59,14 +55,7 @@ class ChildKind:
 
     def __init__(self, kind: str, path: Callable[[str | None], str], *fields: str) -> None:
         self.kind, self.path, self._fields = kind, path, fields
-
-    def decode(self, raw: bytes | msgspec.Raw) -> ChildView:
-        """Decode one object; raises msgspec.DecodeError if it is not one."""
-        return self._view(_decode(raw))
-
-    def decode_list(self, raw: bytes) -> Page[ChildView]:
-        """Decode a page of a list."""
-        return _decode_list(raw).each(self._view)
+        self.decode, self.decode_list = decoders(_Child, self._view)
 
     def fingerprint(self, spec: Mapping[str, Any]) -> str:
         """Return the fingerprint of the fields that we set."""

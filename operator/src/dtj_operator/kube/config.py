@@ -28,13 +28,7 @@ async def load() -> Configuration:
     # The transport would look for proxies and a .netrc before every request, in a thread. That took a tenth
     # of the operator's CPU time. The proxy cannot change, so look it up once.
     loaded.client_session_kwargs = {"trust_env": False}
-    loaded.proxy = loaded.proxy or _proxy(loaded.host)
+    server = urlsplit(loaded.host)
+    if not loaded.proxy and not proxy_bypass(server.netloc):  # NO_PROXY
+        loaded.proxy = getproxies().get(server.scheme)  # HTTPS_PROXY
     return loaded
-
-
-def _proxy(server: str) -> str | None:
-    """Return the proxy that the environment (HTTPS_PROXY, NO_PROXY, ...) sets for a server."""
-    url = urlsplit(server)
-    if proxy_bypass(url.netloc):
-        return None
-    return getproxies().get(url.scheme)

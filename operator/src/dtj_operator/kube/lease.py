@@ -9,14 +9,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from dtj_operator import metrics
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound
 from dtj_operator.model import names
-
-Json = dict[str, Any]
+from dtj_operator.model.json import Json
 
 DURATION_S = 15.0
 RENEW_DEADLINE_S = 10.0

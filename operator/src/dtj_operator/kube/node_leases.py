@@ -86,7 +86,7 @@ class NodeLeases:
         before, clock = self._readings.get(node), asyncio.get_running_loop().time
         at = clock()
         try:
-            spec = _decode(await self._get(names.node_lease_path(node))).spec
+            spec = _decode(await self._get(f"{names.leases_path(names.NODE_LEASES)}/{node}")).spec
         except Refused as error:
             self._forbid(error)
             return None

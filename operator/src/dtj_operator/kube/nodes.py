@@ -12,7 +12,7 @@ from types import MappingProxyType
 import msgspec
 
 from dtj_operator.kube.cache import TOMBSTONES, Cache
-from dtj_operator.kube.wire import Meta, Page, Wire
+from dtj_operator.kube.wire import Meta, Wire, decoders
 from dtj_operator.model.views import NodeView
 
 
@@ -36,18 +36,23 @@ class _Node(Wire):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-_node = msgspec.json.Decoder(_Node)
-_nodes = msgspec.json.Decoder(Page[_Node])
+def _view(node: _Node) -> NodeView:
+    meta = node.metadata
+    condition = next((c for c in node.status.conditions if c.type == "Ready"), None)
+    ready = condition is not None and condition.status == "True"
+    since = condition.last_transition_time if condition else None
+    return NodeView(
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        ready=ready,
+        turned_at=None if since is None else since.timestamp(),
+        unschedulable=node.spec.unschedulable,
+        labels=meta.labels,
+    )
 
 
-def decode_node(raw: bytes | msgspec.Raw) -> NodeView:
-    """Decode one node; raises msgspec.DecodeError if it is not one."""
-    return _view(_node.decode(raw))
-
-
-def decode_nodes(raw: bytes) -> Page[NodeView]:
-    """Decode a page of a list."""
-    return _nodes.decode(raw).each(_view)
+decode_node, decode_nodes = decoders(_Node, _view)
 
 
 class NodeCache(Cache[NodeView]):
@@ -119,19 +124,3 @@ class NodeCache(Cache[NodeView]):
             self._on_change(old.name)
         elif new is not None and not new.ready:
             self._on_change(new.name)
-
-
-def _view(node: _Node) -> NodeView:
-    meta = node.metadata
-    condition = next((c for c in node.status.conditions if c.type == "Ready"), None)
-    ready = condition is not None and condition.status == "True"
-    since = condition.last_transition_time if condition else None
-    return NodeView(
-        name=meta.name,
-        uid=meta.uid,
-        version=meta.resource_version,
-        ready=ready,
-        turned_at=None if since is None else since.timestamp(),
-        unschedulable=node.spec.unschedulable,
-        labels=meta.labels,
-    )

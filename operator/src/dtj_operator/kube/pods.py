@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from dtj_operator.kube.wire import Meta, Page, Wire
+from dtj_operator.kube.wire import Meta, Wire, decoders
 from dtj_operator.model import exit_report, names
 from dtj_operator.model.printable import printable
 from dtj_operator.model.views import ConditionView, ContainerView, PodView, Seen
@@ -63,21 +63,7 @@ class _Pod(Wire):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
-_pod = msgspec.json.Decoder(_Pod)
-_pods = msgspec.json.Decoder(Page[_Pod])
-
-
-def decode_pod(raw: bytes | msgspec.Raw) -> PodView:
-    """Decode one pod; raises msgspec.DecodeError if it is not one."""
-    return view(_pod.decode(raw))
-
-
-def decode_pods(raw: bytes) -> Page[PodView]:
-    """Decode a page of a list."""
-    return _pods.decode(raw).each(view)
-
-
-def view(pod: _Pod) -> PodView:
+def _view(pod: _Pod) -> PodView:
     """Reduce a decoded pod to the fields that decisions need.
 
     Its job is its owner and its index is in its name, even if the labels were changed.
@@ -119,6 +105,9 @@ def view(pod: _Pod) -> PodView:
         ),
         containers=tuple(containers),
     )
+
+
+decode_pod, decode_pods = decoders(_Pod, _view)
 
 
 def seen(view: PodView, known: PodView | None, now: float) -> PodView:

@@ -11,14 +11,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Conflict
 from dtj_operator.model import names
-
-Json = dict[str, Any]
+from dtj_operator.model.json import Json
 
 PER_SECOND, BURST = 5.0, 100.0
 QUEUE_LIMIT = 1000  # Events waiting to be sent; more are dropped
@@ -53,9 +51,20 @@ class Recorder:
         self._sent.move_to_end(name)
         if len(self._sent) > REMEMBERED:
             self._sent.popitem(last=False)
-        body = self._body(regarding, name) | {"type": kind, "reason": reason, "action": reason}
-        note = note.encode()[:NOTE_LIMIT].decode(errors="ignore")
-        self._queue.put_nowait((body | {"note": note}, count + 1))
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": regarding["namespace"]},
+            "eventTime": datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "regarding": regarding,
+            "reportingController": names.MANAGER,
+            "reportingInstance": self._identity[:128],
+            "type": kind,
+            "reason": reason,
+            "action": reason,
+            "note": note.encode()[:NOTE_LIMIT].decode(errors="ignore"),
+        }
+        self._queue.put_nowait((body, count + 1))
 
     async def run(self) -> None:
         while True:
@@ -73,18 +82,6 @@ class Recorder:
         except Conflict:  # this process or an earlier one has created it: this is at least the second time
             series = {"count": max(2, count), "lastObservedTime": body["eventTime"]}
             await self._api.patch(f"{folder}/{body['metadata']['name']}", {"series": series})
-
-    def _body(self, regarding: Json, name: str) -> Json:
-        moment = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": regarding["namespace"]},
-            "eventTime": moment,
-            "regarding": regarding,
-            "reportingController": names.MANAGER,
-            "reportingInstance": self._identity[:128],
-        }
 
 
 def event_name(regarding: Json, reason: str, once_per: str) -> str:

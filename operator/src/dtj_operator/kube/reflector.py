@@ -119,7 +119,8 @@ class Reflector(Generic[V]):
                 await self._follow(version)
             except Exception as error:  # noqa: BLE001 - the caches must come back, whatever a watch sends
                 self.current = False
-                await self._pause(self._wait_after(error, pause))
+                wait_s = self._wait_after(error, pause)
+                await asyncio.sleep(wait_s * self._random.uniform(0.8, 1.2))
                 pause = min(LONGEST_RELIST_PAUSE_S, pause * 2)
 
     async def relist(self) -> str:
@@ -196,9 +197,6 @@ class Reflector(Generic[V]):
             self._forbidden = True
             _log.warning("no permission to read these objects; continuing without them", extra=fields)
         return self._forbidden_s
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds * self._random.uniform(0.8, 1.2))
 
 
 async def read_list(

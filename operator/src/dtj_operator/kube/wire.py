@@ -47,12 +47,12 @@ class Meta(Wire):
     @property
     def job(self) -> Owner:
         """The DistributedTrainingJob, of any version, that controls the object; empty if there is none."""
-        return next((o for o in self.owner_references if o.controller and _is_job(o)), Owner())
-
-
-def _is_job(owner: Owner) -> bool:
-    """Whether it is a job of ours; another API group may have a kind of that name too."""
-    return owner.kind == names.KIND and owner.api_version.partition("/")[0] == names.GROUP
+        for owner in self.owner_references:
+            # Another API group may have a kind of that name too.
+            group = owner.api_version.partition("/")[0]
+            if owner.controller and (group, owner.kind) == (names.GROUP, names.KIND):
+                return owner
+        return Owner()
 
 
 class ListMeta(Wire):
@@ -73,9 +73,18 @@ class Page(Wire, Generic[T]):
     def items(self) -> list[T]:
         return self.listed or []
 
-    def each(self, view: Callable[[T], U]) -> "Page[U]":
-        """Return the same page with `view` applied to each item."""
-        return Page(metadata=self.metadata, listed=[view(item) for item in self.items])
+
+def decoders(
+    kind: type[T], view: Callable[[T], U]
+) -> tuple[Callable[[bytes | msgspec.Raw], U], Callable[[bytes], Page[U]]]:
+    """Return what decodes an object of a kind, and a page of a list, to views; both raise UNREADABLE."""
+    one, many = msgspec.json.Decoder(kind).decode, msgspec.json.Decoder(Page[kind]).decode  # type: ignore[valid-type]
+
+    def decode_page(raw: bytes) -> Page[U]:
+        page = many(raw)
+        return Page(metadata=page.metadata, listed=[view(item) for item in page.items])
+
+    return lambda raw: view(one(raw)), decode_page
 
 
 class WatchEvent(Wire):

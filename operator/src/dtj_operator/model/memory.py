@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from dtj_operator.model import private, ranges, times
+from dtj_operator.model.json import Json
 from dtj_operator.model.private import Private, Shortage
-
-Json = dict[str, Any]
 
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"

@@ -3,6 +3,7 @@
 The lowest layer: every other module may import it, and it imports none of them.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 GROUP = "dtj.dev"
@@ -54,34 +55,14 @@ def job_path(key: Key) -> str:
     return f"{jobs_path(key.namespace)}/{key.name}"
 
 
-def jobs_path(namespace: str | None) -> str:
-    return _collection(f"/apis/{API_VERSION}", PLURAL, namespace)
-
-
-def pods_path(namespace: str | None) -> str:
-    return _collection("/api/v1", "pods", namespace)
-
-
-def services_path(namespace: str | None) -> str:
-    return _collection("/api/v1", "services", namespace)
-
-
-def policies_path(namespace: str | None) -> str:
-    return _collection("/apis/networking.k8s.io/v1", "networkpolicies", namespace)
-
-
-def events_path(namespace: str) -> str:
-    return _collection("/apis/events.k8s.io/v1", "events", namespace)
-
-
-def leases_path(namespace: str) -> str:
-    return _collection("/apis/coordination.k8s.io/v1", "leases", namespace)
-
-
-def node_lease_path(node: str) -> str:
-    return f"{leases_path(NODE_LEASES)}/{node}"
-
-
 def _collection(root: str, plural: str, namespace: str | None) -> str:
     """Path of all objects of a kind in a namespace, or in the whole cluster if it is None."""
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
+
+
+jobs_path = partial(_collection, f"/apis/{API_VERSION}", PLURAL)
+pods_path = partial(_collection, "/api/v1", "pods")
+services_path = partial(_collection, "/api/v1", "services")
+policies_path = partial(_collection, "/apis/networking.k8s.io/v1", "networkpolicies")
+events_path = partial(_collection, "/apis/events.k8s.io/v1", "events")
+leases_path = partial(_collection, "/apis/coordination.k8s.io/v1", "leases")

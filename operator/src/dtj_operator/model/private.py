@@ -4,11 +4,9 @@ It is read and written as one typed object. The schema does not list its fields,
 the fields of a newer operator while an older schema is installed.
 """
 
-from typing import Any
-
 import msgspec
 
-Json = dict[str, Any]
+from dtj_operator.model.json import Json
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

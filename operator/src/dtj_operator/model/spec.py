@@ -8,11 +8,9 @@ are those of the schema (a test compares them).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from dtj_operator.model import names, quantity
-
-Json = dict[str, Any]
+from dtj_operator.model.json import Json
 
 MAX_REPLICAS = 10_000  # as in the schema
 MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory has the time of each one

@@ -5,13 +5,11 @@ written. So a crash between the two neither forgets a restart nor counts it twic
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from dtj_operator.model.children import Refusal
+from dtj_operator.model.json import Json
 from dtj_operator.model.private import Shortage
 from dtj_operator.model.views import PodView
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

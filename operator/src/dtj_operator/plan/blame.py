@@ -11,9 +11,10 @@ import signal
 
 from dtj_operator.model import times
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
+from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, last_line
-from dtj_operator.plan.snapshot import Json, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause

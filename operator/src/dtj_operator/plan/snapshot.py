@@ -7,16 +7,14 @@ is read from `memory`, the job's own status; the process itself keeps no state f
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.children import Child, Refusal
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, Memory
 from dtj_operator.model.spec import Job, Recovery
 from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.node_loss import PodsOnNodes
-
-Json = dict[str, Any]
 
 # A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
 SILENCE_COUNTS_S = 180.0

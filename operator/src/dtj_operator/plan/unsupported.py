@@ -5,11 +5,7 @@ upgrade, when the CRD is newer than the operator, and after a rollback. To fail 
 that another version would continue.
 """
 
-from typing import Any
-
 from dtj_operator.plan.snapshot import Snapshot
-
-Json = dict[str, Any]
 
 REASON = "UnsupportedValue"
 

@@ -27,7 +27,7 @@ class Watched:
         self.can_wait.append(can_wait)
 
     def names(self) -> list[str]:
-        return sorted(view.name for view in self.cache.pods(KEY))
+        return sorted(view.name for view in self.cache.of(KEY))
 
 
 def at(version: int, view: PodView | None = None, **changes: object) -> PodView:
@@ -65,7 +65,7 @@ def test_states_are_timed_by_the_clock_of_this_process(watched: Watched) -> None
     for now, view, expected in steps:
         watched.now = now
         watched.cache.observe(view)
-        assert watched.cache.pods(KEY)[0].seen == expected
+        assert watched.cache.of(KEY)[0].seen == expected
 
 
 def test_node_of_a_deleted_pod_is_remembered(watched: Watched) -> None:
@@ -117,14 +117,14 @@ def test_older_version_does_not_replace_a_newer_one(watched: Watched) -> None:
     watched.cache.observe(at(7, phase="Running"))
     watched.cache.observe(at(5, phase="Pending"))
 
-    assert watched.cache.pods(KEY)[0].phase == "Running"
+    assert watched.cache.of(KEY)[0].phase == "Running"
 
 
 def test_versions_are_compared_as_numbers(watched: Watched) -> None:
     watched.cache.observe(at(9))
     watched.cache.observe(at(10, phase="Running"))
 
-    assert watched.cache.pods(KEY)[0].phase == "Running"
+    assert watched.cache.of(KEY)[0].phase == "Running"
 
 
 def test_change_that_no_decision_needs_is_not_reported(watched: Watched) -> None:
@@ -207,14 +207,14 @@ def test_deletion_of_an_old_pod_does_not_remove_the_new_pod_of_its_name(watched:
     watched.cache.observe(at(9, uid="new"))
     watched.cache.remove(at(5, uid="old"))
 
-    assert [view.uid for view in watched.cache.pods(KEY)] == ["new"]
+    assert [view.uid for view in watched.cache.of(KEY)] == ["new"]
 
 
 def test_new_pod_replaces_the_old_pod_of_its_name(watched: Watched) -> None:
     watched.cache.observe(at(5, uid="old"))
     watched.cache.observe(at(9, uid="new"))
 
-    assert [view.uid for view in watched.cache.pods(KEY)] == ["new"]
+    assert [view.uid for view in watched.cache.of(KEY)] == ["new"]
     assert len(watched.cache) == 1
 
 

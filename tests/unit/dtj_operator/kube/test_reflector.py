@@ -68,7 +68,7 @@ class Followed:
         self.reflector = Reflector(self.api, PODS, self.cache, None, Random(1), silence_s=silence_s)
 
     def shown(self) -> dict[str, str]:
-        return {view.name: view.phase for view in self.cache.pods(KEY)}
+        return {view.name: view.phase for view in self.cache.of(KEY)}
 
     async def until(self, expected: dict[str, str]) -> None:
         async with asyncio.timeout(60):
@@ -218,4 +218,4 @@ async def test_garbage_in_a_label_stops_nothing() -> None:
     async with following(page(garbled, version=10), IDLE) as followed:
         await followed.until({"j-0": "Running"})
 
-        assert followed.cache.pods(KEY)[0].index == -1
+        assert followed.cache.of(KEY)[0].index == -1

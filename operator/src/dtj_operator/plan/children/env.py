@@ -7,12 +7,10 @@ import math
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from dtj_operator.model import names, quantity
+from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job, ResumeFrom
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

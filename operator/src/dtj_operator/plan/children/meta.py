@@ -1,11 +1,8 @@
 """Metadata of every child: name, labels, and the job as its controller."""
 
-from typing import Any
-
 from dtj_operator.model import names
+from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job
-
-Json = dict[str, Any]
 
 
 def metadata(job: Job, name: str) -> Json:

@@ -6,13 +6,11 @@ trackers).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from dtj_operator.model import names
+from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.meta import metadata
-
-Json = dict[str, Any]
 
 
 def operator_peer(namespace: str, labels: Mapping[str, str]) -> Json:

@@ -5,14 +5,12 @@ Everything else of the template passes through unchanged, including fields that 
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 from dtj_operator.model import names, quantity
+from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.env import PodContext, environment
 from dtj_operator.plan.children.meta import metadata
-
-Json = dict[str, Any]
 
 SHM_PER_PROCESS = 2 * 1024**3  # bytes; a limit, not a reservation: DataLoader workers pass batches through it
 TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writable for it

@@ -1,12 +1,9 @@
 """The headless Service: a DNS name per replica, even before it is ready: ranks connect while starting."""
 
-from typing import Any
-
 from dtj_operator.model import names
+from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job
 from dtj_operator.plan.children.meta import metadata
-
-Json = dict[str, Any]
 
 
 def service(job: Job) -> Json:

@@ -14,17 +14,15 @@ whose affinity excludes its own node.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dtj_operator.model import times
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import SUSPENDED, FaultyNode
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AllowNodes, Fault, Restart, Verdict
 from dtj_operator.plan.policies.restart import MAX_REPLACED
 from dtj_operator.plan.snapshot import Snapshot
-
-Json = dict[str, Any]
 
 MAX_RECORDED = 20  # nodes in the status
 AVOID_S = 3600.0  # after the last fault

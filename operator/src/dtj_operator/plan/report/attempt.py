@@ -1,10 +1,9 @@
 """What the status records of the current attempt: scope, size, pods being replaced, finished replicas."""
 
-from typing import Any
-
 import msgspec
 
 from dtj_operator.model import names, ranges
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, JOB, REPLICA
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
@@ -12,8 +11,6 @@ from dtj_operator.plan.actions import AllowNodes, Resize, Restart, Resume, Suspe
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
-
-Json = dict[str, Any]
 
 DONE_LIMIT = 1000  # characters; if ranks finish in random order, not all of them are recorded
 

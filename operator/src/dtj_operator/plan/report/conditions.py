@@ -3,10 +3,9 @@
 A condition is absent until it applies. lastTransitionTime changes only with the status of the condition.
 """
 
-from typing import Any
-
 from dtj_operator.model import ranges, times
 from dtj_operator.model.children import Refusal
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
@@ -15,8 +14,6 @@ from dtj_operator.plan.report.attempt import done_before, remaining, starts_new_
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
-
-Json = dict[str, Any]
 
 CONDITION_MESSAGE_LIMIT = 1000  # characters; in a large cluster the scheduler's message is very long
 _UNPULLABLE = (

@@ -5,15 +5,12 @@ The agents count from their own start. Time before that (nodes, images) is queue
 and its end, because it is unknown how much of that work was kept. Times are whole seconds.
 """
 
-from typing import Any
-
 from dtj_operator.model.agent_status import Ledger
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import PENDING, RECOVERING, STARTING
 from dtj_operator.plan.actions import Restart, Suspend, Verdict
 from dtj_operator.plan.report.attempt import starts_new_attempt
 from dtj_operator.plan.snapshot import Snapshot
-
-Json = dict[str, Any]
 
 PRODUCTIVE, STARTUP, LOST = "productiveSeconds", "startupSeconds", "lostSeconds"
 RECOVERY, QUEUED = "recoveringSeconds", "queuedSeconds"

@@ -6,9 +6,7 @@ them too.
 The first status of a new job also waits, because its pods were just created and will change in a moment.
 """
 
-from typing import Any
-
-Json = dict[str, Any]
+from dtj_operator.model.json import Json
 
 _COUNTS = ("replicas", "replicaStatuses", "ready")
 _DEFERRABLE = (*_COUNTS, "message", "conditions", "step", "progress", "goodput", "restarts", "memory")

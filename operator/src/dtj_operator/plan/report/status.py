@@ -4,11 +4,10 @@
 The planner runs before this; pace.py runs after it and decides when to write the difference.
 """
 
-from typing import Any
-
 import msgspec
 
 from dtj_operator.model import private, times
+from dtj_operator.model.json import Json
 from dtj_operator.model.memory import (
     FAILED,
     FINAL,
@@ -53,8 +52,6 @@ from dtj_operator.plan.report.stragglers import HANG, STRAGGLER
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED
 from dtj_operator.plan.unsupported import unsupported
-
-Json = dict[str, Any]
 
 MAX_FAILURES = 5  # in status.failures
 FAILURE_TAIL = 500  # characters of each message there; status.failure has more
