@@ -150,6 +150,22 @@ async def test_deleted_pod_is_a_disruption_that_costs_nothing(cluster: Cluster, 
     assert (job["status"]["restarts"]["counted"], job["status"]["restarts"]["disruptions"]) == (0, 1)
 
 
+async def test_exit_code_75_costs_nothing_only_with_the_report_of_an_agent(
+    cluster: Cluster, kubelet: Kubelet
+):
+    await cluster.submit(recovery={"maxRestarts": 1, "backoffSeconds": 0})
+    reports = ('{"reason": "Stopped"}', '{"reason": "Stopped"}', "try again later", "try again later")
+    for attempt, report in enumerate(reports):
+        await cluster.until(lambda job, n=attempt: phase("Running")(job) and job["status"]["attempt"] == n)
+        await kubelet.until_running("job-0", "job-1")
+        await kubelet.finish("job-1", 75, message=report)
+
+    job = await cluster.until(phase("Failed"))
+    assert of(job, "Failed")["reason"] == "RestartBudgetSpent"
+    assert (job["status"]["restarts"]["counted"], job["status"]["restarts"]["disruptions"]) == (1, 2)
+    assert [failure["reason"] for failure in job["status"]["failures"]] == ["ExitCode"] * 2 + ["Stopped"] * 2
+
+
 async def test_suspended_job_deletes_its_pods_and_can_be_resumed(cluster: Cluster, kubelet: Kubelet):
     await cluster.submit()
     await kubelet.until_running("job-0", "job-1")

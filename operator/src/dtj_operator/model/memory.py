@@ -22,6 +22,7 @@ class Restarts:
     in_place_of_attempt: int = 0  # of these, those of the current attempt
     without_progress: int = 0
     identical: int = 0  # failures in a row with the same error of the program, without progress
+    uncounted: int = 0  # restarts in a row that no budget counts, without progress
     highest_step: int | None = None  # ever reported; a higher step is progress
 
 
@@ -132,6 +133,7 @@ class Memory:
             in_place_of_attempt=self.private.in_place_of_attempt,
             without_progress=raw.get("withoutProgress", 0),
             identical=self.private.identical_failures,
+            uncounted=self.private.uncounted_restarts,
             highest_step=self.private.highest_step,
         )
 

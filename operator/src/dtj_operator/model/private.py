@@ -27,6 +27,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     shortage: Shortage | None = None
     in_place_of_attempt: int = 0  # in-place restarts in the current attempt
     identical_failures: int = 0  # in a row, with the same error of the program and without progress
+    uncounted_restarts: int = 0  # in a row, without progress; only for the back-off
     counted_at: list[int] = []  # seconds since the epoch of the restarts that still count, oldest first
     highest_step: int | None = None  # ever reported; only a higher step is progress
     earlier_seconds: dict[str, int] = {}  # the part of status.goodput that earlier attempts took

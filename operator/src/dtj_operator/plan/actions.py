@@ -16,7 +16,7 @@ from dtj_operator.model.views import PodView
 class Fault:
     """The first primary cause of an incident: who, where, why."""
 
-    reason: str  # Exception | ExitCode | Signal | OOMKilled | Hang | NodeLost | Evicted | PeerLost
+    reason: str  # Exception | ExitCode | Signal | OOMKilled | Hang | NodeLost | Evicted | PeerLost | Stopped
     replica: int
     rank: int | None = None
     node: str = ""

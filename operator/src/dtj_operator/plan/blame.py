@@ -16,11 +16,12 @@ from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, last_line
 from dtj_operator.plan.snapshot import Snapshot
 
-STOPPED, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
+STOPPED_CODE, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
 MESSAGE_TAIL = 2000  # characters kept in the status: the end of a traceback has the cause
 
 _REPORTED = {"Exception": "Exception", "BadRecipe": "Exception", "Hang": "Hang", "OOMKilled": "OOMKilled"}
 DELETED_BY_OTHERS = "the pod was deleted (not by the operator)"
+STOPPED = "Stopped"  # the agents stopped all ranks on request
 DISRUPTIONS = ("Evicted", "NodeLost")
 PROGRAM_ERRORS = ("Exception", "ExitCode")
 _KILLED_BY_NODE = {"DeletionByTaintManager", "DeletionByPodGC"}
@@ -213,6 +214,8 @@ def _classify(
         return "Evicted", ""
     if code == PEER_LOST or report.reason == "PeerLost":
         return "PeerLost", name
+    if code == STOPPED_CODE and report.reason == STOPPED:
+        return STOPPED, ""
     if report == NO_REPORT and not name and ended is not None and _PEER_PHRASES.search(ended.message[-500:]):
         return "PeerLost", ""
     return _reported(report.reason, name)
@@ -233,8 +236,6 @@ def _message(pod: PodView, ended: ContainerView | None, report: ExitReport, code
     if not text:
         disruption = pod.condition("DisruptionTarget")
         text = (disruption.message if disruption else "") or pod.message or pod.reason
-    if not text and code == STOPPED:
-        text = "stopped on request"
     if ended is not None and ended.init:
         text = f"init container {ended.name}: {text}"
     return text[-MESSAGE_TAIL:]

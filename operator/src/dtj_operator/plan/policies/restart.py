@@ -1,8 +1,8 @@
 """What does a fault mean for the job?
 
-The first matching rule wins: the user's rules, then 78 -> FailJob, 75 and disruptions -> RestartUncounted,
-else Restart. Counted restarts have two budgets: restarts within a window of time, and consecutive restarts
-without progress. An in-place restart by the agents counts like a restart.
+The first matching rule wins: the user's rules, then 78 -> FailJob, stops on request and disruptions ->
+RestartUncounted, else Restart. Counted restarts have two budgets: restarts within a window of time, and
+consecutive restarts without progress. An in-place restart by the agents counts like a restart.
 
 Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without
 that, its restarts spend the second budget only if it ends with the same error every time.
@@ -16,7 +16,7 @@ from dtj_operator.model import times
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
 from dtj_operator.plan import blame
-from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart
+from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
@@ -63,6 +63,7 @@ def counters(s: Snapshot) -> Restarts:
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
         without_progress=0 if progressed else old.without_progress + new,
         identical=0 if progressed else old.identical,
+        uncounted=0 if progressed else old.uncounted,
         highest_step=highest,
     )
 
@@ -72,6 +73,21 @@ def identical_failures(s: Snapshot, fault: Fault) -> int:
     if fault.reason not in blame.PROGRAM_ERRORS:
         return 0
     return 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
+
+
+def uncounted_in_a_row(s: Snapshot, verdict: Verdict | None) -> int:
+    """Restarts since the last progress that no budget counts; they only lengthen the back-off.
+
+    Pods that are taken away together, such as those of a rack, are one restart: of a job that recovers, only
+    a pod that is younger than the last restart is one more.
+    """
+    so_far = counters(s).uncounted
+    if not isinstance(verdict, Restart) or verdict.counts or verdict.same_incident:
+        return so_far
+    pod, began = s.current.get(verdict.fault.replica), s.memory.changed_at
+    bound = None if pod is None else pod.seen.bound
+    is_old = bound is not None and began is not None and s.wall(bound) < began
+    return so_far if s.memory.phase == RECOVERING and is_old else so_far + 1
 
 
 def within_window(s: Snapshot, counted_at: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,7 +100,7 @@ def backoff_until(s: Snapshot) -> float:
     """When the pods of this attempt may be created: at once, unless the last fault is likely to repeat."""
     if s.memory.phase != RECOVERING or s.memory.changed_at is None or _skips_backoff(s):
         return s.now
-    doublings = min(max(s.memory.restarts.without_progress - 1, 0), 30)
+    doublings = min(max(_in_a_row(s) - 1, 0), 30)
     delay = min(MAX_BACKOFF_S, s.job.recovery.backoff_s * 2.0**doublings)
     if s.memory.changed_at > s.now + delay:
         return s.now  # the clock was set back since then, so the start of the delay is unknown
@@ -95,18 +111,17 @@ def backoff_until(s: Snapshot) -> float:
 
 
 def _skips_backoff(s: Snapshot) -> bool:
-    """Whether a healthy job lost a pod to a disruption, or a rank after progress.
-
-    A job is healthy again once all its pods run. So even a pod that is evicted every time is not recreated
-    faster than the kubelet starts it.
-    """
-    healthy, failure, restarts = s.memory.condition("Healthy"), s.memory.failure, s.memory.restarts
+    """Whether a healthy job lost a pod to a disruption, or a rank after new steps, for the first time."""
+    healthy = s.memory.condition("Healthy")
     was_healthy = healthy is not None and times.parse(healthy["lastTransitionTime"]) == s.memory.changed_at
-    disrupted = failure.get("reason") in blame.DISRUPTIONS
-    # Exit code 75 is never counted, so it could restart without delay forever.
-    stopped = failure.get("exitCode") == blame.STOPPED
-    progressed = restarts.highest_step is not None and restarts.without_progress <= 1 and not stopped
-    return was_healthy and (disrupted or progressed)
+    disrupted = s.memory.failure.get("reason") in blame.DISRUPTIONS
+    steps = s.memory.restarts.highest_step is not None
+    return was_healthy and _in_a_row(s) <= 1 and (disrupted or steps)
+
+
+def _in_a_row(s: Snapshot) -> int:
+    """Restarts of any kind since the last progress."""
+    return s.memory.restarts.without_progress + s.memory.restarts.uncounted
 
 
 def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
@@ -150,7 +165,7 @@ def _action(s: Snapshot, fault: Fault) -> tuple[str, str]:
             return rule.action, f"rule {rule.name}" if rule.name else f"recovery.rules[{number}]"
     if fault.exit_code == blame.BAD_RECIPE and not fault.disruption:
         return "FailJob", "the built-in rule for exit code 78 (bad recipe or arguments)"
-    if fault.exit_code == blame.STOPPED or fault.disruption:
+    if fault.reason == blame.STOPPED or fault.disruption or _is_same_incident(s, fault):
         return "RestartUncounted", "the built-in rule for stops on request and disruptions"
     return "Restart", "the built-in rule for all other failures"
 
@@ -163,12 +178,10 @@ def _is_same_incident(s: Snapshot, fault: Fault) -> bool:
     """
     first = s.memory.failure
     began = times.parse(first.get("at"))
-    if began is None or fault.disruption or fault.exit_code != blame.STOPPED:
+    if began is None or fault.disruption or fault.exit_code != blame.STOPPED_CODE:
         return False
     recovering = s.memory.phase == RECOVERING
-    asked = first.get("reason") in blame.DISRUPTIONS or (
-        recovering and first.get("exitCode") == blame.STOPPED
-    )
+    asked = first.get("reason") in blame.DISRUPTIONS or (recovering and first.get("reason") == blame.STOPPED)
     return asked and abs(s.now - began) <= s.job.grace_s + CAUSE_WAIT_S
 
 

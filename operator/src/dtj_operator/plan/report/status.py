@@ -32,7 +32,7 @@ from dtj_operator.plan.actions import (
     Suspend,
     Verdict,
 )
-from dtj_operator.plan.policies.restart import counters, identical_failures, within_window
+from dtj_operator.plan.policies.restart import counters, identical_failures, uncounted_in_a_row, within_window
 from dtj_operator.plan.report.attempt import (
     attempt_of,
     done_before,
@@ -114,6 +114,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
             private_of(s, verdict, phase),
             in_place_of_attempt=so_far.in_place_of_attempt if attempt == s.memory.attempt else 0,
             identical_failures=_identical(s, so_far, verdict),
+            uncounted_restarts=uncounted_in_a_row(s, verdict),
             counted_at=list(_counted_at(s, so_far, verdict)),
             highest_step=so_far.highest_step,
             earlier_seconds=earlier,

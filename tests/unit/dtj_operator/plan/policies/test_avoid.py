@@ -76,7 +76,11 @@ def recorded(given: JobBuilder) -> list[tuple[str, int]]:
             id="an eviction does not count against the node",
         ),
         param(SEEN.but(pod(1).crashed(76, at=NOW - 9).on("n1")), [], id="a lost peer does not count"),
-        param(SEEN.but(pod(1).crashed(75).on("n1")), [], id="a stop on request does not count"),
+        param(
+            SEEN.but(pod(1).reported(75, reason="Stopped").on("n1")),
+            [],
+            id="a stop on request does not count",
+        ),
         param(SEEN.without(1), [], id="the node of the pod is unknown"),
         param(
             SEEN.but(pod(0).crashed().on("n0"), pod(1).crashed(at=NOW - 1).on("n1")),

@@ -119,8 +119,11 @@ def test_the_deadline_counts_from_the_stored_start() -> None:
     assert deadline_policy.due_at(TWO.wants(activeDeadlineSeconds=100).snapshot()) == NOW + 40
 
 
-def restarts(*, highest_step: int | None = None, ago: int = 60, **counters: int) -> dict[str, dict[str, Any]]:
+def restarts(
+    *, highest_step: int | None = None, ago: int = 60, uncounted: int = 0, **counters: int
+) -> dict[str, dict[str, Any]]:
     memory: dict[str, Any] = {} if highest_step is None else {"highestStep": highest_step}
+    memory["uncountedRestarts"] = uncounted
     memory["countedAt"] = [int(NOW) - ago] * counters.get("counted", 0)
     return {
         "restarts": {"counted": 0, "disruptions": 0, "withoutProgress": 0, **counters},
@@ -177,7 +180,16 @@ SAME_ERROR = TWO.but(pod(1).crashed(1, message="line 7\nKeyError: 'a'")).was(
         param(
             TWO.but(pod(1).crashed(78)), Fail("RecoveryRule", ANY, ANY), id="a bad recipe is never retried"
         ),
-        param(TWO.but(pod(1).crashed(75)), UNCOUNTED, id="a stop on request is not counted"),
+        param(
+            TWO.but(pod(1).reported(75, reason="Stopped")), UNCOUNTED, id="a stop on request is not counted"
+        ),
+        param(TWO.but(pod(1).crashed(75)), COUNTED, id="75 of a plain program is a failure"),
+        param(TWO.but(pod(1).crashed(75, message='{"reason": "x"}')), COUNTED, id="75 with another report"),
+        param(
+            TWO.was("Recovering", failure={"reason": "Evicted", "at": at(-5)}).but(pod(1).crashed(75)),
+            Restart(ANY, counts=False, replaces=None, same_incident=True),
+            id="75 within the grace period of a pod that is taken away",
+        ),
         param(TWO.but(pod(1).crashed(137).disrupted()), UNCOUNTED, id="an eviction is not counted"),
         param(TWO.but(pod(1).running().deleting()), UNCOUNTED, id="a deleted pod is not counted"),
         param(TWO.without(1), UNCOUNTED, id="a vanished pod is not counted"),
@@ -390,6 +402,34 @@ def test_back_off_doubles_per_restart_without_progress(without_progress, delay) 
     assert 0.8 * delay <= waits <= 1.2 * delay
 
 
+TAKEN = TWO.but(pod(1).running().deleting())
+OLD, YOUNG = (pod(1).running().placed(NOW - ago).deleting() for ago in (600, 10))
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        param(TAKEN, 1, id="the first"),
+        param(TAKEN.was("Running", **restarts(uncounted=3)), 4, id="one more, without progress"),
+        param(TAKEN.was("Running", **restarts(uncounted=3, highest_step=7)).at_step(8), 1, id="a new step"),
+        param(TWO.but(YOUNG).was("Recovering", **restarts(uncounted=1)), 2, id="a pod of the last restart"),
+        param(TWO.but(OLD).was("Recovering", **restarts(uncounted=1)), 1, id="one more pod of the same rack"),
+        param(CRASHED.was("Running", **restarts(uncounted=3)), 3, id="a counted restart"),
+    ],
+)
+def test_uncounted_restarts_in_a_row(given, number) -> None:
+    snapshot = given.snapshot()
+
+    assert restart_policy.uncounted_in_a_row(snapshot, restart(snapshot)) == number
+
+
+def test_uncounted_restarts_lengthen_the_back_off_too() -> None:
+    waiting = job().was("Recovering", lastTransitionTime=at(0), **restarts(uncounted=3, withoutProgress=2))
+    waits = restart_policy.backoff_until(waiting.recovery(backoffSeconds=1).snapshot()) - NOW
+
+    assert 0.8 * 16 <= waits <= 1.2 * 16
+
+
 HEALTHY_UNTIL_NOW = {"conditions": [{"type": "Healthy", "status": "False", "lastTransitionTime": at(0)}]}
 SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransitionTime": at(-5)}]}
 
@@ -419,11 +459,25 @@ SICK_BEFORE = {"conditions": [{"type": "Healthy", "status": "False", "lastTransi
         param(
             {
                 **HEALTHY_UNTIL_NOW,
-                **restarts(highest_step=7),
-                "failure": {"reason": "ExitCode", "exitCode": 75},
+                **restarts(highest_step=7, uncounted=1),
+                "failure": {"reason": "Stopped", "exitCode": 75},
+            },
+            False,
+            id="a rank that stops on request, after new steps",
+        ),
+        param(
+            {
+                **HEALTHY_UNTIL_NOW,
+                **restarts(highest_step=7, uncounted=2),
+                "failure": {"reason": "Stopped", "exitCode": 75},
             },
             True,
-            id="a rank that exits with code 75 by itself",
+            id="a rank that stops on request again, at the same step",
+        ),
+        param(
+            {**HEALTHY_UNTIL_NOW, **restarts(uncounted=2), "failure": {"reason": "Evicted"}},
+            True,
+            id="a pod taken away again, without progress",
         ),
         param({"failure": {"reason": "Evicted"}}, True, id="a job that was never Healthy"),
     ],
