@@ -22,7 +22,7 @@ from tests.integration.operator.process import Kept, Operator
 from tests.support.faultproxy import Fault, FaultProxy, calling, faithful, is_watch, losing
 
 Json = dict[str, Any]
-BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator-dtj-system"
 
 
 @dataclass

@@ -3,6 +3,11 @@
 {{- printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
 {{- end -}}
 
+{{/* Name of cluster-scoped objects: releases of one name in two namespaces must not share them. */}}
+{{- define "dtj.clusterName" -}}
+{{- printf "%s-%s" (include "dtj.name" .) .Release.Namespace -}}
+{{- end -}}
+
 {{- define "dtj.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "dtj.name" .) -}}
 {{- end -}}

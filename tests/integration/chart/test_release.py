@@ -42,6 +42,8 @@ def test_uninstallation_keeps_the_crd(helm: Helm, plane: ControlPlane, kubectl: 
         "role",
         "rolebinding",
         "serviceaccount",
+        "validatingadmissionpolicy",
+        "validatingadmissionpolicybinding",
     ):
         assert not kubectl.list(kind, selector), kind
     assert kubectl.get("crd", CRD)

@@ -46,6 +46,10 @@ CASES: dict[str, Json] = {
         "podLabels": {"team": "a"},
         "podAnnotations": {"a": "b"},
     },
+    "without a fence, with a policy for authors": {
+        "fence": {"enabled": False},
+        "jobPolicy": {"authorMayCreatePods": True, "forbid": ["hostPath", "privileged"]},
+    },
     "as little as possible": {
         "crds": {"install": False},
         "podDisruptionBudget": {"enabled": False},
@@ -74,10 +78,22 @@ def test_manifests_are_valid(render: Render, values: Json):
         kubernetes_validate.validate(manifest, "1.35", strict=True)
 
 
+def named(manifests: list[Json]) -> dict[str, Json]:
+    """Return the manifests but for the CRD, by kind and name."""
+    return {
+        f"{each['kind']}/{each['metadata']['name']}": each
+        for each in manifests
+        if each["kind"] != "CustomResourceDefinition"
+    }
+
+
 @case
 def test_manifests_are_as_they_were(render: Render, values: Json, snapshot: SnapshotAssertion):
-    manifests = [each for each in render(values) if each["kind"] != "CustomResourceDefinition"]
-    assert yaml.safe_dump_all(manifests, sort_keys=False) == snapshot
+    """The snapshot has every manifest of the defaults, and of other values those that are different."""
+    rendered, defaults = named(render(values)), named(render({})) if values else {}
+    different = {name: each for name, each in rendered.items() if each != defaults.get(name)}
+    different |= {name: {"absent": name} for name in defaults.keys() - rendered.keys()}
+    assert yaml.safe_dump_all(list(dict(sorted(different.items())).values()), sort_keys=False) == snapshot
 
 
 def test_crd_is_shipped_byte_for_byte(helm: Helm):
@@ -112,6 +128,16 @@ def test_operator_has_no_unneeded_rights(render: Render, values: Json):
     assert not {"*"} & (resources | verbs | {group for rule in operators for group in rule["apiGroups"]})
     assert not {"secrets", "pods/exec", "roles", "clusterroles", "configmaps"} & resources
     assert not {"escalate", "bind", "impersonate", "deletecollection"} & verbs
+
+
+def test_releases_of_one_name_share_no_cluster_scoped_object(render: Render):
+    values: Json = {"jobPolicy": {"authorMayCreatePods": True}, "crds": {"install": False}}
+    shared = [
+        f"{each['kind']}/{each['metadata']['name']}"
+        for each in render(values)
+        if "namespace" not in each["metadata"] and "dtj-system" not in each["metadata"]["name"]
+    ]
+    assert shared == []
 
 
 @case
@@ -150,6 +176,7 @@ REFUSED = [
     ("several namespaces", {"watchNamespace": ["a", "b"]}, "got array, want string"),
     ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
     ("labels that are not text", {"podLabels": {"a": 1}}, "got number, want string"),
+    ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
     ("a pull secret as an object", {"imagePullSecrets": [{"name": "a"}]}, "got object, want string"),
 ]
 

@@ -22,11 +22,12 @@ from tests.integration.operator.process import Kept
 
 __all__ = ["helm"]
 Json = dict[str, Any]
-RBAC = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
+RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
+FENCE = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 
 def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
-    """Apply the chart's ServiceAccount and roles, and return everything that it renders."""
+    """Apply the chart's ServiceAccount, roles and fence, and return everything that it renders."""
     rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}")
     manifests = [each for each in yaml.safe_load_all(rendered) if each]
     # Kubernetes creates the second one too, shortly after the API server is ready.
@@ -34,14 +35,14 @@ def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         for name in (process.NAMESPACE, "kube-node-lease")
     ]
-    chosen = [*namespaces, *(each for each in manifests if each["kind"] in RBAC)]
+    chosen = [*namespaces, *(each for each in manifests if each["kind"] in RIGHTS + FENCE)]
     plane.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": chosen}))
     return manifests
 
 
 @pytest.fixture(scope="session")
 def granted(helm: Helm, plane: ControlPlane) -> ControlPlane:
-    """Return the control plane, with only the chart's roles bound to the operator's user."""
+    """Return the control plane, with the chart's roles bound to the operator's user, and its fence."""
     grant(helm, plane)
     return plane
 

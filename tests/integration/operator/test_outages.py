@@ -20,7 +20,7 @@ from tests.support.predicates import phase
 
 Json = dict[str, Any]
 Outage = Callable[[ControlPlane], Awaitable[None]]
-BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator"
+BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/dtj-operator-dtj-system"
 
 
 @pytest.fixture

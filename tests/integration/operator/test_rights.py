@@ -180,7 +180,7 @@ async def refusal(api: Api, folder: str, body: Json) -> str:
 
 async def take_away(admin: Api, resource: str) -> None:
     """Remove the rules about a resource from the operator's ClusterRole."""
-    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/dtj-operator"
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles/dtj-operator-dtj-system"
     role = await admin.get(path)
     await admin.patch(path, {"rules": [rule for rule in role["rules"] if resource not in rule["resources"]]})
 

@@ -206,7 +206,7 @@ async def test_isolated_pod_on_a_healthy_node_is_replaced(cluster: Cluster, kube
 async def test_without_the_right_to_read_leases_the_operator_waits_for_kubernetes(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, nodes: Nodes
 ):
-    name = f"dtj-operator-nodes-{process.NAMESPACE}"
+    name = f"dtj-operator-{process.NAMESPACE}-nodes"
     bindings = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-node-lease/rolebindings"
     await last_sign_of_life(cluster.api, "node-1")
     async with (
