@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ LOOP = PROGRAMS / "loop.py"
 AGENT = """
 import sys
 from dtj import cli
-from dtj.agent import link
+from dtj.agent import coordinator, coordinator_client, link
 link.SILENCE_S = float(sys.argv[1])
+coordinator.KEEPALIVE_S = coordinator_client.KEEPALIVE_S = link.SILENCE_S / 10
 cli.main(sys.argv[2:])
 """
 _DEADLINE_S = 240.0
@@ -49,11 +50,13 @@ class Job:
         pods: int,
         program: Path = SMALL,
         silence_s: float = SILENCE_S,
+        flags: Sequence[str] = (),
         **env: object,
     ) -> None:
         self._out = out
         self._command = [sys.executable, "-c", AGENT, str(silence_s), "run"]
         self._program = program
+        self._flags = flags
         self.agents = [self._start(nets, pod, pods, env) for pod in range(pods)]
 
     def _start(
@@ -68,7 +71,10 @@ class Job:
         words += ["--termination-log", str(self._out / f"words-{pod}")]
         with (self._out / f"err-{pod}").open("wb") as err:
             return subprocess.Popen(
-                [*words, "--checkpoint", str(self._out / "saved"), "--save-every", "4", str(self._program)],
+                [
+                    *(*words, *self._flags, "--checkpoint", str(self._out / "saved")),
+                    *("--save-every", "4", str(self._program)),
+                ],
                 env=os.environ | {name: str(value) for name, value in env.items()},
                 stdout=subprocess.DEVNULL,
                 stderr=err,
@@ -143,10 +149,19 @@ def test_isolated_pod_returns_with_its_state(started: Start) -> None:
     assert "restarted" not in job.err(0).replace("restarts used", "")
 
 
-@pytest.mark.parametrize("program", [pytest.param(LOOP, id="a plain script"), pytest.param(SMALL, id="dtj")])
-def test_ranks_train_on_while_their_agents_cannot_reach_replica_0(started: Start, program: Path) -> None:
-    """Only the agents' own connection is cut. A generation would restart the ranks of a plain script."""
-    job, nets = started(2, program=program, silence_s=5.0, STEP_S=0.4)
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        pytest.param(LOOP, (), id="a plain script"),
+        pytest.param(SMALL, (), id="dtj"),
+        pytest.param(SMALL, ("--parallel", "fsdp"), id="fsdp"),
+    ],
+)
+def test_ranks_train_on_while_their_agents_cannot_reach_replica_0(
+    started: Start, program: Path, flags: Sequence[str]
+) -> None:
+    """Only the agents' own connection is cut. A generation would restart the ranks of all but DDP."""
+    job, nets = started(2, program=program, flags=flags, silence_s=3.0, STEP_S=0.2)
     with nets.cut(0, 1, port=29500):
         job.go_on()
         job.until(lambda: "no message from replica 1" in job.err(0), "the silence")

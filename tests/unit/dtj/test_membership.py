@@ -106,6 +106,18 @@ def test_newer_pod_replaces_the_older_one_permanently() -> None:
     assert found.join(hello(1), NOW) == [Refuse("pod-1", "a newer pod has replaced it", for_good=True)]
 
 
+@pytest.mark.parametrize("old_is_first", [True, False])
+def test_pod_on_a_lost_node_does_not_take_the_place_of_its_replacement(*, old_is_first: bool) -> None:
+    """A new coordinator has seen neither of them."""
+    found = membership()
+    old, new = hello(1, "old", restarts=4), hello(1, "new", restarts=5)
+    for each in (old, new) if old_is_first else (new, old):
+        found.join(each, NOW)
+    assert found.agents == {1: "new"}
+    assert found.join(old, NOW) == [Refuse("old", "a newer pod has replaced it", for_good=True)]
+    assert found.agents == {1: "new"}
+
+
 def test_lost_replica_is_waited_for_and_costs_no_budget() -> None:
     found = formed(restarts=0)
     assert found.leave("pod-1", NOW) == []

@@ -78,6 +78,16 @@ def test_elastic_job_shrinks_if_a_lost_replica_does_not_come_back() -> None:
     assert found.tick(NOW + 100 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
 
 
+def test_replica_that_an_elastic_job_continues_without_is_missing_unless_it_was_asked_to_go() -> None:
+    """The operator replaces it, if its pod still runs; else the job would stay small for ever."""
+    found = elastic(replicas=4, here=4)
+    found.stop("pod-3", NOW)
+    for replica in (2, 3):
+        found.leave(f"pod-{replica}", NOW)
+    found.tick(NOW + SHRINK_DELAY_S)
+    assert (found.job.replicas, found.waited_for(NOW + 200)) == (2, {2: 200.0})
+
+
 def test_elastic_job_starts_smaller_if_not_all_replicas_join() -> None:
     found = elastic(replicas=4, here=2, least=2)
     assert found.tick(NOW + SHRINK_DELAY_S) == [Form(1, frozenset(), 2)]

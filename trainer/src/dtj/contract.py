@@ -30,6 +30,7 @@ HANG_WORKING_SECONDS: Final = "DTJ_HANG_WORKING_SECONDS"
 HANG_ACTION: Final = "DTJ_HANG_ACTION"
 MIN_REPLICAS: Final = "DTJ_MIN_REPLICAS"
 MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
+RESTARTS: Final = "DTJ_RESTARTS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 RESTARTS_IN_PLACE: Final = "DTJ_RESTARTS_IN_PLACE"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
@@ -79,7 +80,7 @@ RUN_FIELDS: Final = (
 )
 # Fields of /status.
 STATUS_FIELDS: Final = (
-    *("job", "jobUid", "replica", "attempt", "generation", "state"),
+    *("job", "jobUid", "replica", "attempt", "generation", "state", "worldSize"),
     *RUN_FIELDS,
     *("ranks", "slowestRank", "slowest", "hang", "missing", "rejoin", "restarts", "failure", "ledger", "at"),
 )

@@ -86,6 +86,7 @@ class _Answer(_Reported, frozen=True, kw_only=True):
     job_uid: _Name | None = None
     replica: int | None = None
     attempt: int
+    world_size: _Whole | None = None  # ranks of the present generation
     step: _Whole | None = None
     total_steps: _Whole | None = None
     epoch: _Whole | None = None

@@ -148,6 +148,7 @@ def _pod_context(s: Snapshot, index: int) -> PodContext:
         attempt=s.memory.attempt,
         size=s.size,
         restarts_left=left,
+        restarts=restarts.counted + restarts.disruptions,
         in_place_restarts=restarts.in_place_of_attempt,
     )
 

@@ -303,6 +303,7 @@ class Coordinator:
             hang=self._monitor.hang,
             missing=[{"replica": i, "seconds": round(s, 1)} for i, s in member.waited_for(now).items()],
             generation=member.state.generation,
+            world_size=len(member.job.ranks) if member.state.generation else None,
             steps=self.steps,
             in_place=member.state.in_place,
             failure=failure,

@@ -43,6 +43,7 @@ class CoordinatorClient:
         self._link: Link | None = None
         self._connector: Connector | None = None
         self._reconnect_at: float | None = None
+        self._heard_at = time.monotonic()  # on the last connection
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     @property
@@ -50,6 +51,10 @@ class CoordinatorClient:
         """Address of the coordinator as seen from this pod."""
         assert self._link is not None  # callers handle a message that came over it
         return self._link.peer
+
+    def unheard_s(self, now: float) -> float:
+        """Seconds without a connection to replica 0; 0 while there is one."""
+        return 0.0 if self._link else now - self._heard_at
 
     @property
     def deadline(self) -> float:
@@ -91,6 +96,7 @@ class CoordinatorClient:
     def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
         """Close the connection, or stop trying to connect."""
         if self._link:
+            self._heard_at = self._link.heard_at
             self._link.close()
         if self._connector:
             self._selector.unregister(self._connector)

@@ -15,6 +15,8 @@ import os
 import selectors
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from dtj import contract
@@ -30,6 +32,7 @@ from dtj.agent.membership import Membership
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
 from dtj.agent.orders import Orders
+from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement, threads
 from dtj.agent.preload import preload
 from dtj.agent.protocol import CoordinatorState, Job
@@ -41,6 +44,8 @@ from dtj.agent.status_page import StatusPage
 from dtj.agent.supervisor import Supervisor, soonest
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
+# If all ranks are done and replica 0 is gone, its last word may be lost: so long it may take to come back.
+DONE_S = 600.0
 
 
 def launch(program: rank_main.Program, placement: Placement, options: Options) -> int:
@@ -165,7 +170,12 @@ class _Agent:
         # the job is elastic and can continue without the pod that was asked to terminate.
         has_stopped = bool(endings) and all(e.code == contract.EXIT_STOPPED for e in endings)
         has_stopped = has_stopped and self._job.limits is None
-        return self._orders.is_over or has_stopped or self._stop_requests > 0
+        return self._orders.is_over or has_stopped or self._is_alone(endings) or self._stop_requests > 0
+
+    def _is_alone(self, endings: Sequence[Ending]) -> bool:
+        """All ranks are done, and replica 0 does not come back to say that the job is over."""
+        is_done = bool(endings) and all(each.code == contract.EXIT_DONE for each in endings)
+        return is_done and self._client.unheard_s(time.monotonic()) > DONE_S
 
     def _on_signals(self) -> None:
         numbers = self._signals.take()
@@ -236,6 +246,8 @@ class _Agent:
 
     def _finish(self) -> int:
         endings = self._supervisor.endings()
+        if self._is_alone(endings):
+            _log(f"all ranks are done, and replica 0 has been gone for {DONE_S:.0f} s: not waiting for it")
         own = outcome.first_cause(endings)
         culprit, elsewhere = self._orders.culprit, None
         if culprit and (own is None or own.cause == "PeerLost"):  # usually a rank of another replica

@@ -68,6 +68,7 @@ class Membership:
     _done: set[int] = field(default_factory=set)
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
+    _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
     _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
     _last_incident: dict[int, Ending] = field(
         default_factory=dict
@@ -93,10 +94,14 @@ class Membership:
         return [replica for replica in range(self.job.replicas) if replica not in self.agents]
 
     def waited_for(self, now: float) -> dict[int, float]:
-        """Replicas that took part and are missing, and for how many seconds."""
+        """Replicas that took part and are missing, and for how many seconds.
+
+        Those that the job continues without are included, unless they were asked to terminate.
+        """
         if self.is_over:
             return {}
-        return {i: now - self._lost_at[i] for i in self.missing if i in self._lost_at}
+        gone = {i for i in self._left if i >= self.job.replicas}
+        return {i: now - at for i, at in sorted(self._lost_at.items()) if i not in self.agents.keys() | gone}
 
     @property
     def deadline(self) -> float | None:
@@ -271,6 +276,7 @@ class Membership:
 
     def _admit(self, hello: Hello) -> None:
         self.agents[hello.replica] = hello.incarnation
+        self._restarts[hello.replica] = hello.restarts
         self._lost_at.pop(hello.replica, None)
         if hello.is_stopping:
             self.stopping.add(hello.replica)
@@ -324,7 +330,7 @@ class Membership:
             return Refuse(hello.incarnation, "this coordinator belongs to an older attempt", for_good=False)
         if hello.attempt < self.job.attempt:
             return Refuse(hello.incarnation, f"attempt {self.job.attempt} has started", for_good=True)
-        if hello.incarnation in self._replaced:
+        if hello.incarnation in self._replaced or hello.restarts < self._restarts.get(hello.replica, 0):
             return Refuse(hello.incarnation, "a newer pod has replaced it", for_good=True)
         if hello.replica not in range(self.job.most):
             why = f"the pods disagree on the job's size: replica {hello.replica} of {self.job.most}"

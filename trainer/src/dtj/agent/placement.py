@@ -20,6 +20,7 @@ class Placement:
     The agents connect to master_addr:master_port, unless there is only one.
     run_id  of the job, and role, the name of its ranks, as torchrun calls them
     limits  of an elastic job; nnodes is then its initial size
+    restarts  of the job before this pod was created
     """
 
     nproc: int
@@ -30,6 +31,7 @@ class Placement:
     run_id: str
     role: str = "default"
     limits: Limits | None = None
+    restarts: int = 0
 
     @classmethod
     def read(cls, env: Mapping[str, str], *, nproc: int | None) -> Self:
@@ -71,6 +73,7 @@ class Placement:
             run_id=env.get(contract.JOB_UID) or env.get(contract.RUN_ID) or "none",
             role=env.get("ROLE_NAME") or "default",
             limits=limits,
+            restarts=number(env, contract.RESTARTS, default=0, least=0),
         )
 
     @property

@@ -10,7 +10,7 @@ from dtj.agent.sizing import Limits
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 3
+PROTOCOL = 4
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -122,6 +122,7 @@ class Hello:
     """The first message on every connection of an agent.
 
     incarnation  a new id for every agent process
+    restarts     of the job before this pod was created: of two pods of a replica, that with more is the newer
     is_stopping  its pod was asked to terminate
     ranks        of its replica, those that were started
     """
@@ -130,6 +131,7 @@ class Hello:
     attempt: int
     replica: int
     incarnation: str
+    restarts: int = 0
     is_stopping: bool = False
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     state: CoordinatorState = CoordinatorState()
@@ -150,6 +152,7 @@ class Hello:
                 attempt=checked(int, fields["attempt"]),
                 replica=checked(int, fields["replica"]),
                 incarnation=checked(str, fields["incarnation"]),
+                restarts=checked(int, fields["restarts"]),
                 is_stopping=checked(bool, fields["isStopping"]),
                 ranks=checked(dict[int, RankState], fields["ranks"]),
                 state=CoordinatorState.parse(fields["state"]),

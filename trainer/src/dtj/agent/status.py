@@ -17,6 +17,7 @@ class Facts:
     """What only the coordinator knows; the fields are those of the contract."""
 
     generation: int = 0
+    world_size: int | None = None
     steps: Mapping[int, int] = field(default_factory=dict)
     slowest: dict[str, Any] | None = None
     hang: dict[str, Any] | None = None
@@ -86,6 +87,7 @@ class Status:
             "attempt": self.attempt,
             "generation": known.generation,
             "state": self.state,
+            "worldSize": known.world_size,
             **empty,
             **self.reported,
             "ranks": sorted([*self.ranks.values(), *remote], key=lambda rank: rank["rank"]),

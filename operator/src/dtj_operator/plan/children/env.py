@@ -21,6 +21,7 @@ class PodContext:
     attempt: int
     size: int  # replicas of the attempt; an elastic job's agents learn of later changes from each other
     restarts_left: int
+    restarts: int = 0  # of the job so far: grows from each pod of a replica to the next one
     in_place_restarts: int = 0  # of this attempt; its agents continue counting from there
 
 
@@ -67,6 +68,7 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_REPLICAS", context.size), ("DTJ_MIN_REPLICAS", job.min_replicas))
     yield from (("DTJ_MAX_REPLICAS", job.max_replicas), ("DTJ_PROCESSES", job.processes))
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))
+    yield "DTJ_RESTARTS", context.restarts
     yield "DTJ_RESTARTS_IN_PLACE", context.in_place_restarts
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
     yield "DTJ_GRACE_SECONDS", job.grace_s

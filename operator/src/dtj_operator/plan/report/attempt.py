@@ -4,7 +4,7 @@ import msgspec
 
 from dtj_operator.model import names, ranges
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import FINAL, JOB, REPLICA
+from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import AllowNodes, Resize, Restart, Resume, Suspend, UseReplicaScope, Verdict
@@ -21,9 +21,16 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
     return {
         "replicas": sum(bool(pod.node) or pod.phase != "Pending" for pod in pods),
         "selector": ",".join(f"{k}={v}" for k, v in names.child_labels(s.job.name, s.job.uid).items()),
-        "worldSize": (s.size - len(s.excluded)) * s.job.processes,
+        "worldSize": _world_size(s, phase),
         "avoidedNodes": None if phase in FINAL else avoid.status_entries(s, verdict) or None,
     }
+
+
+def _world_size(s: Snapshot, phase: str) -> int:
+    """The agents of an elastic job may continue without a replica whose pod still runs."""
+    most = (s.size - len(s.excluded)) * s.job.processes
+    reported = s.answer.world_size if s.answer and s.job.elastic and phase == RUNNING else None
+    return min(reported, most) if reported else most
 
 
 def private_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Private:

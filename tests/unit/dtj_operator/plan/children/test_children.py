@@ -61,6 +61,7 @@ def test_the_environment_of_the_contract() -> None:
         "DTJ_PROCESSES": "1",
         "DTJ_AGENT_PORT": "29400",
         "DTJ_MAX_RESTARTS": "10",
+        "DTJ_RESTARTS": "0",
         "DTJ_RESTARTS_IN_PLACE": "0",
         "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": "3",
         "DTJ_GRACE_SECONDS": "30",

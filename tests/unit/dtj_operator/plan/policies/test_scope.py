@@ -312,6 +312,7 @@ def test_new_pod_gets_the_number_of_in_place_restarts_of_its_attempt() -> None:
     env = {each["name"]: each.get("value") for each in made["spec"]["containers"][0]["env"]}
 
     assert (env["DTJ_MAX_RESTARTS"], env["DTJ_RESTARTS_IN_PLACE"]) == ("5", "2"), "one is a day old"
+    assert env["DTJ_RESTARTS"] == "4", "the number grows with each pod of a replica"
 
 
 def test_in_place_restarts_of_the_next_attempt_are_added() -> None:

@@ -163,6 +163,18 @@ def test_running_with_fewer(given: JobBuilder, phase: str) -> None:
     assert new_status(given.snapshot(), None)["phase"] == phase
 
 
+@pytest.mark.parametrize(
+    ("given", "world_size"),
+    [
+        pytest.param(RUNNING.answering(world_size=1), 1, id="its agents have shrunk it"),
+        pytest.param(RUNNING.answering(world_size=9), 3, id="an answer that cannot be"),
+        pytest.param(RUNNING.answering(), 3, id="agents that do not say"),
+    ],
+)
+def test_world_size_of_an_elastic_job_is_what_its_agents_report(given: JobBuilder, world_size: int) -> None:
+    assert new_status(given.snapshot(), None)["worldSize"] == world_size
+
+
 def test_job_that_runs_with_fewer_says_so_and_succeeds_with_fewer() -> None:
     fewer = FEWER.but(UNSCHEDULABLE).was("Running")
     status = new_status(fewer.snapshot(), None)
