@@ -253,7 +253,12 @@ class JobBuilder:
     def snapshot(self) -> Snapshot:
         now = self.known.get("now", NOW)
         fields = {"now": now, "monotonic": now, **self.known}
-        return Snapshot(job=self.job(), memory=Memory(self.status), pods=self.pods, **fields)
+        made = self.job()
+        children = {"Service": fields.pop("service", Child.ABSENT)}
+        policy = fields.pop("network_policy", Child.ABSENT)
+        if made.isolated:
+            children["NetworkPolicy"] = policy
+        return Snapshot(job=made, memory=Memory(self.status), pods=self.pods, children=children, **fields)
 
 
 def template(**container: Any) -> Json:

@@ -22,12 +22,13 @@ from dtj_operator.apply import Applier
 from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
-from dtj_operator.gather import Caches, Gatherer
+from dtj_operator.gather import Gatherer
 from dtj_operator.health import Health
 from dtj_operator.kube import wire
 from dtj_operator.kube.api import METADATA_LIST, Api, decode
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
+from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError, Unavailable
 from dtj_operator.kube.lease import Lease

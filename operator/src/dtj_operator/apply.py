@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dtj_operator.gather import Caches
 from dtj_operator.kube import pods
 from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.wire import decode_named
@@ -42,7 +42,7 @@ APPLY_S = 60.0  # a large job needs longer under a low rate limit; its status is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Applied:
     """The result of the actions.
 
     refusals    what the API server refused
@@ -60,7 +60,7 @@ class Applier:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
         self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
-    async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
+    async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Applied:
         """Carry out all actions; stop creating pods at the first refusal.
 
         Every write waits for the API server's disk, so everything else is done at once. Pods are created
@@ -73,13 +73,13 @@ class Applier:
         others = (self._act(key, uid, a, until) for a in actions if not isinstance(a, CreatePod))
         results = await self._all(others)
         if None in results:
-            return Outcome(unfinished=True)
+            return Applied(unfinished=True)
         refusals = [result for result in results if isinstance(result, Refusal)]
         if refusals or False in results:
-            return Outcome(refusals=tuple(refusals[:1]), blocked=not refusals)
+            return Applied(refusals=tuple(refusals[:1]), blocked=not refusals)
         return await self._create_pods(creates, uid, until)
 
-    async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Outcome:
+    async def _create_pods(self, creates: Sequence[CreatePod], uid: str, until: float) -> Applied:
         """Start with one create in flight and allow one more after each success.
 
         So a used-up quota refuses one request, not all of them. If a create is refused or fails, those in
@@ -115,7 +115,7 @@ class Applier:
         if failures:
             raise failures[0]
         unfinished = not refusals and next(left, None) is not None
-        return Outcome(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
+        return Applied(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
 
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
         """Return True if the pod exists now, False if an old pod has its name."""
@@ -183,7 +183,10 @@ class Applier:
             case Ensure(body):
                 return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
             case DeleteChild(kind, known):
-                return await self._delete(self._caches.of(kind), key, known, uid)
+                cache = self._caches.of(kind)
+                found = cache.get(key)
+                if found is not None and (found.uid == known if known else found.owner_uid == uid):
+                    return await self._remove(cache, found, unchanged=known is not None)
             case DeleteJob():
                 with contextlib.suppress(NotFound, Conflict):
                     await self._api.delete(names.job_path(key), uid=uid)
@@ -235,13 +238,6 @@ class Applier:
             cache.note_reverted(before.key)
             _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
         return raw
-
-    async def _delete(self, cache: ChildCache, key: Key, known: str | None, uid: str) -> bool:
-        """Delete the object with the known uid, if unchanged; without a known uid, the job's own object."""
-        found = cache.get(key)
-        if found is None or (found.uid != known if known else found.owner_uid != uid):
-            return True
-        return await self._remove(cache, found, unchanged=known is not None)
 
     async def _remove(self, cache: ChildCache, child: ChildView, *, unchanged: bool = False) -> bool:
         path = f"{cache.kind.path(child.namespace)}/{child.name}"

@@ -5,12 +5,12 @@ absence the caches are not sure of are read before anything is concluded. A work
 planner gets the snapshot.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from dtj_operator.kube.api import Api, decode
-from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.children import ChildCache, ChildView
+from dtj_operator.kube.caches import Caches
+from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.model import names, spec
@@ -19,37 +19,12 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import Memory
 from dtj_operator.model.names import Key
 from dtj_operator.model.spec import Recovery
-from dtj_operator.model.views import NodeView
-from dtj_operator.plan.children.netpolicy import network_policy
-from dtj_operator.plan.children.service import service
+from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.snapshot import UNKNOWN, Gone, Snapshot
 from dtj_operator.progress import Poller
 from dtj_operator.verify import Verifier
 
 REVERT_PAUSE_S = 60.0  # between two reverts of edits of a child
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caches:
-    """What is known about the cluster without a request.
-
-    nodes       returns None if nodes may not be read, or if their cache is not current
-    gone_nodes  returns since when nodes that this process knew are gone; Kubernetes deletes others' pods
-    """
-
-    pods: PodCache
-    services: ChildCache
-    policies: ChildCache
-    nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
-    gone_nodes: Callable[[], Mapping[str, float]] = dict
-
-    @property
-    def children(self) -> tuple[ChildCache, ChildCache]:
-        return self.services, self.policies
-
-    def of(self, kind: str) -> ChildCache:
-        """The cache of this kind of children."""
-        return next(cache for cache in self.children if cache.kind.kind == kind)
 
 
 class Gatherer:
@@ -68,7 +43,7 @@ class Gatherer:
         monotonic: Callable[[], float],
     ) -> None:
         self._api, self._caches = api, caches
-        self._verifier = Verifier(api, caches.pods, caches.services, caches.policies, refresh)
+        self._verifier = Verifier(api, caches, refresh)
         self._poller, self._operator = poller, operator
         self._leases, self._wall, self._monotonic = leases, wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
@@ -93,15 +68,16 @@ class Gatherer:
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         self._recovery[key] = job.recovery
-        policy = network_policy(job, self._operator)
+        wanted = networking(job, self._operator)
         pods, nodes = self._caches.pods.of(key), self._caches.nodes()
         reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
         snapshot = Snapshot(
             job=job,
             memory=memory,
             pods=pods,
-            service=_state(self._caches.services, key, job.uid, service(job)),
-            network_policy=_state(self._caches.policies, key, job.uid, policy),
+            children={
+                kind: _state(self._caches.of(kind), key, job.uid, body) for kind, body in wanted.items()
+            },
             revert_at=now + max(0.0, REVERT_PAUSE_S - reverted_s),
             nodes=nodes,
             gone_since=self._caches.gone_nodes(),
@@ -125,16 +101,17 @@ class Gatherer:
         pods, nodes, now = self._caches.pods.of(key), self._caches.nodes(), self._wall()
         recovery = self._recovery.get(key, UNKNOWN) if pods else self._recovery.pop(key, UNKNOWN)
         return Gone(
-            namespace=key.namespace,
-            name=key.name,
             recovery=recovery,
             pods=pods,
             nodes=nodes,
             gone_since=self._caches.gone_nodes(),
             now=now,
             monotonic=self._monotonic(),
-            service_uid=_orphan_uid(self._caches.services.get(key), key),
-            network_policy_uid=_orphan_uid(self._caches.policies.get(key), key),
+            children={
+                cache.kind.kind: found.uid
+                for cache in self._caches.children
+                if (found := cache.get(key)) is not None and found.owner == key.name and not found.deleting
+            },
         )
 
 
@@ -150,8 +127,3 @@ def _state(cache: ChildCache, key: Key, uid: str, wanted: Json) -> Child:
     # Our watch does not see an object without our label.
     unedited = found.label == key.name and found.fingerprint == cache.kind.fingerprint(wanted["spec"])
     return Child.PRESENT if unedited else Child.EDITED
-
-
-def _orphan_uid(found: ChildView | None, key: Key) -> str | None:
-    """Return the uid of an object that is controlled by a job of this name, which is gone."""
-    return found.uid if found is not None and found.owner == key.name and not found.deleting else None

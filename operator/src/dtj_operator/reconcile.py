@@ -74,7 +74,8 @@ class Reconciler:
         if found is None:
             return None
         if isinstance(found, Gone):
-            self._forget(key)
+            self._written.pop(key, None)
+            self._behind.pop(key, None)
             decision = plan_gone(found)
             outcome = await self._applier.apply(key, "", decision.actions)
             if outcome.blocked:
@@ -83,10 +84,6 @@ class Reconciler:
                 return 0.0
             return None if decision.requeue_at is None else max(0.0, decision.requeue_at - found.now)
         return await self._reconcile(key, *found)
-
-    def _forget(self, key: Key) -> None:
-        self._written.pop(key, None)
-        self._behind.pop(key, None)
 
     async def _reconcile(self, key: Key, s: Snapshot, version: str) -> float | None:
         decision = plan(s)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from dtj_operator.kube.api import Api
-from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import NotFound
 from dtj_operator.kube.pods import decode_pod
@@ -24,22 +24,14 @@ RECENT_S = 600.0  # the leader of that time has cleaned up after jobs that ended
 class Verifier:
     """Puts what it finds into the caches; remembers which jobs this process has verified."""
 
-    def __init__(
-        self,
-        api: Api,
-        pods: PodCache,
-        services: ChildCache,
-        policies: ChildCache,
-        refresh: Callable[[Key], Awaitable[None]],
-    ) -> None:
-        self._api, self._pods, self._refresh = api, pods, refresh
-        self._services, self._policies = services, policies
+    def __init__(self, api: Api, caches: Caches, refresh: Callable[[Key], Awaitable[None]]) -> None:
+        self._api, self._caches, self._pods, self._refresh = api, caches, caches.pods, refresh
         self._verified: dict[Key, str] = {}  # uid of the job that was verified
 
     def forget(self, key: Key) -> None:
         """Forget a job that is gone; the garbage collector deletes its children that no watch shows."""
         self._verified.pop(key, None)
-        for cache in (self._pods, self._services, self._policies):
+        for cache in (self._pods, *self._caches.children):
             cache.unverified.discard_all(key)
 
     async def verify(self, key: Key, s: Snapshot) -> bool:
@@ -48,7 +40,7 @@ class Verifier:
         may_hide = first and _may_hide_children(s)
         reads = [
             self._read_child(cache, key)
-            for cache in (self._services, *([self._policies] if s.job.isolated else []))
+            for cache in map(self._caches.of, s.children)
             if cache.unverified.of(key) or (may_hide and cache.get(key) is None)
         ]
         pods = self._uncertain_pods(key, s, first)

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from dtj_operator.apply import APPLY_S, CALLS_IN_FLIGHT, Applier, Outcome
-from dtj_operator.gather import Caches
+from dtj_operator.apply import APPLY_S, CALLS_IN_FLIGHT, Applied, Applier
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import PodCache
+from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.model.names import Key
@@ -74,7 +74,7 @@ class Doing:
         self.now = 0.0
         self._applier = Applier(self.api, caches, lambda: self.now)
 
-    async def __call__(self, *actions: Action) -> Outcome:
+    async def __call__(self, *actions: Action) -> Applied:
         return await self._applier.apply(KEY, JOB.uid, actions)
 
     def asked(self) -> list[str]:
@@ -92,7 +92,7 @@ async def doing(*script: Handler) -> AsyncIterator[Doing]:
 
 async def test_created_pod_is_in_the_cache_before_its_watch_event() -> None:
     async with doing(says(stored(wanted()))) as do:
-        assert await do(CreatePod(wanted())) == Outcome()
+        assert await do(CreatePod(wanted())) == Applied()
         assert [view.name for view in do.pods.of(KEY)] == ["digits-0"]
 
 
@@ -121,7 +121,7 @@ async def test_calls_end_after_a_minute_and_the_next_reconcile_does_the_rest(
         return await answer(request)
 
     async with doing(*[answer] * 3, *[slow] * 99) as do:
-        assert await do(*actions) == Outcome(unfinished=True)
+        assert await do(*actions) == Applied(unfinished=True)
         assert 3 < len(do.server.asked) < len(actions)
 
 
@@ -149,7 +149,7 @@ async def test_creates_grow_in_parallel_and_a_slow_one_does_not_delay_the_rest()
 
     async with doing(*[answer] * 100) as do:
         async with asyncio.timeout(60):
-            assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Outcome()
+            assert await do(*[CreatePod(wanted(index)) for index in range(100)]) == Applied()
 
     assert seen[1] == 1, "the first create is alone"
     assert max(seen) <= CALLS_IN_FLIGHT
@@ -242,7 +242,7 @@ async def test_pod_that_its_kubelet_removed_during_the_deletion_is_gone(watch_fi
         do.pods.observe(view)
         outcome = await do(DeletePod(view, 5))
 
-    assert (outcome, do.pods.of(view.key)) == (Outcome(), ())
+    assert (outcome, do.pods.of(view.key)) == (Applied(), ())
 
 
 EDIT: Json = {"selector": {"a": "b"}}
@@ -253,7 +253,7 @@ async def test_edit_of_a_service_is_reverted_in_place() -> None:
     edited = stored(wanted, labels={"theirs": "kept"}, annotations={"theirs": "kept"}) | {"spec": EDIT}
     restored = stored(wanted, resourceVersion="8")
     async with doing(TAKEN, says(edited), says(restored)) as do:
-        assert await do(Ensure(wanted)) == Outcome()
+        assert await do(Ensure(wanted)) == Applied()
 
         assert do.asked() == ["POST services", "GET digits", "PUT digits"]
         put = do.server.asked[2][3]
@@ -270,7 +270,7 @@ async def test_service_is_replaced_if_its_edit_cannot_be_reverted() -> None:
     edited = stored(service(JOB)) | {"spec": {"clusterIP": "10.0.0.7"}}
     new = says(stored(service(JOB), "new"))
     async with doing(TAKEN, says(edited), refuses(422, "Invalid"), REMOVED, new) as do:
-        assert await do(Ensure(service(JOB))) == Outcome()
+        assert await do(Ensure(service(JOB))) == Applied()
 
         assert do.asked()[2:] == ["PUT digits", "DELETE digits", "POST services"]
         assert do.server.asked[3][3]["preconditions"] == {"uid": "u"}
@@ -292,7 +292,7 @@ async def test_edited_service_is_not_deleted_if_its_update_fails(status: int, bl
 async def test_unedited_service_of_ours_counts_as_created() -> None:
     same = says(stored(service(JOB)))
     async with doing(TAKEN, same, same) as do:
-        assert await do(Ensure(service(JOB))) == Outcome()
+        assert await do(Ensure(service(JOB))) == Applied()
         assert do.services.since_reverted(KEY) == float("inf"), "the update changed nothing"
 
 
@@ -300,7 +300,7 @@ async def test_service_of_an_earlier_job_is_replaced() -> None:
     owner = {**metadata(JOB, JOB.name)["ownerReferences"][0], "uid": "earlier"}
     old = stored(service(JOB), ownerReferences=[owner])
     async with doing(TAKEN, says(old), REMOVED, says(stored(service(JOB), "new"))) as do:
-        assert await do(Ensure(service(JOB))) == Outcome()
+        assert await do(Ensure(service(JOB))) == Applied()
         assert do.asked() == ["POST services", "GET digits", "DELETE digits", "POST services"]
 
 
@@ -356,17 +356,17 @@ async def test_service_that_is_being_deleted_delays_pods() -> None:
     async with doing(TAKEN, says(going), TAKEN) as do:
         outcome = await do(Ensure(service(JOB)), CreatePod(wanted()))
 
-    assert outcome == Outcome(blocked=True)
+    assert outcome == Applied(blocked=True)
 
 
 async def test_leftover_of_a_job_is_deleted_only_if_unchanged() -> None:
     view = SERVICE.decode(json.dumps(stored(service(JOB))).encode())
     async with doing(TAKEN) as do:
         do.services.observe(view)
-        assert await do(DeleteChild("Service", "u")) == Outcome(blocked=True)
+        assert await do(DeleteChild("Service", "u")) == Applied(blocked=True)
         assert do.server.asked[0][3]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
-        assert await do(DeleteChild("Service", "another")) == Outcome()
+        assert await do(DeleteChild("Service", "another")) == Applied()
         assert len(do.server.asked) == 1, "an object with another uid is not in the cache"
 
 

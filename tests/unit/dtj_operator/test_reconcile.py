@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from dtj_operator.apply import Outcome
+from dtj_operator.apply import Applied
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.model.names import Key
@@ -16,20 +16,20 @@ from tests.support.builders import JobBuilder, job
 from tests.unit.dtj_operator.kube.server import says, serving
 
 KEY = Key("ns", "j")
-DONE = Outcome()
+DONE = Applied()
 RUNNING = job().replicas(2).with_network().running().stored({})
 
 
 class World:
     """A job as given; no action is refused, no Event is sent, no agent is polled."""
 
-    def __init__(self, snapshot: Snapshot, outcome: Outcome) -> None:
+    def __init__(self, snapshot: Snapshot, outcome: Applied) -> None:
         self.snapshot, self.outcome = snapshot, outcome
 
     async def gather(self, _: Key) -> tuple[Snapshot, str]:
         return self.snapshot, "7"
 
-    async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Outcome:
+    async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Applied:
         return self.outcome
 
     def of(self, _: Key) -> object:
@@ -48,7 +48,7 @@ class World:
         pass
 
 
-async def again_s(found: JobBuilder, outcome: Outcome = DONE) -> float | None:
+async def again_s(found: JobBuilder, outcome: Applied = DONE) -> float | None:
     """Seconds until the next reconcile, after one that wrote the status."""
     world = World(found.snapshot(), outcome)
     async with serving(says({"metadata": {"resourceVersion": "8"}})) as server:
@@ -85,4 +85,4 @@ async def test_first_status_of_any_other_job_needs_no_second_reconcile() -> None
 
 @pytest.mark.asyncio
 async def test_large_job_gets_its_status_between_two_reconciles_that_create_its_pods() -> None:
-    assert await again_s(job().replicas(2).with_network(), Outcome(unfinished=True)) == 0
+    assert await again_s(job().replicas(2).with_network(), Applied(unfinished=True)) == 0

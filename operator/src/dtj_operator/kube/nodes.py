@@ -6,24 +6,17 @@ and the deletion of the node matter here.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from types import MappingProxyType
 
 import msgspec
 
 from dtj_operator.kube.cache import TOMBSTONES, Cache
-from dtj_operator.kube.wire import Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model.views import NodeView
 
 
-class _Condition(Wire):
-    type: str = ""
-    status: str = ""
-    last_transition_time: datetime | None = None
-
-
 class _Status(Wire):
-    conditions: list[_Condition] = []
+    conditions: list[Condition] = []
 
 
 class _Spec(Wire):

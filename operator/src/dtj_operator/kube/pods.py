@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from dtj_operator.kube.wire import Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import exit_report, names
 from dtj_operator.model.printable import printable
 from dtj_operator.model.views import ConditionView, ContainerView, PodView, Seen
@@ -35,19 +35,11 @@ class _ContainerStatus(Wire):
     state: _State = msgspec.field(default_factory=_State)
 
 
-class _Condition(Wire):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-    last_transition_time: datetime | None = None
-
-
 class _Status(Wire):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
-    conditions: list[_Condition] = []
+    conditions: list[Condition] = []
     container_statuses: list[_ContainerStatus] = []
     init_container_statuses: list[_ContainerStatus] = []
     pod_i_p: str = msgspec.field(default="", name="podIP")

@@ -55,6 +55,14 @@ class Meta(Wire):
         return Owner()
 
 
+class Condition(Wire):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    last_transition_time: datetime | None = None
+
+
 class ListMeta(Wire):
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")

@@ -23,9 +23,8 @@ from dtj_operator.plan.actions import (
     Fail,
 )
 from dtj_operator.plan.children.env import PodContext
-from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.children.pod import pod
-from dtj_operator.plan.children.service import service
 from dtj_operator.plan.node_loss import force_delete_lost
 from dtj_operator.plan.policies import avoid, deadline, size, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
@@ -93,14 +92,10 @@ def plan_gone(gone: Gone) -> Decision:
     that yet, hence `unchanged`.
     """
     pods = [pod for pod in gone.pods if pod.owner_uid]
-    actions: list[Action] = [DeletePod(pod, unchanged=True) for pod in pods if not pod.deleting]
     if pods:
-        return force_delete_lost(gone, Decision(actions=tuple(actions)))
-    if gone.service_uid:
-        actions.append(DeleteChild("Service", gone.service_uid))
-    if gone.network_policy_uid:
-        actions.append(DeleteChild("NetworkPolicy", gone.network_policy_uid))
-    return Decision(actions=tuple(actions))
+        actions = tuple(DeletePod(pod, unchanged=True) for pod in pods if not pod.deleting)
+        return force_delete_lost(gone, Decision(actions=actions))
+    return Decision(actions=tuple(DeleteChild(kind, uid) for kind, uid in gone.children.items()))
 
 
 def _finished(s: Snapshot) -> Decision:
@@ -127,9 +122,10 @@ def _converge(s: Snapshot) -> Decision:
         return Decision(actions=_networking(s) + retired, requeue_at=soonest(again, _revert_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
-    foreign = _foreign(s)
+    foreign = [kind for kind, child in s.children.items() if child is Child.FOREIGN]
     if foreign:
-        return Decision(actions=retired, refusals=foreign, requeue_at=s.now + FOREIGN_POLL_S)
+        refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign)
+        return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
     avoided = avoid.avoided(s)
     pods = tuple(
         CreatePod(
@@ -172,23 +168,14 @@ def _grace_s(s: Snapshot, old: PodView) -> int | None:
 def _networking(s: Snapshot) -> tuple[Action, ...]:
     """Create absent network objects; revert edits of the others."""
     wrong = (Child.ABSENT, Child.EDITED) if s.now >= s.revert_at else (Child.ABSENT,)
-    actions: list[Action] = []
-    if s.service in wrong:
-        actions.append(Ensure(service(s.job)))
-    if s.job.isolated and s.network_policy in wrong:
-        actions.append(Ensure(network_policy(s.job, s.operator)))
-    return tuple(actions)
+    kinds = [kind for kind, child in s.children.items() if child in wrong]
+    bodies = networking(s.job, s.operator) if kinds else {}
+    return tuple(Ensure(bodies[kind]) for kind in kinds)
 
 
 def _revert_at(s: Snapshot) -> float | None:
     """When an edit may be reverted again, counted from the last time."""
-    edited = s.service is Child.EDITED or (s.job.isolated and s.network_policy is Child.EDITED)
-    return s.revert_at if edited and s.revert_at > s.now else None
-
-
-def _foreign(s: Snapshot) -> tuple[Refusal, ...]:
-    children = {"Service": s.service} | ({"NetworkPolicy": s.network_policy} if s.job.isolated else {})
-    return tuple(name_conflict(kind, s.job.name) for kind in children if children[kind] is Child.FOREIGN)
+    return s.revert_at if Child.EDITED in s.children.values() and s.revert_at > s.now else None
 
 
 def name_conflict(kind: str, name: str) -> Refusal:

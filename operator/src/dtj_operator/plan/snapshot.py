@@ -26,8 +26,7 @@ SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unsched
 class Snapshot(PodsOnNodes):
     job: Job
     memory: Memory
-    service: Child = Child.ABSENT
-    network_policy: Child = Child.ABSENT
+    children: Mapping[str, Child] = field(default_factory=dict)  # Service and NetworkPolicy, by kind
     revert_at: float = 0.0  # when edits of children may be reverted
     refusals: tuple[Refusal, ...] = ()
     progress: Progress | None = None
@@ -227,8 +226,5 @@ UNKNOWN = Recovery(node_lost_s=None, termination_s=None)
 class Gone(PodsOnNodes):
     """A job that no longer exists, and its children that a cache or the API still shows."""
 
-    namespace: str
-    name: str
     recovery: Recovery = UNKNOWN  # of its spec
-    service_uid: str | None = None
-    network_policy_uid: str | None = None
+    children: Mapping[str, str] = field(default_factory=dict)  # uids of Service and NetworkPolicy, by kind

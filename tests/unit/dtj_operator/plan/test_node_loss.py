@@ -299,9 +299,7 @@ def test_nothing_waits_for_a_dead_kubelet(given: JobBuilder, expected: list[tupl
 
 
 def left_of_a_job(nodes: dict[str, NodeView], **fields: Any) -> Gone:
-    return Gone(
-        namespace="team-a", name="digits", pods=(STUCK.pod,), nodes=nodes, now=NOW, monotonic=NOW, **fields
-    )
+    return Gone(pods=(STUCK.pod,), nodes=nodes, now=NOW, monotonic=NOW, **fields)
 
 
 @pytest.mark.parametrize(("for_s", "expected"), [(40, 0), (39, None)])

@@ -187,14 +187,6 @@ def test_finished_job_stays_finished_whatever_happens_to_children_or_spec(phase:
     assert (decision.verdict, decision.actions) == (None, ())
 
 
-def test_foreign_network_policy_is_ignored_if_the_job_has_none() -> None:
-    open_to_all = job().wants(network={"policy": "None"}).was("Pending")
-    decision = decided(open_to_all.seeing(service=Child.PRESENT, network_policy=Child.FOREIGN))
-
-    assert decision.refusals == ()
-    assert [type(action) for action in decision.actions] == [CreatePod]
-
-
 def test_foreign_service_is_reported_and_nothing_is_created() -> None:
     decision = decided(job().was("Pending").seeing(service=Child.FOREIGN, network_policy=Child.ABSENT))
 
@@ -244,11 +236,8 @@ def test_expired_ttl_deletes_the_job_and_leaves_the_children_to_garbage_collecti
 def test_children_of_a_deleted_job_are_deleted_unless_orphaned() -> None:
     kept, leaving, free = pod(0).running(), pod(1).deleting(), pod(2).owned_by("")
     gone = Gone(
-        namespace="team-a",
-        name="digits",
         pods=(kept.pod, leaving.pod, free.pod),
-        service_uid="s",
-        network_policy_uid="n",
+        children={"Service": "s", "NetworkPolicy": "n"},
         now=NOW,
         monotonic=NOW,
     )

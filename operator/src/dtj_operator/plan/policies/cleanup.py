@@ -19,12 +19,8 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     """
     doomed = [pod for pod in s.owned if not pod.deleting and _unwanted(s, pod)]
     grace_s = None if _end_reason(s) in GRACEFUL_ENDS else FAILED_GRACE_S
-    actions: list[Action] = [DeletePod(pod, grace_s) for pod in doomed]
-    if s.service in EXISTING:
-        actions.append(DeleteChild("Service"))
-    if s.network_policy in EXISTING:
-        actions.append(DeleteChild("NetworkPolicy"))
-    return tuple(actions)
+    children = [kind for kind, child in s.children.items() if child in EXISTING]
+    return (*(DeletePod(pod, grace_s) for pod in doomed), *map(DeleteChild, children))
 
 
 def _unwanted(s: Snapshot, pod: PodView) -> bool:

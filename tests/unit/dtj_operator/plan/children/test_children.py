@@ -7,6 +7,7 @@ import pytest
 
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
+from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
@@ -364,6 +365,13 @@ def test_the_service_is_headless_and_publishes_starting_pods() -> None:
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
     assert {port["name"]: port["port"] for port in spec["ports"]} == {"master": 30000, "agent": 29400}
     assert spec["selector"].items() <= built(job())["metadata"]["labels"].items()
+
+
+def test_a_job_without_isolation_has_no_network_policy() -> None:
+    open_to_all = job().wants(network={"policy": "None"})
+
+    assert networking(job().job(), OPERATOR).keys() == {"Service", "NetworkPolicy"}
+    assert networking(open_to_all.job(), OPERATOR).keys() == {"Service"}
 
 
 def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
