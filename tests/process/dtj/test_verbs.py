@@ -31,11 +31,14 @@ for batch in run.steps(1):
         pytest.param(
             "run.state(",
             "run.data(samples, global_batch=4)\nrun.state(",
-            "run.data was called twice",
+            "the data was set twice",
             id="data",
         ),
         pytest.param(
-            "data = run.data(samples, global_batch=4)", "data = model", "run.steps has no data", id="steps"
+            "data = run.data(samples, global_batch=4)",
+            "data = model",
+            "run.backward got a batch without samples",
+            id="no data",
         ),
         pytest.param(
             "for batch", "run.state(data=data)\nfor batch", "run.state was called twice", id="state"

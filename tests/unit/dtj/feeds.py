@@ -28,13 +28,18 @@ def feed(
     once: bool = False,
     workers: int = 0,
     collate: Any = default_collate,
+    drop_last: bool = False,
+    equal_shares: bool = False,
 ) -> Feed:
     return make_feed(
         range(n) if data is None else data,
         global_batch=batch,
-        splitter=Splitter(rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep),
+        splitter=Splitter(
+            rank=rank, size=size, micro_batch=micro, in_lockstep=in_lockstep, equal_shares=equal_shares
+        ),
         shuffle=shuffle,
         once=once,
+        drop_last=drop_last,
         loader=Loader(collate=collate, device=CPU, workers=workers),
     )
 

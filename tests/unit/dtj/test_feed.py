@@ -14,6 +14,7 @@ from dtj.data.loader import Pair
 from dtj.data.splitter import Splitter
 from dtj.errors import RecipeError
 from tests.unit.dtj.feeds import feed, in_changing_worlds, real
+from tests.unit.dtj.test_stream import Stream
 
 
 @in_changing_worlds
@@ -251,3 +252,35 @@ def test_data_loader_is_refused() -> None:
         RecipeError, match=r"a DataLoader, which yields batches.*\n?.*run.data\(loader.dataset"
     ):
         feed(data=DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2))
+
+
+@pytest.mark.parametrize(
+    "data", [pytest.param(None, id="with an index"), pytest.param(Stream(10), id="a stream")]
+)
+def test_drop_last_leaves_out_a_smaller_last_batch(data: Any) -> None:
+    f = feed(10, batch=4, data=data, drop_last=True)
+    assert data or f.steps_per_epoch == 2
+    for epoch in range(2):
+        samples = []
+        for step in range(2):
+            batch = f.batch()
+            samples += real(f)
+            assert (batch.epoch, batch.samples, batch.ends_epoch) == (epoch, 4, step == 1)
+            f.advance()
+        assert len(set(samples)) == 8
+
+
+@pytest.mark.parametrize("data", [None, Stream(3)])
+def test_data_without_a_whole_batch_is_refused(data: Any) -> None:
+    with pytest.raises(RecipeError, match=r"fewer (samples )?than one global batch of 4"):
+        feed(3, batch=4, data=data, drop_last=True).batch()
+
+
+def test_equal_shares() -> None:
+    ranks = [feed(10, rank=rank, size=2, batch=4, equal_shares=True) for rank in range(2)]
+    assert [f.steps_per_epoch for f in ranks] == [2, 2]
+    assert [len(real(f)) for f in ranks] == [2, 2]
+    with pytest.raises(
+        RecipeError, match=r"global_batch is 4, which 3 ranks cannot share equally\n.* use 3,"
+    ):
+        feed(10, size=3, batch=4, equal_shares=True)

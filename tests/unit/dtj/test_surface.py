@@ -41,6 +41,7 @@ def test_public_verbs_of_a_run() -> None:
         "evaluate",
         "finish",
         "keep_best",
+        "loader",
         "log",
         "parallel",
         "pause",

@@ -126,7 +126,7 @@ class Boundary:
 
     def _log(self, epoch: int, *, ends: bool) -> None:
         """Make the line of this step; deliver all lines if they are due, or if training ends."""
-        step, feed, logger = self._progress.step, self._progress.need_feed(), self._need_logger()
+        step, feed, logger = self._progress.step, self._progress.feed, self._need_logger()
         delivers = logger.is_due or ends  # the same on all ranks
         logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s)
         if delivers:

@@ -17,7 +17,7 @@ class Progress:
 
     step       steps that are done
     verb       verbs that all ranks did together since the last step, or since the program began
-    feed       the source of the batches; None before `run.data`
+    feed       the source of the batches; of a run without data, an empty one
     loops      how often `run.steps` was entered
     ends_at    step after which all ranks agreed to finish; None if they have not
     needs_warm_up  the next backward is the first with these process groups, see step/backward.py
@@ -25,7 +25,7 @@ class Progress:
 
     step: int = 0
     verb: int = 0
-    feed: Feed | None = None
+    feed: Feed
     loops: int = 0
     ends_at: int | None = None
     needs_warm_up: bool = False
@@ -39,12 +39,6 @@ class Progress:
     def is_over(self) -> bool:
         """The ranks agreed to finish, and the last step is done."""
         return self.ends_at is not None and self.step >= self.ends_at
-
-    def need_feed(self) -> Feed:
-        """The feed; RecipeError if there is none."""
-        if self.feed is None:
-            raise RecipeError("run.steps has no data", fix="call run.data(dataset, global_batch=...) first")
-        return self.feed
 
 
 def whole_steps(total: Any) -> int:

@@ -122,10 +122,10 @@ class Recovery:
 
     @property
     def _point(self) -> ProgramPoint:
-        feed = self._progress.feed
         progress = self._progress
-        position = feed.position if feed else 0
-        return ProgramPoint(progress.loops, progress.step, progress.is_over, progress.verb, position)
+        return ProgramPoint(
+            progress.loops, progress.step, progress.is_over, progress.verb, progress.feed.position
+        )
 
     def _compare(self) -> bool:
         """Compare points with the other ranks; False if no rank has state, so the run has to start."""
@@ -139,7 +139,7 @@ class Recovery:
             self._progress.ends_at = target.step
         if not self._has_state:
             self._progress.step, self._progress.verb = target.step, 0
-            self._progress.need_feed().position = target.data_position
+            self._progress.feed.position = target.data_position
             self._progress.needs_warm_up = target.step > 0
         elif self.is_behind:
             self._has_state = False

@@ -22,10 +22,11 @@ from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
-from dtj.data.feed import Batch, Feed
+from dtj.data.feed import Batch, Feed, Nothing
 from dtj.data.feed import feed as make_feed
 from dtj.data.loader import Collate, Loader
 from dtj.data.splitter import Splitter
+from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy, blocks
 from dtj.process_groups import ProcessGroups
@@ -77,7 +78,8 @@ class Run:
         self._global_batch = 256 * strategy.layout.data_size
         self._no_loss = torch.zeros((), device=self.device)
         self._finite = FiniteCheck(self.device)
-        self._progress = Progress()
+        self._progress = Progress(feed=Feed(Nothing(), device=self.device))
+        self._has_data = False
         self._checkpointer = Checkpointer(
             settings=settings,
             world=world,
@@ -144,6 +146,8 @@ class Run:
         shuffle: bool = True,
         collate: Collate = default_collate,
         tokens: int | None = None,
+        drop_last: bool = False,
+        equal_shares: bool = False,
     ) -> Feed:
         """Set the data set of `steps`: every sample is used exactly once per epoch, at any world size.
 
@@ -152,25 +156,50 @@ class Run:
         shuffle       in a new order each epoch; a stream keeps its own order
         collate       list of samples -> micro-batch for the loss; default: tensors stacked along dimension 0
         tokens        tokens per sample, if samples are text: the log then shows tokens per second
+        drop_last     leave out the last batch of an epoch if it is smaller
+        equal_shares  every rank gets equally many samples, for layers and losses that gather them over the
+                      ranks (SyncBatchNorm, contrastive losses); implies drop_last. RecipeError if
+                      global_batch is not a multiple of the number of ranks
         """
-        if self._progress.feed:
-            raise RecipeError(
-                "run.data was called twice", fix="combine the data sets with torch.utils.data.ConcatDataset"
-            )
-        self._tokens, self._global_batch = tokens, global_batch
-        self._progress.feed = self._feed_of(
+        feed = self._feed_of(
             dataset,
             global_batch=global_batch,
             splitter=self._splitter(
                 micro_batch=self._settings.micro_batch,
                 in_lockstep=self._strategy.in_lockstep,
                 pipeline_micro_batches=self._strategy.pipeline_micro_batches,
+                equal_shares=equal_shares,
             ),
             seed=self._seed,
             shuffle=shuffle,
             collate=collate,
+            drop_last=drop_last,
         )
-        return self._progress.feed
+        return self._use(feed, tokens=tokens, global_batch=global_batch)
+
+    def loader(self, loader: Any, *, accumulate: int = 1, tokens: int | None = None) -> Feed:
+        """Set a loader of your own as the data of `steps`, instead of `data`.
+
+        loader      a torch DataLoader, or anything else that yields batches each time that it is iterated.
+                    Its batch size is that of one rank. The samples of a plain DataLoader over a map-style
+                    dataset are divided among the ranks; any other loader must do that itself
+        accumulate  batches that each rank takes in a step, one forward pass each
+        tokens      tokens per sample, if samples are text: the log then shows tokens per second
+        The gradients are the mean over the ranks of their batches' means; `count` of `backward` weights
+        batches of different sizes. What a checkpoint remembers: docs/techniques/data.md.
+        """
+        layout = self._strategy.layout
+        if self._settings.micro_batch or self._strategy.pipeline_micro_batches:
+            flag = "--micro-batch" if self._settings.micro_batch else f"--parallel {layout.strategy}"
+            raise RecipeError(
+                f"{flag} cannot divide the batches of run.loader, whose size the loader decides",
+                fix="leave it out and use run.loader(..., accumulate=N) with smaller batches, or run.data",
+            )
+        source = UserLoader(
+            loader, rank=layout.data_rank, size=layout.data_size, seed=self._seed, accumulate=accumulate
+        )
+        samples = accumulate * layout.data_size * (source.batch_size or 1)
+        return self._use(Feed(source, device=self.device), tokens=tokens, global_batch=samples)
 
     def state(self, **parts: Stateful) -> None:
         """Name the parts that a checkpoint holds; if there is a checkpoint, it is restored here.
@@ -202,12 +231,14 @@ class Run:
         """Yield global batches from the restored step to `total`, or until `finish`; then save the state.
 
         total  number of steps of the whole training, including those before a restart
+        Without `data` or `loader`, batches are empty, e.g. for reinforcement learning.
         After SIGTERM or SIGINT on any rank, Stopped is raised on all ranks after the same step.
         A `break` ends the loop immediately: the current step does not count as done, and nothing is saved.
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
         total = whole_steps(total)
-        progress, feed = self._progress, self._progress.need_feed()
+        self._check_equal_shares()
+        progress, feed = self._progress, self._progress.feed
         if progress.has_begun and progress.is_over:
             raise RecipeError(
                 "run.steps was called after run.finish",
@@ -258,6 +289,11 @@ class Run:
         different numbers of tokens.
         Returns this rank's loss, a detached () tensor on the device; `log` averages it over the ranks.
         """
+        if not batch.micro_batches:
+            raise RecipeError(
+                "run.backward got a batch without samples: this run has no data",
+                fix="call run.data(dataset, global_batch=...) or run.loader(loader) before run.steps",
+            )
 
         def verb() -> torch.Tensor:
             if self._progress.needs_warm_up:
@@ -394,6 +430,28 @@ class Run:
         """Print a line on stderr, on rank 0 only."""
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
+
+    def _check_equal_shares(self) -> None:
+        gathers = any(
+            isinstance(module, nn.SyncBatchNorm)
+            for model in self._strategy.models
+            for module in model.modules()
+        )
+        if gathers and self.size > 1 and not self._progress.feed.equal_shares:
+            raise RecipeError(
+                "the model has a SyncBatchNorm, which hangs if ranks have different numbers of micro-batches",
+                fix="use run.data(..., equal_shares=True)",
+            )
+
+    def _use(self, feed: Feed, *, tokens: int | None, global_batch: int) -> Feed:
+        if self._has_data:
+            raise RecipeError(
+                "the data was set twice: by run.data or run.loader",
+                fix="combine the data sets with torch.utils.data.ConcatDataset",
+            )
+        self._has_data, self._tokens, self._global_batch = True, tokens, global_batch
+        self._progress.feed = feed
+        return feed
 
     def _meter(self, feed: Feed, total: int) -> Meter:
         peak = self._settings.peak_tflops

@@ -55,15 +55,44 @@ class Batch:
         return (self.fetch(micro_batch) for micro_batch in self.micro_batches)
 
 
+class Nothing:
+    """The source of a run without data: its steps have no samples."""
+
+    steps_per_epoch = None
+
+    def epoch(self, _position: int) -> int:
+        return 0
+
+    def at(self, position: int) -> RankBatch:
+        return RankBatch(position, samples=0, epoch=0, ends_epoch=False, micro_batches=())
+
+    def load(self, _rank_batch: RankBatch, _micro_batch: MicroBatch) -> Any:
+        raise AssertionError("a run without data has no micro-batches")
+
+    def after(self, rank_batch: RankBatch) -> int:
+        return rank_batch.position
+
+    def close(self) -> None:
+        pass
+
+    def state(self, _position: int) -> dict[str, int]:
+        return {}
+
+    def position(self, _state: dict[str, int]) -> int:
+        return 0
+
+
 class Feed:
     """All global batches of a dataset, epoch after epoch.
 
     position  of the next batch, in the units of the source
     consumed  samples, over all ranks, since this process started
     waited_s  seconds that this rank has waited for samples
+    equal_shares  every rank has equally many samples in each step
     """
 
-    def __init__(self, source: Source, *, device: torch.device) -> None:
+    def __init__(self, source: Source, *, device: torch.device, equal_shares: bool = True) -> None:
+        self.equal_shares = equal_shares
         self.position = 0
         self.consumed = 0
         self.waited_s = 0.0
@@ -142,25 +171,35 @@ def feed(
     seed: int = 0,
     shuffle: bool = False,
     once: bool = False,
+    drop_last: bool = False,
 ) -> Feed:
     """A feed of a map-style dataset or a stream; RecipeError if it is neither.
 
     global_batch  samples of one step, over all ranks
     shuffle       in another order in each epoch; a stream keeps its own order
     once          do not read beyond the end of an epoch
+    drop_last     leave out a smaller last batch of each epoch
     """
     if global_batch < 1:
         raise RecipeError(
             f"global_batch is {global_batch}, expected at least 1",
             fix="set it to the number of samples of one step, over all ranks",
         )
+    equal_shares = splitter.equal_shares
+    if equal_shares and global_batch % splitter.size:
+        raise RecipeError(
+            f"global_batch is {global_batch}, which {splitter.size} ranks cannot share equally",
+            fix=f"use {max(1, global_batch // splitter.size) * splitter.size}, or leave equal_shares out",
+        )
     how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
+    how["drop_last"] = drop_last or equal_shares
     if isinstance(dataset, DataLoader):
         raise RecipeError(
             "the data set is a DataLoader, which yields batches, not samples",
-            fix="pass its data set: run.data(loader.dataset, global_batch=..., collate=loader.collate_fn); "
-            "--workers sets the number of worker processes",
+            fix="pass it to run.loader, or its data set to run.data: run.data(loader.dataset, "
+            "global_batch=..., collate=loader.collate_fn)",
         )
     if is_stream(dataset):
-        return Feed(Streamed(dataset, loader=loader, **how), device=loader.device)
-    return Feed(Indexed(dataset, shuffle=shuffle, loader=loader, **how), device=loader.device)
+        return Feed(Streamed(dataset, loader=loader, **how), device=loader.device, equal_shares=equal_shares)
+    indexed = Indexed(dataset, shuffle=shuffle, loader=loader, **how)
+    return Feed(indexed, device=loader.device, equal_shares=equal_shares)

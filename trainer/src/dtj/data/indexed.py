@@ -38,9 +38,16 @@ class Indexed:
         shuffle: bool,
         once: bool,
         loader: Loader,
+        drop_last: bool = False,
     ) -> None:
         self._length = length_of(dataset)
         self._global_batch = global_batch
+        self._drop_last = drop_last
+        if drop_last and self._length < global_batch:
+            raise RecipeError(
+                f"the dataset has {self._length} samples, fewer than one global batch of {global_batch}",
+                fix="use a smaller global_batch, or leave drop_last and equal_shares out",
+            )
         self._dataset = dataset
         self._look_up = partial(look_up, dataset, collate=loader.collate, seed=seed)
         self._splitter = splitter
@@ -54,8 +61,8 @@ class Indexed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Including a smaller last batch."""
-        return -(-self._length // self._global_batch)
+        """Including a smaller last batch, unless that is left out."""
+        return len(self._starts(0))
 
     def epoch(self, position: int) -> int:
         """Epoch of the sample at a position, from 0."""
@@ -79,6 +86,8 @@ class Indexed:
 
     def after(self, rank_batch: RankBatch) -> int:
         """The position of the next batch."""
+        if rank_batch.ends_epoch:  # also if its last samples are left out
+            return (rank_batch.epoch + 1) * self._length
         return rank_batch.position + rank_batch.samples
 
     def close(self) -> None:
@@ -100,7 +109,8 @@ class Indexed:
             what = f"the checkpoint was made with seed {state.get('seed')}; this run has seed {self._seed}"
             other = "seed"
         else:
-            return state["position"]
+            epoch, start = divmod(state["position"], self._length)
+            return state["position"] if self._starts(start) else (epoch + 1) * self._length
         raise RecipeError(what, fix=f"use the same {other}, or start a new run without the checkpoint")
 
     def _await(self, position: int, number: int) -> Any:
@@ -128,13 +138,18 @@ class Indexed:
     def _rank_batch_at(self, position: int, mine: Indices) -> RankBatch:
         epoch, start = divmod(position, self._length)
         samples = min(self._global_batch, self._length - start)
-        ends_epoch = start + samples == self._length
+        ends_epoch = not self._starts(start + samples)
         return RankBatch(position, samples, epoch, ends_epoch, self._splitter.split(mine, samples=samples))
+
+    def _starts(self, start: int) -> range:
+        """Where batches of an epoch begin, from `start` on."""
+        end = self._length - self._global_batch + 1 if self._drop_last else self._length
+        return range(start, end, self._global_batch)
 
     def _look_ahead(self, position: int) -> Iterator[tuple[int, Indices]]:
         """This rank's samples in the next batches of the epoch, by position."""
         epoch, start = divmod(position, self._length)
-        starts = range(start, self._length, self._global_batch)[:_AHEAD]
+        starts = self._starts(start)[:_AHEAD]
         places = []  # without a sample of its own, the rank takes the first one of the batch as a dummy
         for first in starts:
             mine = self._splitter.rank_range(min(self._global_batch, self._length - first))

@@ -54,6 +54,7 @@ class Splitter:
     in_lockstep  every rank gets the same number of micro-batches, filled up with dummies of weight 0
     pipeline_micro_batches  None: micro-batches may differ in size. A number: all have the same size, at most
                  micro_batch; if that is None, this is how many micro-batches to aim for
+    equal_shares  a smaller last batch of an epoch is left out, and the ranks' parts of the others are equal
     """
 
     rank: int = 0
@@ -61,6 +62,7 @@ class Splitter:
     micro_batch: int | None = None
     in_lockstep: bool = False
     pipeline_micro_batches: int | None = None
+    equal_shares: bool = False
 
     def rank_range(self, samples: int) -> range:
         """This rank's places in a global batch of `samples`; empty if there are fewer samples than ranks."""

@@ -48,6 +48,7 @@ class Streamed:
         seed: int,
         once: bool,
         loader: Loader,
+        drop_last: bool = False,
     ) -> None:
         if hasattr(dataset, "__next__"):
             raise RecipeError(
@@ -56,7 +57,8 @@ class Streamed:
                 "e.g. a torch.utils.data.IterableDataset",
             )
         length = _length_if_known(dataset)
-        self.steps_per_epoch = None if length is None else -(-length // global_batch)
+        whole, rest = divmod(length or 0, global_batch)
+        self.steps_per_epoch = None if length is None else whole + (rest > 0 and not drop_last)
         self._read = partial(
             _Reading,
             stream=dataset,
@@ -64,6 +66,7 @@ class Streamed:
             splitter=splitter,
             seed=seed,
             once=once,
+            drop_last=drop_last,
             collate=loader.collate,
         )
         self._dataset = dataset
@@ -130,6 +133,7 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     splitter: Splitter
     seed: int
     once: bool
+    drop_last: bool
     collate: Collate
 
     def __iter__(self) -> Iterator[_Loaded | RecipeError]:
@@ -158,9 +162,9 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
     def _batches(self) -> Iterator[tuple[RankBatch, list[Any]]]:
         """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left."""
         epoch, start = divmod(self.position, _EPOCH)
-        while batch := list(islice(samples := self._epoch(epoch, skip=start), self.global_batch)):
+        while batch := self._next_of(samples := self._epoch(epoch, skip=start)):
             while batch:
-                following = list(islice(samples, self.global_batch))
+                following = self._next_of(samples)
                 mine = self.splitter.rank_range(len(batch)) or range(1)  # a dummy if the rank has no sample
                 indices = start + np.arange(mine.start, mine.stop)
                 micro = self.splitter.split(indices, samples=len(batch))
@@ -170,6 +174,11 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
             if self.once:
                 return
             epoch, start = epoch + 1, 0
+
+    def _next_of(self, samples: Iterator[Any]) -> list[Any]:
+        """The samples of the next global batch; empty at the end of the epoch."""
+        found = list(islice(samples, self.global_batch))
+        return [] if self.drop_last and len(found) < self.global_batch else found
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
         if hasattr(self.stream, "set_epoch"):
@@ -183,6 +192,11 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
             return RecipeError(
                 f"the stream has no samples after the {consumed} that this epoch already consumed",
                 fix="use the same data, or start a new run without the checkpoint",
+            )
+        if self.drop_last:
+            return RecipeError(
+                f"the stream has fewer samples than one global batch of {self.global_batch}",
+                fix="use a smaller global_batch, or leave drop_last and equal_shares out",
             )
         return RecipeError("the stream is empty", fix="check where its samples come from")
 

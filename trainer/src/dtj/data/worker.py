@@ -19,6 +19,23 @@ def start(_worker: int, *, parent: int, kind: str) -> None:
     _send_errors_of_sending(kind)
 
 
+class Start:
+    """The worker_init_fn of a loader of the user's own: also makes the worker end with its rank."""
+
+    def __init__(self, parent: int, then: Any) -> None:
+        self._parent, self._then = parent, then.then if isinstance(then, Start) else then
+
+    @property
+    def then(self) -> Any:
+        """The user's own function, or None."""
+        return self._then
+
+    def __call__(self, number: int) -> None:
+        die_with(self._parent)
+        if self._then is not None:
+            self._then(number)
+
+
 def cannot_be_sent(what: str, error: BaseException) -> RecipeError:
     """The error for an object that cannot be pickled."""
     return RecipeError(

@@ -62,7 +62,7 @@ class Meter:
     @contextlib.contextmanager
     def counting(self, samples: int) -> Iterator[None]:
         """Context: count the operations of the first step, of `samples` samples, if peak_flops is given."""
-        if self.peak_flops is None or self.flops_per_sample is not None:
+        if self.peak_flops is None or self.flops_per_sample is not None or not samples:
             yield
             return
         from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - rarely needed
@@ -89,7 +89,8 @@ class Meter:
         """
         elapsed = at - self._since
         done = step - self.step
-        per_second = (samples - self.samples) / elapsed if elapsed > 0 and done > 0 else None
+        new = samples - self.samples  # none in a run without data
+        per_second = new / elapsed if elapsed > 0 and done > 0 and new else None
         eta = (self.total_steps - step) * elapsed / done if done > 0 else math.inf
         self._since, self.step, self.samples = at, step, samples
         self.metrics |= metrics

@@ -1,0 +1,85 @@
+"""Verbs of Run in one process: loaders of the user's own, and runs without data."""
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dtj
+from dtj.telemetry import heartbeat
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`dtj.init` installs handlers of signals and seeds the global generators."""
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with torch.random.fork_rng():
+        yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    heartbeat.mine.rest()
+
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
+Y = X.sum(1, keepdim=True)
+
+
+def train(run: dtj.Run, model: nn.Module, opt: Any, total: int) -> list[list[float]]:
+    """Train on (x, y); the inputs of each step."""
+    seen: list[list[float]] = []
+
+    def loss_of(mb: dtj.Pair) -> torch.Tensor:
+        seen[-1] += mb.x[:, 0].tolist()
+        return nn.functional.mse_loss(model(mb.x), mb.y)
+
+    for batch in run.steps(total):
+        seen.append([])
+        run.log(loss=run.backward(loss_of, batch))
+        opt.step()
+        opt.zero_grad()
+    return seen
+
+
+def test_own_loader_continues_from_a_checkpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    seen = []
+    for total in (3, 5):
+        run = dtj.init(device="cpu")
+        loader = run.loader(DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True), accumulate=2)
+        model = run.parallel(nn.Linear(3, 1))
+        opt = torch.optim.SGD(model.parameters(), 0.1)
+        run.state(model=model, opt=opt, data=loader)
+        assert loader.steps_per_epoch == 3
+        seen += train(run, model, opt, total)
+    assert [len(step) for step in seen] == [4] * 5
+    assert sorted(x for step in seen[:3] for x in step) == sorted(X[:, 0].tolist())
+    assert len({x for step in seen[3:] for x in step}) == 8
+
+
+def test_micro_batch_with_an_own_loader_is_refused() -> None:
+    run = dtj.init(device="cpu", micro_batch=2)
+    with pytest.raises(dtj.RecipeError, match=r"--micro-batch cannot divide the batches of run.loader"):
+        run.loader(DataLoader(TensorDataset(X, Y), batch_size=2))
+
+
+def test_data_is_set_once() -> None:
+    run = dtj.init(device="cpu")
+    run.loader(DataLoader(TensorDataset(X, Y), batch_size=2))
+    with pytest.raises(dtj.RecipeError, match="the data was set twice"):
+        run.data(TensorDataset(X, Y), global_batch=4)
+
+
+def test_steps_without_data(capsys: pytest.CaptureFixture[str]) -> None:
+    run = dtj.init(device="cpu", log_every=1)
+    for batch in run.steps(2):
+        assert (batch.samples, list(batch)) == (0, [])
+        run.log(reward=1.0)
+    assert run.step == 2
+    out = capsys.readouterr().out
+    assert "step 2/2  epoch 0  reward 1.0000" in out
+    assert "samples/s" not in out

@@ -1,0 +1,140 @@
+"""A loader of the user's own: which rank reads what, and where it continues."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from dtj.data.feed import Feed
+from dtj.data.user_loader import UserLoader
+from dtj.errors import RecipeError
+
+CPU = torch.device("cpu")
+
+
+def feed(loader: Any, *, rank: int = 0, size: int = 1, accumulate: int = 1) -> Feed:
+    return Feed(UserLoader(loader, rank=rank, size=size, seed=3, accumulate=accumulate), device=CPU)
+
+
+def divided(n: int = 12, batch: int = 2, **how: Any) -> "DataLoader[Any]":
+    return DataLoader(range(n), batch_size=batch, **{"shuffle": True} | how)  # type: ignore[arg-type]
+
+
+def read(f: Feed, steps: int) -> list[int]:
+    found = []
+    for _ in range(steps):
+        found += [int(sample) for micro_batch in f.batch() for sample in micro_batch]
+        f.advance()
+    return found
+
+
+@pytest.mark.parametrize(("n", "size"), [(12, 3), (13, 3), (5, 1)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_ranks_share_an_epoch(n: int, size: int, shuffle: bool) -> None:
+    ranks = [feed(divided(n, shuffle=shuffle), rank=rank, size=size) for rank in range(size)]
+    shares = [read(f, f.steps_per_epoch) for f in ranks]
+    assert {sample for share in shares for sample in share} == set(range(n))
+    assert len({len(share) for share in shares}) == 1  # the tail repeats a few
+    assert sum(map(len, shares)) == -(-n // size) * size
+    assert [f.epoch for f in ranks] == [1] * size
+
+
+def test_order_of_epochs_differs() -> None:
+    f = feed(divided())
+    assert read(f, 6) != read(f, 6)
+
+
+def test_drop_last_leaves_out_smaller_batches() -> None:
+    f = feed(divided(11, drop_last=True), rank=1, size=2)
+    assert f.steps_per_epoch == 3  # a rank has 6 samples
+    assert len(read(f, 3)) == 6
+    f = feed(divided(7, drop_last=True))
+    assert len(read(f, f.steps_per_epoch)) == 6
+    assert f.epoch == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 1)])
+def test_epoch_continues_with_another_number_of_ranks(sizes: tuple[int, int]) -> None:
+    before, after = ([feed(divided(18), rank=rank, size=size) for rank in range(size)] for size in sizes)
+    seen = [sample for f in before for sample in read(f, 1)]
+    for f in after:
+        f.load_state_dict(before[0].state_dict())
+    while after[0].epoch == 0:
+        seen += [sample for f in after for sample in read(f, 1)]
+    assert set(seen) == set(range(18))
+    assert len(seen) <= 18 + sizes[1] - 1  # no sample twice but those that fill up the tail
+
+
+def test_loader_that_is_used_as_it_is_continues_in_its_order() -> None:
+    class Own(DataLoader[Any]):
+        pass
+
+    whole = feed(Own(range(8), batch_size=2, shuffle=True), size=2, rank=1)  # type: ignore[arg-type]
+    expected = read(whole, 6)
+    again = feed(Own(range(8), batch_size=2, shuffle=True), size=2, rank=1)  # type: ignore[arg-type]
+    again.load_state_dict({"epoch": 0, "batches": 1, "ranks": 2})
+    assert read(again, 5) == expected[2:]
+    again.load_state_dict({"epoch": 1, "batches": 2, "ranks": 4})  # reads that epoch again
+    assert read(again, 2) == expected[8:]
+
+
+def test_set_epoch_is_called() -> None:
+    class Endless(IterableDataset[int]):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([self.epoch] * 3)
+
+    f = feed(DataLoader(Endless(), batch_size=2), accumulate=2)
+    assert read(f, 2) == [0, 0, 0, 1, 1, 1]
+    assert f.state_dict() == {"epoch": 1, "batches": 2, "ranks": 1}
+    with pytest.raises(RecipeError, match="the number of steps per epoch is unknown"):
+        f.steps_per_epoch  # noqa: B018
+
+
+def test_step_of_several_batches_weights_them_by_size() -> None:
+    f = feed(divided(5), accumulate=4)
+    batch = f.batch()
+    assert [mb.weight for mb in batch.micro_batches] == [2 / 5, 2 / 5, 1 / 5]
+    assert batch.ends_epoch
+
+
+def test_weights_of_all_ranks_add_up_to_one() -> None:
+    data = TensorDataset(torch.zeros(24, 3), torch.zeros(24))
+    batches = [feed(DataLoader(data, 4), rank=r, size=3, accumulate=2).batch() for r in range(3)]
+    assert sum(mb.weight for b in batches for mb in b.micro_batches) == pytest.approx(1)
+    assert {b.samples for b in batches} == {24}
+
+
+@pytest.mark.parametrize(
+    ("loader", "accumulate", "message"),
+    [
+        pytest.param(iter([1]), 1, "can be read only once", id="an iterator"),
+        pytest.param(TensorDataset(torch.zeros(2)), 1, "expected a loader", id="a data set"),
+        pytest.param(divided(), 0, "accumulate is 0", id="no batch in a step"),
+    ],
+)
+def test_unusable_loader_is_refused(loader: Any, accumulate: int, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        feed(loader, accumulate=accumulate)
+
+
+def test_loader_that_is_shorter_than_its_length_is_refused() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter([torch.zeros(1)])
+
+    f = feed(Short(), accumulate=2)
+    with pytest.raises(RecipeError, match="Short ended 2 batches before its length says"):
+        f.batch()
+
+
+def test_state_of_other_data_is_refused() -> None:
+    with pytest.raises(RecipeError, match="made with other data"):
+        feed(divided()).load_state_dict({"position": 4, "length": 12, "seed": 0})

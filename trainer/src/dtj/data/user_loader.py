@@ -1,0 +1,305 @@
+"""The user's own loader of batches: a DataLoader, a StatefulDataLoader, or any iterable of batches.
+
+Each rank reads its own batches, of the size that the loader gives them: a step takes `accumulate` of them.
+
+divided    a torch DataLoader over a map-style dataset, in order or shuffled by torch's own sampler: dtj
+           divides the samples among the ranks, and continues an epoch exactly at any number of ranks
+as it is   any other loader: the user divides it. An epoch continues by reading up to that batch; with
+           another number of ranks it starts again
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from dtj import random_state
+from dtj.data import order, worker
+from dtj.data.indexed import length_of
+from dtj.data.loader import as_batch
+from dtj.data.splitter import MicroBatch, RankBatch
+from dtj.errors import RecipeError
+
+# A position is epoch x _EPOCH + what that epoch has consumed: samples of all ranks, or batches of one rank.
+_EPOCH = 1 << 40
+_KEPT = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "persistent_workers", "in_order", "drop_last"),
+)
+
+
+class Batches(Protocol):
+    """The batches of one rank.
+
+    unit        of `done`, what an epoch has consumed: "samples" of all ranks, or "batches" of this rank
+    batch_size  samples of a batch; None: unknown
+    """
+
+    unit: str
+    batch_size: int | None
+
+    def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]: ...  # and what it has consumed then
+    def left(self, done: int) -> int | None: ...  # batches until the epoch ends; None: unknown
+    def after(self, done: int, batches: int) -> int: ...
+
+
+class UserLoader:
+    """Source of a feed; a step is `accumulate` batches of this rank, each of them a micro-batch."""
+
+    def __init__(self, loader: Any, *, rank: int, size: int, seed: int, accumulate: int) -> None:
+        self._kind = type(loader).__name__
+        _check(loader, self._kind, accumulate)
+        self._batches: Batches
+        if _can_divide(loader):
+            self._batches = Divided(loader, rank=rank, size=size, seed=seed)
+        else:
+            self._batches = AsItIs(loader)
+        self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
+        self._items: Iterator[Any] | None = None
+        self._next = -1  # position of the next item of `_items`
+        self._present: RankBatch | None = None
+        self._data: list[Any] = []
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Including a last step with fewer batches; None if the loader has no length."""
+        batches = self._batches.left(0)
+        return None if batches is None else -(-batches // self._accumulate)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one batch of this rank; None: unknown."""
+        return self._batches.batch_size
+
+    def epoch(self, position: int) -> int:
+        """Epoch at a position, from 0."""
+        return position // _EPOCH
+
+    def at(self, position: int) -> RankBatch:
+        """The step that starts at `position`; calling it again returns the same one. Waits until it is read.
+
+        RecipeError if the loader ends before its length says.
+        """
+        if self._present is None or self._present.position != position:
+            self._present = self._read(position)
+        return self._present
+
+    def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
+        """One batch of the step that `at` returned last, in host memory."""
+        assert rank_batch is self._present
+        return self._data[micro_batch.number]
+
+    def after(self, rank_batch: RankBatch) -> int:
+        """The position of the next step."""
+        assert rank_batch is self._present
+        return (rank_batch.epoch + 1) * _EPOCH if rank_batch.ends_epoch else self._next
+
+    def close(self) -> None:
+        """Stop the worker processes."""
+        self._items = None
+
+    def state(self, position: int) -> dict[str, int]:
+        """A position in a readable form, and the number of ranks it was counted with."""
+        epoch, done = divmod(position, _EPOCH)
+        return {"epoch": epoch, self._batches.unit: done, "ranks": self._size}
+
+    def position(self, state: dict[str, int]) -> int:
+        """Raise RecipeError if the checkpoint was made with other data."""
+        if set(state) != {"epoch", self._batches.unit, "ranks"}:
+            raise RecipeError(
+                "the checkpoint was made with other data: run.data, or another kind of loader",
+                fix="use the same data, or start a new run without the checkpoint",
+            )
+        epoch, done = state["epoch"], state[self._batches.unit]
+        if self._batches.unit == "batches" and state["ranks"] != self._size:
+            done = 0  # which samples the other ranks have read is unknown: read the epoch again
+        left = self._batches.left(done)
+        return (epoch + 1) * _EPOCH if left is not None and left <= 0 else epoch * _EPOCH + done
+
+    def _read(self, position: int) -> RankBatch:
+        epoch, done = divmod(position, _EPOCH)
+        left = self._batches.left(done)
+        wanted = self._accumulate if left is None else min(self._accumulate, left)
+        self._data = []
+        if self._next != position or self._items is None:
+            self._items = self._batches_from(epoch, done)
+        while len(self._data) < wanted:
+            item = next(self._items, None)
+            if item is not None:
+                self._data.append(as_batch(item))
+                done = self._batches.after(done, 1)
+            elif left is None and done:
+                # Without a length, each rank begins its next epoch by itself.
+                epoch, done = epoch + 1, 0
+                self._items = self._batches_from(epoch, 0)
+            else:
+                raise self._too_short(done, left)
+        self._next = epoch * _EPOCH + done
+        sizes = [_length_of(each) for each in self._data]
+        known = [size or 1 for size in sizes] if all(sizes) else [1] * wanted
+        micro = [
+            MicroBatch(number, np.arange(k), k / sum(known) / self._size) for number, k in enumerate(known)
+        ]
+        samples = self._size * (wanted * self.batch_size if self.batch_size else sum(known))
+        return RankBatch(position, samples, position // _EPOCH, left == wanted, micro)
+
+    def _batches_from(self, epoch: int, done: int) -> Iterator[Any]:
+        """The loader's batches. What it draws while it reads one depends on that batch and the rank only."""
+        with self._drawing(epoch * _EPOCH):
+            items, number = self._batches.begin(epoch, done)
+        while True:
+            with self._drawing(epoch * _EPOCH + number):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            if number >= done:
+                yield item
+            number = self._batches.after(number, 1)
+
+    def _drawing(self, position: int) -> contextlib.AbstractContextManager[None]:
+        return random_state.of_samples(self._seed, position=position, first=self._rank)
+
+    def _too_short(self, done: int, left: int | None) -> RecipeError:
+        if left is None or not done:
+            return RecipeError(f"the loader {self._kind} is empty", fix="check where its samples come from")
+        return RecipeError(
+            f"the loader {self._kind} ended {left - len(self._data)} batches before its length says",
+            fix="correct its __len__, or remove it and count in steps: run.steps(1000)",
+        )
+
+
+class Divided:
+    """A DataLoader over a map-style dataset, with a sampler that gives each rank its own samples.
+
+    Without drop_last, ranks get equal numbers of samples by repeating a few at the end of an epoch, as
+    torch's DistributedSampler does.
+    """
+
+    unit = "samples"
+
+    def __init__(self, loader: "DataLoader[Any]", *, rank: int, size: int, seed: int) -> None:
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        self.batch_size: int | None = loader.batch_size
+        self._size_of_batch = loader.batch_size or 1
+        self._drop_last = loader.drop_last
+        self._size = size
+        self._length = length_of(loader.dataset)
+        self._sampler = RankSampler(self._length, rank=rank, size=size, seed=seed, shuffle=shuffle)
+        kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+        kept["worker_init_fn"] = worker.Start(os.getpid(), kept["worker_init_fn"])
+        self._loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            sampler=self._sampler,
+            generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
+            **kept,
+        )
+
+    def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
+        self._sampler.epoch, self._sampler.done = epoch, done
+        return iter(self._loader), done
+
+    def left(self, done: int) -> int:
+        samples = self._sampler.share(done)
+        return samples // self._size_of_batch if self._drop_last else -(-samples // self._size_of_batch)
+
+    def after(self, done: int, batches: int) -> int:
+        return min(self._length, done + batches * self._size_of_batch * self._size)
+
+
+class RankSampler(Sampler[int]):
+    """This rank's samples of an epoch, after the first `done` ones: every `size`-th, in the epoch's order."""
+
+    def __init__(self, length: int, *, rank: int, size: int, seed: int, shuffle: bool) -> None:
+        self.epoch = 0
+        self.done = 0
+        self._length, self._rank, self._size = length, rank, size
+        self._seed, self._shuffle = seed, shuffle
+
+    def share(self, done: int) -> int:
+        """Samples of each rank after the first `done` of all ranks; a few are repeated to make them equal."""
+        return -(-(self._length - done) // self._size)
+
+    def __iter__(self) -> Iterator[int]:
+        places = self.done + self._rank + self._size * np.arange(self.share(self.done))
+        places %= self._length
+        if self._shuffle:
+            places = order.shuffled(places, n=self._length, seed=self._seed, epoch=self.epoch)
+        return iter(places.tolist())
+
+    def __len__(self) -> int:
+        return self.share(self.done)
+
+
+class AsItIs:
+    """A loader that the user has divided among the ranks; its `set_epoch(n)`, if any, is called."""
+
+    unit = "batches"
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.batch_size: int | None = getattr(loader, "batch_size", None)
+        if isinstance(loader, DataLoader):
+            loader.worker_init_fn = worker.Start(os.getpid(), loader.worker_init_fn)
+
+    def begin(self, epoch: int, done: int) -> tuple[Iterator[Any], int]:
+        del done  # a loader can only be read from its start
+        samplers = [getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")]
+        inner = getattr(samplers[1], "sampler", None)
+        for part in (self._loader, *samplers, inner, getattr(self._loader, "dataset", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        return iter(self._loader), 0
+
+    def left(self, done: int) -> int | None:
+        try:
+            return len(self._loader) - done
+        except (TypeError, NotImplementedError):
+            return None
+
+    def after(self, done: int, batches: int) -> int:
+        return done + batches
+
+
+def _can_divide(loader: Any) -> bool:
+    """A DataLoader whose order is only "in order" or "shuffled": a subclass or own sampler means more."""
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return False
+    sampler: Any = loader.sampler
+    if loader.batch_size is None or type(loader.batch_sampler).__name__ != "BatchSampler":
+        return False
+    is_shuffled = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    return is_shuffled or type(sampler) is SequentialSampler
+
+
+def _check(loader: Any, kind: str, accumulate: int) -> None:
+    if accumulate < 1:
+        raise RecipeError(
+            f"accumulate is {accumulate}, expected at least 1",
+            fix="set it to the number of batches that each rank takes in a step",
+        )
+    if hasattr(loader, "__next__"):
+        raise RecipeError(
+            f"run.loader got a {kind}, which can be read only once",
+            fix="pass the loader itself, not iter(loader)",
+        )
+    if hasattr(loader, "__getitem__") or not hasattr(loader, "__iter__"):
+        raise RecipeError(
+            f"run.loader got a {kind}, expected a loader, which yields batches",
+            fix="pass a torch DataLoader, or pass a data set to run.data",
+        )
+
+
+def _length_of(batch: Any) -> int | None:
+    """Samples of a batch: the length of the first tensor in it; None if there is none."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.ndim else None
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    values = batch if isinstance(batch, tuple | list) else ()
+    return next((found for each in values if (found := _length_of(each)) is not None), None)
