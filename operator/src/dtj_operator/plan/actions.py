@@ -79,10 +79,6 @@ class Restart:
     replaces: tuple[tuple[int, str], ...] | None = None
     same_incident: bool = False
 
-    @property
-    def of_job(self) -> bool:
-        return self.replaces is None
-
 
 @dataclass(frozen=True)
 class Resize:
@@ -124,6 +120,18 @@ class AwaitCause:
 
 
 Verdict = Succeed | Fail | Restart | Resize | UseReplicaScope | AllowNodes | Suspend | Resume | AwaitCause
+
+
+def starts_new_attempt(verdict: Verdict | None) -> bool:
+    match verdict:
+        case Restart(replaces=None) | Resize(new_attempt=True):
+            return True
+    return False
+
+
+def ends_attempt(verdict: Verdict | None) -> bool:
+    """Whether all pods of the attempt are deleted, for another attempt or for none."""
+    return isinstance(verdict, Suspend) or starts_new_attempt(verdict)
 
 
 @dataclass(frozen=True)

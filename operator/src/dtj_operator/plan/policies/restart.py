@@ -11,12 +11,13 @@ With scope Replica only the failed pods are replaced, as long as a survivor is l
 """
 
 import hashlib
+from dataclasses import replace
 
 from dtj_operator.model import times
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, SUSPENDED, Restarts
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
 from dtj_operator.plan import blame
-from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict
+from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict, ends_attempt
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
@@ -68,26 +69,38 @@ def counters(s: Snapshot) -> Restarts:
     )
 
 
-def identical_failures(s: Snapshot, fault: Fault) -> int:
+def counters_after(s: Snapshot, verdict: Verdict | None) -> Restarts:
+    """The same once the verdict is recorded."""
+    now = counters(s)
+    if ends_attempt(verdict):
+        now = replace(now, in_place_of_attempt=0)
+    if not isinstance(verdict, Restart) or verdict.same_incident:
+        return now
+    now = replace(now, identical=_identical_failures(s, verdict.fault))
+    if verdict.counts:
+        counted_at = within_window(s, (*now.counted_at, int(s.now)))
+        more = now.without_progress + 1
+        return replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
+    another = not _is_old(s, verdict.fault)
+    return replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+
+
+def _identical_failures(s: Snapshot, fault: Fault) -> int:
     """How many failures in a row, with this one, were this error of the program; 0 for any other fault."""
     if fault.reason not in blame.PROGRAM_ERRORS:
         return 0
     return 1 + (counters(s).identical if blame.is_same_error(fault, s.memory.failure) else 0)
 
 
-def uncounted_in_a_row(s: Snapshot, verdict: Verdict | None) -> int:
-    """Restarts since the last progress that no budget counts; they only lengthen the back-off.
+def _is_old(s: Snapshot, fault: Fault) -> bool:
+    """Whether the pod of a recovering job is older than its last restart.
 
-    Pods that are taken away together, such as those of a rack, are one restart: of a job that recovers, only
-    a pod that is younger than the last restart is one more.
+    Pods that are taken away together, such as those of a rack, are one restart.
     """
-    so_far = counters(s).uncounted
-    if not isinstance(verdict, Restart) or verdict.counts or verdict.same_incident:
-        return so_far
-    pod, began = s.current.get(verdict.fault.replica), s.memory.changed_at
-    bound = None if pod is None else pod.seen.bound
-    is_old = bound is not None and began is not None and s.wall(bound) < began
-    return so_far if s.memory.phase == RECOVERING and is_old else so_far + 1
+    pod, began = s.current.get(fault.replica), s.memory.changed_at
+    if s.memory.phase != RECOVERING or pod is None or pod.seen.bound is None or began is None:
+        return False
+    return s.wall(pod.seen.bound) < began
 
 
 def within_window(s: Snapshot, counted_at: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,7 +148,7 @@ def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
         row = f"{restarts.without_progress} consecutive restarts"
         why = f"{row} completed no step beyond {restarts.highest_step}"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
-    if identical_failures(s, fault) > most:
+    if _identical_failures(s, fault) > most:
         why = f"the same error after each of {restarts.identical} consecutive restarts"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))

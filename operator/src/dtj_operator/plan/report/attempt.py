@@ -4,10 +4,20 @@ import msgspec
 
 from dtj_operator.model import names, ranges
 from dtj_operator.model.json import Json
-from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING
+from dtj_operator.model.memory import FINAL, JOB, REPLICA, RUNNING, Restarts
 from dtj_operator.model.private import Private
 from dtj_operator.model.views import PodView
-from dtj_operator.plan.actions import AllowNodes, Resize, Restart, Resume, Suspend, UseReplicaScope, Verdict
+from dtj_operator.plan.actions import (
+    AllowNodes,
+    Resize,
+    Restart,
+    Resume,
+    Suspend,
+    UseReplicaScope,
+    Verdict,
+    ends_attempt,
+    starts_new_attempt,
+)
 from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
@@ -33,29 +43,33 @@ def _world_size(s: Snapshot, phase: str) -> int:
     return min(reported, most) if reported else most
 
 
-def private_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Private:
-    """What only the operator needs to know of the current attempt."""
-    known = Private(recovery_scope=_scope(s, verdict), wanted_replicas=_recorded_size(s, verdict))
+def private_of(
+    s: Snapshot, verdict: Verdict | None, phase: str, *, counts: Restarts, earlier_seconds: dict[str, int]
+) -> Private:
+    """What only the operator needs to know of the job."""
+    lasting = Private(
+        recovery_scope=_scope(s, verdict),
+        wanted_replicas=_recorded_size(s, verdict),
+        in_place_of_attempt=counts.in_place_of_attempt,
+        identical_failures=counts.identical,
+        uncounted_restarts=counts.uncounted,
+        counted_at=list(counts.counted_at),
+        highest_step=counts.highest_step,
+        earlier_seconds=earlier_seconds,
+    )
     if phase in FINAL:
-        return known
+        return lasting
     return msgspec.structs.replace(
-        known,
+        lasting,
         replacing=_replacing(s, verdict),
         done=ranges.text(done_before(s, verdict), DONE_LIMIT),
         shortage=verdict.shortage if isinstance(verdict, Resize) else remaining_shortage(s, phase),
     )
 
 
-def starts_new_attempt(verdict: Verdict | None) -> bool:
-    """Whether the verdict starts a new attempt."""
-    return (isinstance(verdict, Restart) and verdict.of_job) or (
-        isinstance(verdict, Resize) and verdict.new_attempt
-    )
-
-
 def remaining(s: Snapshot, verdict: Verdict | None) -> tuple[PodView, ...]:
     """Pods of the attempt that remain after the verdict."""
-    if starts_new_attempt(verdict) or isinstance(verdict, Suspend):
+    if ends_attempt(verdict):
         return ()
     gone = dict(verdict.replaces or ()) if isinstance(verdict, Restart | AllowNodes) else {}
     return tuple(pod for index, pod in s.current.items() if index not in gone)
@@ -63,7 +77,7 @@ def remaining(s: Snapshot, verdict: Verdict | None) -> tuple[PodView, ...]:
 
 def done_before(s: Snapshot, verdict: Verdict | None) -> frozenset[int]:
     """Replicas that have succeeded, whether their pods still exist or not."""
-    if starts_new_attempt(verdict) or isinstance(verdict, Suspend | Resume):
+    if ends_attempt(verdict) or isinstance(verdict, Resume):
         return frozenset()
     known = {index for index in s.memory.done if index < s.size}
     return frozenset(known | {index for index, pod in s.current.items() if s.succeeded(pod)})
@@ -73,7 +87,7 @@ def _scope(s: Snapshot, verdict: Verdict | None) -> str:
     """With Auto a new attempt starts as Job, because its agents have not reported yet."""
     if isinstance(verdict, UseReplicaScope):
         return REPLICA
-    over = s.job.recovery.scope == "Auto" and (starts_new_attempt(verdict) or isinstance(verdict, Suspend))
+    over = s.job.recovery.scope == "Auto" and ends_attempt(verdict)
     return JOB if over else s.scope
 
 
@@ -95,7 +109,7 @@ def _recorded_size(s: Snapshot, verdict: Verdict | None) -> int | None:
 
 def _replacing(s: Snapshot, verdict: Verdict | None) -> dict[int, str]:
     """Pods being replaced, each until another pod has taken its place."""
-    if starts_new_attempt(verdict) or isinstance(verdict, Suspend):
+    if ends_attempt(verdict):
         return {}
     named = {i: uid for i, uid in s.memory.replacing.items() if i < s.size and i not in s.current}
     if isinstance(verdict, Restart | AllowNodes):

@@ -9,8 +9,8 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUSPENDED
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
-from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict
-from dtj_operator.plan.report.attempt import done_before, remaining, starts_new_attempt
+from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
+from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.plan.unsupported import REASON as UNSUPPORTED

@@ -8,8 +8,7 @@ and its end, because it is unknown how much of that work was kept. Times are who
 from dtj_operator.model.agent_status import Ledger
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import PENDING, RECOVERING, STARTING
-from dtj_operator.plan.actions import Restart, Suspend, Verdict
-from dtj_operator.plan.report.attempt import starts_new_attempt
+from dtj_operator.plan.actions import Restart, Verdict, ends_attempt
 from dtj_operator.plan.snapshot import Snapshot
 
 PRODUCTIVE, STARTUP, LOST = "productiveSeconds", "startupSeconds", "lostSeconds"
@@ -42,7 +41,7 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> tuple[Json 
         earlier[RECOVERY] += _unaccounted_s(s, sum(earlier.values()) + sum(attempt.values()) + queued)
     account = {kind: earlier[kind] + attempt[kind] for kind in KINDS}
     total = sum(account.values()) + queued
-    over = starts_new_attempt(verdict) or isinstance(verdict, Suspend) or _loses_account(verdict)
+    over = ends_attempt(verdict) or _loses_account(verdict)
     new: Json = {"percent": f"{100 * account[PRODUCTIVE] / total:.1f}"} if total else {}
     new |= {**account, QUEUED: queued}
     before = account if over else earlier

@@ -4,8 +4,6 @@
 The planner runs before this; pace.py runs after it and decides when to write the difference.
 """
 
-import msgspec
-
 from dtj_operator.model import private, times
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import (
@@ -31,14 +29,14 @@ from dtj_operator.plan.actions import (
     Succeed,
     Suspend,
     Verdict,
+    starts_new_attempt,
 )
-from dtj_operator.plan.policies.restart import counters, identical_failures, uncounted_in_a_row, within_window
+from dtj_operator.plan.policies.restart import counters_after
 from dtj_operator.plan.report.attempt import (
     attempt_of,
     done_before,
     private_of,
     remaining,
-    starts_new_attempt,
 )
 from dtj_operator.plan.report.conditions import (
     CONDITION_MESSAGE_LIMIT,
@@ -88,7 +86,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     phase, attempt = _phase(s, verdict), _attempt(s, verdict)
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     at, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
-    so_far = counters(s)
+    counts = counters_after(s, verdict)
     fault = _new_fault(s, verdict)
     account, earlier = goodput(s, verdict, moved=moved)
     status = {
@@ -103,22 +101,14 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         "lastTransitionTime": at if moved else old.get("lastTransitionTime"),
         "attempt": attempt,
         "replicaStatuses": replicas,
-        "restarts": _restarts(so_far, verdict),
+        "restarts": _restarts(counts),
         "progress": progress,
         "goodput": account,
         "failure": s.memory.failure or None if fault is None else _failure_fields(fault),
         "failures": _failures(s, fault) or None,
     }
     if s.job.error is None:
-        memory = msgspec.structs.replace(
-            private_of(s, verdict, phase),
-            in_place_of_attempt=so_far.in_place_of_attempt if attempt == s.memory.attempt else 0,
-            identical_failures=_identical(s, so_far, verdict),
-            uncounted_restarts=uncounted_in_a_row(s, verdict),
-            counted_at=list(_counted_at(s, so_far, verdict)),
-            highest_step=so_far.highest_step,
-            earlier_seconds=earlier,
-        )
+        memory = private_of(s, verdict, phase, counts=counts, earlier_seconds=earlier)
         status |= {**attempt_of(s, verdict, phase), "memory": private.write(memory) or None}
     return {name: value for name, value in status.items() if value is not None}
 
@@ -197,27 +187,14 @@ def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
     }
 
 
-def _restarts(now: Restarts, verdict: Verdict | None) -> Json:
-    counted = isinstance(verdict, Restart) and verdict.counts
-    uncounted = isinstance(verdict, Restart) and not verdict.counts and not verdict.same_incident
-    counts = {
-        "total": now.counted + counted + now.disruptions + uncounted,
-        "counted": now.counted + counted,
-        "disruptions": now.disruptions + uncounted,
-        "withoutProgress": now.without_progress + counted,
+def _restarts(counts: Restarts) -> Json:
+    fields = {
+        "total": counts.counted + counts.disruptions,
+        "counted": counts.counted,
+        "disruptions": counts.disruptions,
+        "withoutProgress": counts.without_progress,
     }
-    return counts | ({"inPlace": now.in_place} if now.in_place else {})
-
-
-def _identical(s: Snapshot, so_far: Restarts, verdict: Verdict | None) -> int:
-    if isinstance(verdict, Restart) and not verdict.same_incident:
-        return identical_failures(s, verdict.fault)
-    return so_far.identical
-
-
-def _counted_at(s: Snapshot, now: Restarts, verdict: Verdict | None) -> tuple[int, ...]:
-    counted = isinstance(verdict, Restart) and verdict.counts
-    return within_window(s, (*now.counted_at, int(s.now))) if counted else now.counted_at
+    return fields | ({"inPlace": counts.in_place} if counts.in_place else {})
 
 
 def _progress(s: Snapshot) -> Json | None:

@@ -420,7 +420,7 @@ OLD, YOUNG = (pod(1).running().placed(NOW - ago).deleting() for ago in (600, 10)
 def test_uncounted_restarts_in_a_row(given, number) -> None:
     snapshot = given.snapshot()
 
-    assert restart_policy.uncounted_in_a_row(snapshot, restart(snapshot)) == number
+    assert restart_policy.counters_after(snapshot, restart(snapshot)).uncounted == number
 
 
 def test_uncounted_restarts_lengthen_the_back_off_too() -> None:
