@@ -18,7 +18,8 @@ from dtj_operator.engine.turns import Turns
 from dtj_operator.model import agent_status, names
 from dtj_operator.model.agent_status import Progress
 from dtj_operator.model.names import Key
-from dtj_operator.plan.snapshot import ISOLATED_AFTER_S, SILENCE_COUNTS_S
+from dtj_operator.plan.isolation import ISOLATED_AFTER_S
+from dtj_operator.plan.snapshot import SILENCE_COUNTS_S
 
 POLLS_IN_FLIGHT = 128  # many, because a zone full of agents that do not answer must not delay the others
 POLL_TIMEOUT_S = 3.0

@@ -3,12 +3,10 @@ timestamp of a test can shorten them.
 """
 
 from dtj_operator.__main__ import main
-from dtj_operator.plan import node_loss, snapshot
+from dtj_operator.plan import isolation, node_loss
 from dtj_operator.plan.policies import size
 
-snapshot.ISOLATED_AFTER_S = node_loss.OVERDUE_S = 2.0
-for module in (snapshot, size):
-    vars(module)["SHRINK_AFTER_S"] = 2.0
+isolation.ISOLATED_AFTER_S = node_loss.OVERDUE_S = size.SHRINK_AFTER_S = 2.0
 
 if __name__ == "__main__":
     main()

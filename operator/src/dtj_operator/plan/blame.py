@@ -8,12 +8,14 @@ that is a fault of its own, until the pod of that replica reports it.
 
 import re
 import signal
+from collections.abc import Mapping
 
 from dtj_operator.model import times
 from dtj_operator.model.exit_report import NO_REPORT, Culprit, ExitReport, count
 from dtj_operator.model.json import Json
 from dtj_operator.model.views import ContainerView, PodView
 from dtj_operator.plan.actions import Fault, last_line
+from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.snapshot import Snapshot
 
 STOPPED_CODE, PEER_LOST, BAD_RECIPE = 75, 76, 78  # docs/contract.md
@@ -39,29 +41,32 @@ def first_fault(s: Snapshot) -> Fault | None:
 
 def faults(s: Snapshot) -> list[Fault]:
     """All faults among the pods of the current attempt, also those that only another pod reports yet."""
-    faulty = {index: pod for index, pod in s.current.items() if is_faulty(s, pod)}
-    found = [_fault_of(s, pod) for pod in faulty.values()]
-    reports = {index: _exit_report(s, pod).culprit for index, pod in faulty.items()}
+    isolated = isolated_since(s)
+    pods = faulty(s, isolated)
+    found = [_fault_of(s, pod, isolated) for pod in pods.values()]
+    reports = {index: _exit_report(s, pod).culprit for index, pod in pods.items()}
     repeated = {
         culprit.replica: _repeated(s, culprit, reporter)
         for reporter, culprit in reports.items()
-        if culprit is not None and culprit.replica not in faulty and culprit.replica < s.size
+        if culprit is not None and culprit.replica not in pods and culprit.replica < s.size
     }
     return found + list(repeated.values()) + [_deleted(s, index) for index in s.vanished]
 
 
-def is_faulty(s: Snapshot, pod: PodView) -> bool:
-    """Whether the pod failed, is being deleted, or is out of reach."""
-    if s.succeeded(pod):
-        return False
-    return s.failed(pod) or pod.deleting or pod.index in s.isolated_since or s.lost(pod)
+def faulty(s: Snapshot, isolated: Mapping[int, float]) -> dict[int, PodView]:
+    """Pods of the attempt that failed, are being deleted, or are out of reach, by index."""
+    return {
+        index: pod
+        for index, pod in s.current.items()
+        if not s.succeeded(pod) and (s.failed(pod) or pod.deleting or index in isolated or s.lost(pod))
+    }
 
 
-def _fault_of(s: Snapshot, pod: PodView) -> Fault:
+def _fault_of(s: Snapshot, pod: PodView, isolated: Mapping[int, float]) -> Fault:
     """The fault of a faulty pod."""
     lost = s.lost(pod) and not s.failed(pod)
     if not (s.failed(pod) or pod.deleting or lost):
-        return _isolated(s, pod)
+        return _isolated(s, pod, isolated[pod.index])
     ended = _ended(s, pod)
     report = ended.report if ended else NO_REPORT
     code = ended.exit_code if ended else None
@@ -105,9 +110,8 @@ def _repeated(s: Snapshot, culprit: Culprit, reporter: int) -> Fault:
     )
 
 
-def _isolated(s: Snapshot, pod: PodView) -> Fault:
+def _isolated(s: Snapshot, pod: PodView, since: float) -> Fault:
     """The fault of a running pod on a ready node that the other pods get no heartbeats from."""
-    since = s.isolated_since[pod.index]
     is_first = pod.index not in s.silent_since
     sender = "any other agent" if is_first else "its agent"
     still = "the other pods are still running on several nodes" if is_first else "the pod is still running"

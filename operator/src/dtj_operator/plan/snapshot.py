@@ -18,8 +18,6 @@ from dtj_operator.plan.node_loss import PodsOnNodes
 
 # A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
 SILENCE_COUNTS_S = 180.0
-ISOLATED_AFTER_S = 120.0  # replace a running pod if replica 0 has had no heartbeat from its agent for so long
-SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,36 +83,6 @@ class Snapshot(PodsOnNodes):
         return {each.replica: answer.observed_at - each.seconds for each in answer.silent_replicas}
 
     @cached_property
-    def isolated_since(self) -> dict[int, float]:
-        """Replicas whose pods run but whose heartbeats do not arrive, and since when."""
-        answer = self.answer
-        if answer is None or self.scope != REPLICA:
-            return {}
-        unheard = {
-            index: since
-            for index, since in self.silent_since.items()
-            if self._is_healthy(self.current.get(index), before=since)
-        }
-        if not unheard:
-            return {}
-        # If replica 0 hears from no replica on two or more nodes, replica 0 itself is isolated, and the
-        # others hold the state of the run. They may fall silent at different times, so wait for the last one
-        # before deciding.
-        nodes = {self.current[index].node for index in unheard}
-        # Only running pods send heartbeats.
-        running = {i for i, pod in self.current.items() if pod.phase == "Running"}
-        if running <= unheard.keys() | {0} and len(nodes) > 1:
-            unheard = {0: max(unheard.values())}
-        return {i: since for i, since in unheard.items() if answer.observed_at - since >= ISOLATED_AFTER_S}
-
-    def _is_healthy(self, pod: PodView | None, *, before: float) -> bool:
-        """Whether Kubernetes reports it healthy; a pod bound after `before` may still be starting."""
-        if pod is None or self.failed(pod) or pod.deleting or pod.phase != "Running":
-            return False
-        node, bound = (self.nodes or {}).get(pod.node), pod.seen.bound
-        return node is not None and node.ready and bound is not None and self.wall(bound) < before
-
-    @cached_property
     def lost_nodes(self) -> frozenset[str]:
         """Nodes whose loss the job is recovering from: the blamed node, and those recorded since."""
         failure, began = self.memory.failure, self.memory.changed_at
@@ -171,27 +139,6 @@ class Snapshot(PodsOnNodes):
             return ()
         known = self.size if self.memory.recorded_size is None else min(self.size, self.memory.recorded_size)
         return tuple(i for i in self.missing if i < known and i not in self.memory.replacing)
-
-    @cached_property
-    def excluded(self) -> frozenset[int]:
-        """Replicas whose pods are unschedulable and that an elastic job of scope Replica runs without.
-
-        Their pods stay Pending, so that the scheduler binds them once there is capacity. Never replica 0,
-        because all other replicas connect to it.
-        """
-        if self.job.elastic is None or self.scope != REPLICA:
-            return frozenset()
-        found = frozenset(i for i, pod in self.current.items() if i and self.long_unschedulable(pod))
-        return found if self.size - len(found) >= self.job.min_replicas else frozenset()
-
-    @cached_property
-    def participating(self) -> dict[int, PodView]:
-        return {i: pod for i, pod in self.current.items() if i not in self.excluded}
-
-    def long_unschedulable(self, pod: PodView) -> bool:
-        """Whether it has been unschedulable for so long that the job stops waiting for it."""
-        since = pod.seen.unschedulable
-        return since is not None and self.monotonic - since >= SHRINK_AFTER_S
 
     @cached_property
     def trainers(self) -> dict[str, ContainerView]:

@@ -6,6 +6,7 @@ from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.model.views import NodeView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Fault, Restart
+from dtj_operator.plan.isolation import isolated_since
 from dtj_operator.plan.policies.restart import restart
 from tests.support.builders import NOW, JobBuilder, Json, PodBuilder, at, job, pod
 
@@ -98,8 +99,8 @@ def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
     """Else the other pods, which hold the state of the run, would count as isolated."""
     given = alone("n1", "n2", "n2").replicas(5).elastic(3, 5)
 
-    assert given.but(pod(4).unschedulable(since=NOW - 600)).snapshot().isolated_since.keys() == {0}
-    assert given.but(pod(4).running().on("n1")).snapshot().isolated_since.keys() == {1, 2, 3}
+    assert isolated_since(given.but(pod(4).unschedulable(since=NOW - 600)).snapshot()).keys() == {0}
+    assert isolated_since(given.but(pod(4).running().on("n1")).snapshot()).keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -115,10 +116,10 @@ def test_unschedulable_pod_does_not_prove_that_replica_0_is_connected() -> None:
 def test_report_of_an_isolated_replica_0_is_ignored(status: Json, next_pod: PodBuilder | None) -> None:
     """It would make all other pods count as isolated, and they hold the state of the run."""
     given = alone("n1", "n2", "n2")
-    assert given.snapshot().isolated_since.keys() == {0}
+    assert isolated_since(given.snapshot()).keys() == {0}
 
     given = given.stored({**given.status, **status}).but(*filter(None, [next_pod]))
-    assert given.snapshot().isolated_since == {}
+    assert isolated_since(given.snapshot()) == {}
 
 
 def test_primary_cause_comes_before_isolation() -> None:

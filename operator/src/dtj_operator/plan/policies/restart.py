@@ -18,6 +18,8 @@ from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, SUSPENDED, R
 from dtj_operator.model.spec import MOST_RESTARTS, Rule
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import AwaitCause, Fail, Fault, Restart, Verdict, ends_attempt
+from dtj_operator.plan.isolation import isolated_since
+from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.snapshot import Snapshot
 
 MAX_BACKOFF_S = 300.0
@@ -163,9 +165,9 @@ def _broken(s: Snapshot) -> tuple[tuple[int, str], ...] | None:
     """The pods to replace, or None if the whole job must restart, such as without a survivor."""
     if s.scope != REPLICA:
         return None
-    broken = {i: pod.uid for i, pod in s.current.items() if blame.is_faulty(s, pod)}
+    broken = {i: pod.uid for i, pod in blame.faulty(s, isolated_since(s)).items()}
     broken |= dict.fromkeys(s.vanished, "")
-    survivors = [i for i, pod in s.participating.items() if i not in broken and not s.succeeded(pod)]
+    survivors = [i for i, pod in participating(s).items() if i not in broken and not s.succeeded(pod)]
     if not survivors or len(broken.keys() | s.memory.replacing.keys()) > MAX_REPLACED:
         return None
     return tuple(sorted(broken.items()))
@@ -219,7 +221,7 @@ def _known_at(s: Snapshot, fault: Fault) -> float:
     if fault.reported_by is None and not fault.secondary:
         return s.now
     pod = s.current.get(fault.replica if fault.reported_by is None else fault.reported_by)
-    running = {pod.index for pod in s.participating.values() if not s.succeeded(pod) and not s.failed(pod)}
+    running = {pod.index for pod in participating(s).values() if not s.succeeded(pod) and not s.failed(pod)}
     if pod is None or pod.seen.exited is None or not running:
         return s.now
     if fault.reported_by is None:

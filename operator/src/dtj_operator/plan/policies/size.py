@@ -10,9 +10,11 @@ faults. With scope Job a new size is a new attempt, which is not counted.
 
 from dtj_operator.model.memory import REPLICA, RUNNING, SUSPENDED
 from dtj_operator.model.private import Shortage
+from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import Resize
-from dtj_operator.plan.snapshot import SHRINK_AFTER_S, Snapshot
+from dtj_operator.plan.snapshot import Snapshot
 
+SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long
 RETRY_S = 600.0  # doubles while the full size does not fit, because every try costs a restart
 MAX_RETRY_S = 4 * 3600.0
 
@@ -32,6 +34,24 @@ def resize(s: Snapshot) -> Resize | None:
     if known != desired and shortage is not None and s.now >= shortage.retry_at:
         return Resize(desired, f"Retrying with all {desired} replicas", new_attempt=True, shortage=shortage)
     return _shrink(s, shortage)
+
+
+def excluded(s: Snapshot) -> frozenset[int]:
+    """Replicas whose pods are unschedulable and that an elastic job of scope Replica runs without.
+
+    Their pods stay Pending, so that the scheduler binds them once there is capacity. Never replica 0, because
+    all other replicas connect to it.
+    """
+    if s.job.elastic is None or s.scope != REPLICA:
+        return frozenset()
+    found = frozenset(i for i, pod in s.current.items() if i and _long_unschedulable(s, pod))
+    return found if s.size - len(found) >= s.job.min_replicas else frozenset()
+
+
+def participating(s: Snapshot) -> dict[int, PodView]:
+    """Pods of the attempt that the job does not run without."""
+    without = excluded(s)
+    return {i: pod for i, pod in s.current.items() if i not in without}
 
 
 def requeue_at(s: Snapshot) -> float | None:
@@ -62,11 +82,17 @@ def _shortage(s: Snapshot) -> Shortage | None:
     return shortage if shortage is not None and shortage.replicas == s.job.replicas else None
 
 
+def _long_unschedulable(s: Snapshot, pod: PodView) -> bool:
+    """Whether it has been unschedulable for so long that the job stops waiting for it."""
+    since = pod.seen.unschedulable
+    return since is not None and s.monotonic - since >= SHRINK_AFTER_S
+
+
 def _shrink(s: Snapshot, shortage: Shortage | None) -> Resize | None:
     """Continue with the pods that were scheduled, once the others were unschedulable for long enough."""
     unplaced = [pod for pod in s.current.values() if not pod.node and pod.phase == "Pending"]
     fits = len(s.current) - len(unplaced)
-    decided = not s.missing and all(s.long_unschedulable(pod) for pod in unplaced)
+    decided = not s.missing and all(_long_unschedulable(s, pod) for pod in unplaced)
     if not unplaced or not decided or fits < s.job.min_replicas:
         return None
     tries = shortage.tries + 1 if shortage is not None else 1

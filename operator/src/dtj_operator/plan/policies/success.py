@@ -2,6 +2,7 @@
 
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Succeed
+from dtj_operator.plan.policies.size import excluded
 from dtj_operator.plan.snapshot import Snapshot
 
 # A pod that was bound less than this before the end could no longer join the run; if it did, it has finished
@@ -13,7 +14,7 @@ def success(s: Snapshot) -> Succeed | None:
     """When the deciding replicas that take part have succeeded: all, or those of spec.successPolicy."""
     done = s.memory.done | {index for index, pod in s.current.items() if s.succeeded(pod)}
     deciding = s.job.success or frozenset(range(s.size))
-    left = deciding - s.excluded - done
+    left = deciding - excluded(s) - done
     if not deciding & done or not left <= _too_late(s):
         return None
     return Succeed("SuccessPolicy" if s.job.success else "AllRanksSucceeded")

@@ -19,7 +19,7 @@ from dtj_operator.plan.actions import (
     starts_new_attempt,
 )
 from dtj_operator.plan.policies import avoid
-from dtj_operator.plan.policies.size import remaining_shortage
+from dtj_operator.plan.policies.size import excluded, remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
 
 DONE_LIMIT = 1000  # characters; if ranks finish in random order, not all of them are recorded
@@ -38,7 +38,7 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
 
 def _world_size(s: Snapshot, phase: str) -> int:
     """The agents of an elastic job may continue without a replica whose pod still runs."""
-    most = (s.size - len(s.excluded)) * s.job.processes
+    most = (s.size - len(excluded(s))) * s.job.processes
     reported = s.answer.world_size if s.answer and s.job.elastic and phase == RUNNING else None
     return min(reported, most) if reported else most
 

@@ -10,6 +10,7 @@ from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUS
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
+from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
@@ -113,7 +114,7 @@ def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
         late = delayed_by(s)
         if late is not None:
             return "Healthy", False, late[0], late[1][:CONDITION_MESSAGE_LIMIT]
-        present, desired = len(s.participating.keys() | s.memory.done), s.job.replicas
+        present, desired = len(participating(s).keys() | s.memory.done), s.job.replicas
         if present < desired:
             absent = f"waiting for {desired - present}"
             message = f"{present} of {desired} replicas are running or finished; {absent}"
