@@ -74,8 +74,8 @@ def module_key(module: str) -> str:
 def flags(module: str) -> tuple[str, ...]:
     """Static, without debug symbols, without the paths of this machine."""
     stamps = ""
-    if module == "kubernetes":  # what `kubectl version` and kubeadm's skew checks read
-        version = config.kubernetes_version()
+    if module.startswith("kubernetes"):  # what `kubectl version` and kubeadm's skew checks read
+        version = config.version_of(module, "k8s.io/kubernetes")
         major, minor, _ = version.removeprefix("v").split(".")
         package = "k8s.io/component-base/version"
         stamps = "".join(

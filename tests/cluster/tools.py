@@ -35,6 +35,12 @@ PROGRAMS = {
     "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 30),
     "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
     "kubeadm": Program("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", 35),
+    # The first release in which gangs are pods of a PodGroup.
+    "kube-apiserver-1.36": Program("kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-apiserver", 170),
+    "kube-controller-manager-1.36": Program(
+        "kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-controller-manager", 50
+    ),
+    "kube-scheduler-1.36": Program("kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl", 35),
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet", 60),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),

@@ -30,10 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build missing programs now: that takes minutes, and the time limit of a test includes its fixtures."""
-    needed = any("programs" in getattr(item, "fixturenames", ()) for item in session.items)
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    needed = [
+        *(PROGRAMS if "programs" in fixtures else ()),
+        *(controlplane.GANG_PROGRAMS if "gang_plane" in fixtures else ()),
+    ]
     if needed and not session.config.option.collectonly:
         with contextlib.suppress(ClusterError):  # the tests that need them then fail with the reason
-            tools.ensure(*PROGRAMS)
+            tools.ensure(*needed)
 
 
 @pytest.fixture(scope="session")

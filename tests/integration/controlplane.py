@@ -3,6 +3,8 @@
 There is no controller manager, so nothing is garbage collected and namespaces never disappear. There is no
 scheduler and no kubelet either; tests/integration/kubelet.py simulates both. Every control plane has its own
 ports and folder, so several can run at the same time.
+
+`placing_gangs` starts one of Kubernetes 1.36 with PodGroups, and with a scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from tests.support.ports import free_port
 Json = dict[str, Any]
 START_S = 240  # about 5 s on an idle machine
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
+GANG_PROGRAMS = ("kube-apiserver-1.36", "kube-controller-manager-1.36", "kube-scheduler-1.36")
+GANG_GATES = "--feature-gates=GenericWorkload=true,GangScheduling=true"
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
@@ -173,8 +177,13 @@ def running(folder: Path, *, synced: bool = False) -> Iterator[ControlPlane]:
 
     synced  each write waits for the disk, as in a real cluster; tests need not survive a power failure
     """
-    programs = tools.ensure(*PROGRAMS)
-    plane = prepare(programs, folder, synced=synced)
+    with started(prepare(tools.ensure(*PROGRAMS), folder, synced=synced)) as plane:
+        yield plane
+
+
+@contextlib.contextmanager
+def started(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """Start the programs of a control plane, and stop them at the end."""
     try:
         plane.etcd.start()
         plane.apiserver.start()
@@ -184,6 +193,36 @@ def running(folder: Path, *, synced: bool = False) -> Iterator[ControlPlane]:
     finally:  # their data are discarded, so a clean stop is not needed
         plane.apiserver.kill()
         plane.etcd.kill()
+
+
+@contextlib.contextmanager
+def placing_gangs(folder: Path, *, gates: bool = True) -> Iterator[ControlPlane]:
+    """Start a control plane of Kubernetes 1.36 that serves PodGroups, and a scheduler.
+
+    Of the controller manager only the controller runs that releases PodGroups whose pods have ended.
+
+    gates  whether pods may belong to a PodGroup; without these gates the API server drops the field
+    """
+    programs = tools.ensure(*PROGRAMS, *GANG_PROGRAMS)
+    served = ["--runtime-config=scheduling.k8s.io/v1alpha2=true", *([GANG_GATES] if gates else [])]
+    chosen = programs | {"kube-apiserver": programs["kube-apiserver-1.36"]}
+    with started(prepare(chosen, folder, flags=served)) as plane, contextlib.ExitStack() as stack:
+        connected = [
+            f"--kubeconfig={plane.kubectl.kubeconfig}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+        ]
+        flags = {
+            "kube-scheduler": [],
+            "kube-controller-manager": ["--controllers=podgroup-protection-controller"],
+        }
+        for name, own in flags.items():
+            port = f"--secure-port={free_port()}"
+            given = [*connected, *own, port, f"--cert-dir={folder}/{name}", *([GANG_GATES] if gates else [])]
+            server = Server(folder / f"{name}.log", programs[f"{name}-1.36"], *given)
+            server.start()
+            stack.callback(server.kill)
+        yield plane
 
 
 def install_crd(plane: ControlPlane) -> None:
@@ -206,8 +245,13 @@ def install_crd(plane: ControlPlane) -> None:
                 break
 
 
-def prepare(programs: dict[str, Path], folder: Path, *, synced: bool = False) -> ControlPlane:
-    """Return a control plane whose programs are not started yet."""
+def prepare(
+    programs: dict[str, Path], folder: Path, *, synced: bool = False, flags: Sequence[str] = ()
+) -> ControlPlane:
+    """Return a control plane whose programs are not started yet.
+
+    flags  further flags of the API server
+    """
     client, peer, secure = (free_port() for _ in range(3))
     etcd_url = f"http://127.0.0.1:{client}"
     kubeconfig = folder / "kubeconfig-admin"
@@ -218,7 +262,7 @@ def prepare(programs: dict[str, Path], folder: Path, *, synced: bool = False) ->
         kubectl=Kubectl(binary=programs["kubectl"], kubeconfig=kubeconfig),
         etcd=etcd(programs["etcd"], folder, etcd_url, f"http://127.0.0.1:{peer}", synced=synced),
         etcd_url=etcd_url,
-        apiserver=apiserver(programs["kube-apiserver"], folder, etcd_url, secure),
+        apiserver=apiserver(programs["kube-apiserver"], folder, etcd_url, secure, flags),
     )
 
 
@@ -237,7 +281,7 @@ def etcd(program: Path, folder: Path, client: str, peer: str, *, synced: bool = 
     )
 
 
-def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
+def apiserver(program: Path, folder: Path, etcd_url: str, port: int, flags: Sequence[str] = ()) -> Server:
     """Return a kube-apiserver, and create the files that it needs."""
     (folder / "tokens.csv").write_text(
         "".join(f'{token(key)},{user},{user},"{groups}"\n' for key, (user, groups) in USERS.items())
@@ -264,6 +308,7 @@ def apiserver(program: Path, folder: Path, etcd_url: str, port: int) -> Server:
         "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         f"--audit-policy-file={folder}/audit.json",
         f"--audit-log-path={folder}/audit.log",
+        *flags,
     )
 
 

@@ -27,10 +27,12 @@ class Kubelet:
     pods     name -> pod as last seen
     born     (name, uid) of every pod that ever existed, in order
     starts   whether new pods start by themselves
+    places   whether it also simulates the scheduler; else a pod starts once a real one has bound it
     holds    names of pods that do not stop: once deleted, they keep terminating until they are released
     """
 
-    def __init__(self, api: Api, namespace: str) -> None:
+    def __init__(self, api: Api, namespace: str, *, places: bool = True) -> None:
+        self.places = places
         self._api, self._folder = api, PODS.format(namespace)
         self.pods: dict[str, Json] = {}
         self.born: list[tuple[str, str]] = []
@@ -89,7 +91,9 @@ class Kubelet:
             if name not in self.holds:
                 await self.confirm_stopped(name, meta["uid"])
         elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not is_unschedulable(pod):
-            await self.start(name, placed="nodeName" in pod["spec"])
+            placed = "nodeName" in pod["spec"]
+            if placed or self.places:
+                await self.start(name, placed=placed)
 
     async def start(
         self, name: str, *, placed: bool = False, placed_at: str | None = None, node: str = ""
@@ -205,9 +209,9 @@ def now() -> str:
 
 
 @contextlib.asynccontextmanager
-async def playing(api: Api, namespace: str) -> AsyncIterator[Kubelet]:
+async def playing(api: Api, namespace: str, *, places: bool = True) -> AsyncIterator[Kubelet]:
     """Run a kubelet for a namespace."""
-    kubelet = Kubelet(api, namespace)
+    kubelet = Kubelet(api, namespace, places=places)
     task = asyncio.create_task(kubelet.run())
     try:
         yield kubelet

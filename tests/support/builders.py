@@ -14,7 +14,7 @@ from dtj_operator.model.agent_status import InPlace, Progress
 from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import Memory
 from dtj_operator.model.spec import Job, parse
-from dtj_operator.model.views import ConditionView, ContainerView, PodView
+from dtj_operator.model.views import ConditionView, ContainerView, PodGroupView, PodView
 from dtj_operator.plan.snapshot import Snapshot
 
 Json = dict[str, Any]
@@ -125,6 +125,9 @@ class PodBuilder:
     def owned_by(self, uid: str) -> Self:
         return self._with(owner_uid=uid)
 
+    def in_group(self, name: str) -> Self:
+        return self._with(pod_group=name)
+
 
 def _ended(code: int, at: float, reason: str, message: str) -> ContainerView:
     report = exit_report.parse(message)
@@ -225,6 +228,10 @@ class JobBuilder:
     def with_network(self) -> Self:
         return self.seeing(service=Child.PRESENT, network_policy=Child.PRESENT)
 
+    def placed_as_gang(self, *groups: PodGroupView) -> Self:
+        """The cluster serves PodGroups, and these exist."""
+        return self.seeing(gang_api="scheduling.k8s.io/v1beta1", pod_groups=groups)
+
     def refused(self, reason: str, message: str = "no") -> Self:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
@@ -259,6 +266,12 @@ class JobBuilder:
         if made.isolated:
             children["NetworkPolicy"] = policy
         return Snapshot(job=made, memory=Memory(self.status), pods=self.pods, children=children, **fields)
+
+
+def pod_group(attempt: int = 0, min_count: int = 2, **fields: Any) -> PodGroupView:
+    name = f"{NAME}-{attempt}"
+    given = {"job": NAME, "owner_uid": UID, "min_count": min_count, **fields}
+    return PodGroupView(namespace=NAMESPACE, name=name, uid=f"uid-{name}", **given)
 
 
 def template(**container: Any) -> Json:

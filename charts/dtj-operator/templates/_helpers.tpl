@@ -57,6 +57,9 @@ Deliberately absent: secrets, pods/exec, updates of pods, wildcards.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, update, delete]
+- apiGroups: [scheduling.k8s.io]
+  resources: [podgroups] # where the cluster serves them: jobs start whole
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

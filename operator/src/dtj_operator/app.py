@@ -34,6 +34,7 @@ from dtj_operator.kube.errors import ApiError, Unavailable
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeCache
+from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import (
     NETWORK_POLICIES,
@@ -43,6 +44,7 @@ from dtj_operator.kube.reflector import (
     SILENCE_S,
     Reflector,
     Source,
+    pod_groups_of,
     read_list,
 )
 from dtj_operator.kube.unverified import UnverifiedNames
@@ -106,7 +108,10 @@ class App:
             reflect(NETWORK_POLICIES, policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
+        self._gangs, self._pod_groups = Gangs(), PodGroupCache(self._child_changed)
         caches = Caches(
+            pod_groups=self._pod_groups,
+            gangs=self._gangs,
             pods=pods,
             services=services,
             policies=policies,
@@ -156,6 +161,7 @@ class App:
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
+        self._start_task("gangs", self._follow_pod_groups())
         self._start_task("events", self._recorder.run())
         self._start_task("leadership", self._lead())
 
@@ -209,9 +215,35 @@ class App:
             kind["name"] == names.PLURAL for kind in kinds
         )
 
+    async def _follow_pod_groups(self) -> None:
+        """Look now and then whether the API server serves PodGroups, and once it does, watch them."""
+        while True:
+            try:
+                version = await self._gangs.discover(self._steady)
+            except Unavailable:
+                await asyncio.sleep(UNSERVED_PAUSE_S)
+                continue
+            if version:
+                break
+            self._gangs.settled.set()
+            await asyncio.sleep(self._settings.resync_s)
+        reflector = Reflector(
+            self._steady, pod_groups_of(version), self._pod_groups, self._settings.namespace, self._chance
+        )
+        self._reflectors = (*self._reflectors, reflector)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(reflector.run())
+            await reflector.tried.wait()
+            if not reflector.synced.is_set():
+                self._gangs.settled.set()  # jobs do not wait for a right that may never be given
+            await reflector.synced.wait()
+            self._gangs.use(version)
+            self._gangs.settled.set()
+
     async def _lead(self) -> None:
         for reflector in self._required:
             await reflector.synced.wait()
+        await self._gangs.settled.wait()
         if self._settings.leader_election:
             await self._lease.acquire()
             self._start_task("lease", self._lease.keep())

@@ -18,17 +18,21 @@ from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
+from dtj_operator.kube.pod_groups import decode_pod_group
 from dtj_operator.kube.wire import decode_named
 from dtj_operator.model import names
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import PodGroupView
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,
+    CreatePodGroup,
     DeleteChild,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     Ensure,
 )
 from dtj_operator.plan.planner import name_conflict
@@ -131,7 +135,10 @@ class Applier:
         except Unavailable:  # the API server may have created it
             self._pods.unverified.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
             raise
-        self._pods.observe(pods.decode_pod(raw), quiet=True)
+        created = pods.decode_pod(raw)
+        self._pods.observe(created, quiet=True)
+        if "schedulingGroup" in body["spec"] and not created.pod_group:
+            self._caches.gangs.note_dropped()
         return True
 
     async def _name_taken(self, path: str, body: Json, uid: str) -> Refusal | bool:
@@ -180,6 +187,10 @@ class Applier:
         match action:
             case DeletePod():
                 return await self._delete_pod(action, until)
+            case CreatePodGroup(body):
+                return await self._create_pod_group(key, body, uid)
+            case DeletePodGroup(group):
+                await self._delete_pod_group(group)
             case Ensure(body):
                 return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
             case DeleteChild(kind, known):
@@ -191,6 +202,39 @@ class Applier:
                 with contextlib.suppress(NotFound, Conflict):
                     await self._api.delete(names.job_path(key), uid=uid)
         return True
+
+    async def _create_pod_group(self, key: Key, body: Json, uid: str) -> Refusal | bool:
+        """Return False if a PodGroup that an earlier job of this name left has to go first."""
+        folder, name = names.pod_groups_path(body["apiVersion"], key.namespace), body["metadata"]["name"]
+        try:
+            raw = await self._api.create(folder, body)
+        except Refused as error:
+            return refusal_of(error)
+        except Conflict:
+            try:
+                raw = await self._api.get(f"{folder}/{name}")
+            except NotFound:
+                return False
+        found = decode_pod_group(raw)
+        if not found.owner_uid or found.job != key.name:
+            return name_conflict("PodGroup", name)
+        self._caches.pod_groups.observe(found, quiet=True, found=True)
+        if found.owner_uid == uid:
+            return True
+        await self._delete_pod_group(found)
+        return False
+
+    async def _delete_pod_group(self, group: PodGroupView) -> None:
+        """Ask for its deletion; it exists until none of its pods runs."""
+        folder = names.pod_groups_path(self._caches.gangs.api_version, group.namespace)
+        try:
+            left = decode_pod_group(await self._api.delete(f"{folder}/{group.name}", uid=group.uid))
+        except (NotFound, Conflict):
+            left = None
+        if left is not None and left.uid == group.uid and left.deleting:
+            self._caches.pod_groups.observe(left, quiet=True)
+        else:
+            self._caches.pod_groups.remove(group, quiet=True)
 
     async def _ensure(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
         """Create the object; revert an edit of it; replace one that an earlier job of this name left."""

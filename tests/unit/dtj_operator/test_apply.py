@@ -19,17 +19,22 @@ from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
+from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,
+    CreatePodGroup,
     DeleteChild,
     DeletePod,
+    DeletePodGroup,
     Ensure,
 )
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.plan.children.netpolicy import network_policy
+from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.children.service import service
+from dtj_operator.plan.planner import name_conflict
 from tests.support.builders import job, pod
 from tests.unit.dtj_operator.kube.server import Handler, Server, lacks, refuses, says, serving
 
@@ -48,12 +53,18 @@ def wanted(index: int = 0) -> Json:
     """The parts of a pod's body that applying it needs."""
     meta = metadata(JOB, f"{JOB.name}-{index}")
     labels = {**meta["labels"], "dtj.dev/replica-index": str(index), "dtj.dev/attempt": "0"}
-    return {"metadata": {**meta, "labels": labels}}
+    return {"metadata": {**meta, "labels": labels}, "spec": {}}
 
 
 def stored(body: Json, uid: str = "u", **meta: Any) -> Json:
     raw: Json = json.loads(json.dumps(body))
     return {**raw, "metadata": {**raw["metadata"], "uid": uid, "resourceVersion": "7", **meta}}
+
+
+def owned_before() -> Json:
+    """Metadata of an object of a deleted job that had the same name."""
+    (owner,) = metadata(JOB, "digits")["ownerReferences"]
+    return {"ownerReferences": [{**owner, "uid": "earlier"}]}
 
 
 def foreign(body: Json) -> Json:
@@ -70,7 +81,16 @@ class Doing:
         self.reported: list[Key] = []  # changes of Services that trigger a reconcile
         self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
-        caches = Caches(pods=self.pods, services=self.services, policies=policies)
+        self.gangs = Gangs()
+        self.gangs.use("scheduling.k8s.io/v1beta1")
+        self.pod_groups = PodGroupCache(lambda _: None)
+        caches = Caches(
+            pods=self.pods,
+            services=self.services,
+            policies=policies,
+            pod_groups=self.pod_groups,
+            gangs=self.gangs,
+        )
         self.now = 0.0
         self._applier = Applier(self.api, caches, lambda: self.now)
 
@@ -384,3 +404,59 @@ async def test_failure_is_raised_after_all_calls_have_ended() -> None:
             await do(*[CreatePod(wanted(index)) for index in range(3)])
         assert slow.is_set()
         assert len(do.pods.of(KEY)) == 2
+
+
+GROUP = pod_group(JOB, 0, "scheduling.k8s.io/v1beta1")
+
+
+async def test_pod_that_loses_its_group_on_the_way_shows_that_the_cluster_places_no_gangs() -> None:
+    """The API server serves PodGroups, but its feature gate for pods is off."""
+    asked = {**wanted(), "spec": {"schedulingGroup": {"podGroupName": "digits-0"}}}
+    async with doing(says(stored(asked)), says(stored(wanted()))) as do:
+        await do(CreatePod(asked))
+        assert do.gangs.api_version
+
+        await do(CreatePod(asked))
+        assert not do.gangs.api_version
+        do.gangs.use("scheduling.k8s.io/v1beta1")
+        assert not do.gangs.api_version
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "requests"),
+    [
+        param([], Applied(), ["POST podgroups"], id="new"),
+        param(
+            [TAKEN, says(stored(GROUP))], Applied(), ["POST podgroups", "GET digits-0"], id="already there"
+        ),
+        param(
+            [TAKEN, says(stored(GROUP, ownerReferences=[]))],
+            Applied(refusals=(name_conflict("PodGroup", "digits-0"),)),
+            ["POST podgroups", "GET digits-0"],
+            id="of another controller",
+        ),
+        param(
+            [TAKEN, says(stored(pod_group(job().named("digits").job(), 0, "v"), **owned_before())), REMOVED],
+            Applied(blocked=True),
+            ["POST podgroups", "GET digits-0", "DELETE digits-0"],
+            id="of an earlier job of this name",
+        ),
+    ],
+)
+async def test_pod_group_of_the_attempt(found: list[Handler], expected: Applied, requests: list[str]) -> None:
+    async with doing(*(found or [says(stored(GROUP))])) as do:
+        assert await do(CreatePodGroup(GROUP)) == expected
+        assert do.asked() == requests
+
+
+async def test_pod_group_is_remembered_until_the_last_of_its_pods_has_ended() -> None:
+    leaving = stored(GROUP, deletionTimestamp="2026-01-01T00:00:00Z", resourceVersion="8")
+    async with doing(says(stored(GROUP)), says(leaving), REMOVED) as do:
+        await do(CreatePodGroup(GROUP))
+        (group,) = do.pod_groups.of(KEY)
+        await do(DeletePodGroup(group))
+        (group,) = do.pod_groups.of(KEY)
+        assert group.deleting
+
+        await do(DeletePodGroup(group))
+        assert not do.pod_groups.of(KEY)

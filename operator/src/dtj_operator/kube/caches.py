@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache
+from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
 from dtj_operator.model.views import NodeView
 
 
@@ -19,6 +20,8 @@ class Caches:
     pods: PodCache
     services: ChildCache
     policies: ChildCache
+    pod_groups: PodGroupCache
+    gangs: Gangs
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
     gone_nodes: Callable[[], Mapping[str, float]] = dict
 

@@ -45,8 +45,13 @@ class _Status(Wire):
     pod_i_p: str = msgspec.field(default="", name="podIP")
 
 
+class _SchedulingGroup(Wire):
+    pod_group_name: str = ""
+
+
 class _Spec(Wire):
     node_name: str = ""
+    scheduling_group: _SchedulingGroup = msgspec.field(default_factory=_SchedulingGroup)
 
 
 class _Pod(Wire):
@@ -80,6 +85,7 @@ def _view(pod: _Pod) -> PodView:
         reason=status.reason,
         message=status.message,
         node=pod.spec.node_name,
+        pod_group=pod.spec.scheduling_group.pod_group_name,
         address=status.pod_i_p,
         deleting=meta.deletion_timestamp is not None,
         grace_s=meta.deletion_grace_period_seconds or 0,

@@ -20,10 +20,11 @@ from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache, View
 from dtj_operator.kube.children import ChildKind, ChildView
 from dtj_operator.kube.errors import ApiError, Expired, Refused
+from dtj_operator.kube.pod_groups import decode_pod_group, decode_pod_groups
 from dtj_operator.kube.wire import Page
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import NodeView, PodView
+from dtj_operator.model.views import NodeView, PodGroupView, PodView
 
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
@@ -67,6 +68,17 @@ NODES: Source[NodeView] = Source(
 )
 
 
+def pod_groups_of(api_version: str) -> Source[PodGroupView]:
+    """The PodGroups in this version of their API."""
+    return Source(
+        what=names.POD_GROUPS,
+        path=lambda namespace: names.pod_groups_path(api_version, namespace),
+        decode=decode_pod_group,
+        decode_list=decode_pod_groups,
+        required=False,
+    )
+
+
 def _children(kind: ChildKind, what: str) -> Source[ChildView]:
     return Source(what=what, path=kind.path, decode=kind.decode, decode_list=kind.decode_list)
 
@@ -79,6 +91,7 @@ class Reflector(Generic[V]):
     """Lists and watches one kind of objects, forever.
 
     synced        the cache has been filled once
+    tried         the same, or the right to read is missing
     current       the cache is up to date: a watch is open or is being opened
     last_data_at  when the server last sent data, by the loop's clock
     """
@@ -99,7 +112,7 @@ class Reflector(Generic[V]):
         self._forbidden_s = forbidden_s
         self._lists = asyncio.Lock()
         self._forbidden = False
-        self.synced = asyncio.Event()
+        self.synced, self.tried = asyncio.Event(), asyncio.Event()
         self.current = False
         self.last_data_at = 0.0
 
@@ -133,6 +146,7 @@ class Reflector(Generic[V]):
             self._cache.on_reconnected()
         self.current, self._forbidden = True, False
         self.synced.set()
+        self.tried.set()
         metrics.RELISTS.labels(self.what).inc()
         return version
 
@@ -193,6 +207,7 @@ class Reflector(Generic[V]):
                 "watch failed; relisting", extra={**fields, "retry_in_s": pause}, exc_info=unexpected
             )
             return pause
+        self.tried.set()
         if not self._forbidden:
             self._forbidden = True
             _log.warning("no permission to read these objects; continuing without them", extra=fields)

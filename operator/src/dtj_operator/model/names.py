@@ -25,6 +25,11 @@ TRAINER_CONTAINER = "trainer"
 SHM_VOLUME = "dtj-shm"
 CHECKPOINT_VOLUME = "dtj-checkpoints"
 
+# Versions of the API of PodGroups that the operator can use, the newest first.
+POD_GROUP_VERSIONS = ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2")
+POD_GROUPS = "podgroups"
+DEFAULT_SCHEDULER = "default-scheduler"
+
 NODES_PATH = "/api/v1/nodes"
 NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' Leases
 
@@ -51,8 +56,16 @@ def child_labels(job: str, uid: str) -> dict[str, str]:
     return {JOB_NAME: job, JOB_UID: uid}
 
 
+def pod_group_name(job: str, attempt: int) -> str:
+    return f"{job}-{attempt}"
+
+
 def job_path(key: Key) -> str:
     return f"{jobs_path(key.namespace)}/{key.name}"
+
+
+def pod_groups_path(api_version: str, namespace: str | None) -> str:
+    return _collection(f"/apis/{api_version}", POD_GROUPS, namespace)
 
 
 def _collection(root: str, plural: str, namespace: str | None) -> str:

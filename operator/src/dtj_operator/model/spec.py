@@ -90,6 +90,14 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Topology:
+    """All pods in one domain: on nodes with the same value of the label `key`."""
+
+    key: str
+    required: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """The identity and the spec of one job."""
 
@@ -112,6 +120,8 @@ class Job:
     hang: Hang = Hang()
     checkpoint: Checkpoint | None = None
     isolated: bool = True
+    gang: bool = True  # where the cluster can
+    topology: Topology | None = None
     allow_from: tuple[Json, ...] = ()  # NetworkPolicyPeers that may also connect to the agents
     error: SpecError | None = None  # if set, all but the identity is a placeholder
 
@@ -231,7 +241,7 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
         raise spec.fail("masterPort", f"{names.AGENT_PORT} is the agent's port; choose another port")
     template = _template(spec)
     recovery, hang = spec.child("recovery"), spec.child("hang")
-    network = spec.child("network")
+    network, scheduling = spec.child("network"), spec.child("scheduling")
     checkpoint, success = spec.child("checkpoint"), spec.child("successPolicy")
     return {
         "replicas": replicas,
@@ -247,6 +257,10 @@ def _parse_spec(name: str, spec: _Fields) -> Json:
         "recovery": _recovery(recovery) if recovery else Recovery(),
         "hang": _hang(hang) if hang else Hang(),
         "checkpoint": _checkpoint(checkpoint, template) if checkpoint else None,
+        "gang": scheduling is None or scheduling.choice("gang", "Auto", "None") == "Auto",
+        "topology": _topology(topology)
+        if scheduling and (topology := scheduling.child("topology"))
+        else None,
         "allow_from": tuple(dict(peer.raw) for peer in network.items("allowFrom")) if network else (),
         "isolated": network is None or network.choice("policy", "Isolated", "None") == "Isolated",
     }
@@ -258,6 +272,13 @@ def _elastic(fields: _Fields | None) -> Elastic | None:
     minimum = fields.integer("minReplicas", 0, 1, MAX_REPLICAS)
     maximum = fields.integer("maxReplicas", 0, minimum, MAX_REPLICAS)
     return Elastic(min_replicas=minimum, max_replicas=maximum)
+
+
+def _topology(fields: _Fields) -> Topology:
+    key = fields.raw.get("key")
+    if not isinstance(key, str) or not key:
+        raise fields.fail("key", "must be the name of a node label, such as topology.kubernetes.io/zone")
+    return Topology(key=key, required=fields.choice("mode", "Preferred", "Required") == "Required")
 
 
 def _success(fields: _Fields, replicas: int) -> frozenset[int]:

@@ -66,6 +66,7 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
+    pod_group: str = ""  # name of the PodGroup that it belongs to
     avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
     seen: Seen = Seen()  # set by the cache
 
@@ -100,6 +101,29 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     def ready(self) -> bool:
         condition = self.condition("Ready")
         return condition is not None and condition.status == "True"
+
+
+class PodGroupView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A PodGroup that carries our label."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str = ""  # resourceVersion
+    job: str = ""  # name of its owner; without an owner, the job named in its label
+    owner_uid: str = ""  # uid of its controller, if that is a job of ours
+    deleting: bool = False
+    min_count: int = 1
+    waits_for: str = ""  # why the scheduler cannot place it, in the scheduler's words
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.job)
+
+    @property
+    def removed(self) -> bool:
+        """Always False: its last state looks like that of one that lost its label."""
+        return False
 
 
 class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.private import Shortage
-from dtj_operator.model.views import PodView
+from dtj_operator.model.views import PodGroupView, PodView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +142,16 @@ class Ensure:
 
 
 @dataclass(frozen=True)
+class CreatePodGroup:
+    body: Json
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    group: PodGroupView
+
+
+@dataclass(frozen=True)
 class CreatePod:
     body: Json
 
@@ -164,7 +174,7 @@ class DeleteJob:
     pass
 
 
-Action = Ensure | CreatePod | DeletePod | DeleteChild | DeleteJob
+Action = Ensure | CreatePodGroup | DeletePodGroup | CreatePod | DeletePod | DeleteChild | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)

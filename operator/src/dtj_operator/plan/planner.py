@@ -10,7 +10,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import RECOVERING, SUSPENDED
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame, starting
+from dtj_operator.plan import blame, gang, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -102,12 +102,13 @@ def _finished(s: Snapshot) -> Decision:
     due = ttl.due_at(s)
     if due is not None and s.now >= due:
         return Decision(actions=(DeleteJob(),))
-    return Decision(actions=cleanup(s), requeue_at=due)
+    return Decision(actions=cleanup(s) + gang.delete_obsolete(s, all_of_them=True), requeue_at=due)
 
 
 def _delete(s: Snapshot) -> tuple[Action, ...]:
     """With the pods' own grace period, in which they may commit a checkpoint."""
-    return tuple(DeletePod(old, None) for old in s.pods if old.owner_uid and not old.deleting)
+    pods = tuple(DeletePod(old, None) for old in s.pods if old.owner_uid and not old.deleting)
+    return pods + gang.delete_obsolete(s, all_of_them=True)
 
 
 def _converge(s: Snapshot) -> Decision:
@@ -127,13 +128,21 @@ def _converge(s: Snapshot) -> Decision:
         refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign)
         return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
     avoided = avoid.avoided(s)
+    group = gang.group_to_join(s)
     pods = tuple(
         CreatePod(
-            pod(s.job, _pod_context(s, index), avoid=avoided.required, avoid_if_possible=avoided.preferred)
+            pod(
+                s.job,
+                _pod_context(s, index),
+                avoid=avoided.required,
+                avoid_if_possible=avoided.preferred,
+                pod_group=group,
+            )
         )
         for index in absent
     )
-    return Decision(actions=_networking(s) + retired + pods, requeue_at=soonest(again, _revert_at(s)))
+    first = _networking(s) + gang.actions(s)
+    return Decision(actions=first + retired + pods, requeue_at=soonest(again, _revert_at(s)))
 
 
 def _pod_context(s: Snapshot, index: int) -> PodContext:
@@ -154,7 +163,8 @@ def _of_another_attempt(s: Snapshot, old: PodView) -> bool:
 
 
 def _retire(s: Snapshot) -> tuple[Action, ...]:
-    return tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
+    pods = tuple(DeletePod(old, _grace_s(s, old)) for old in s.obsolete if not old.deleting)
+    return pods + gang.delete_obsolete(s)
 
 
 def _grace_s(s: Snapshot, old: PodView) -> int | None:

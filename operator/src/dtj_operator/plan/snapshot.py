@@ -13,7 +13,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, Memory
 from dtj_operator.model.spec import Job, Recovery
-from dtj_operator.model.views import ContainerView, PodView
+from dtj_operator.model.views import ContainerView, PodGroupView, PodView
 from dtj_operator.plan.node_loss import PodsOnNodes
 
 # A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
@@ -30,6 +30,8 @@ class Snapshot(PodsOnNodes):
     progress: Progress | None = None
     coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
+    gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
+    pod_groups: tuple[PodGroupView, ...] = ()
     operator: Json = field(default_factory=dict)  # NetworkPolicyPeer of the operator's pods
 
     @property

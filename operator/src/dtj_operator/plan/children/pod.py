@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
-from dtj_operator.model.spec import Job
+from dtj_operator.model.spec import Job, Topology
 from dtj_operator.plan.children.env import PodContext, environment
 from dtj_operator.plan.children.meta import metadata
 
@@ -17,12 +17,18 @@ TRAINER_GROUP = 65532  # of the trainer image; makes the checkpoint volume writa
 
 
 def pod(
-    job: Job, context: PodContext, *, avoid: Sequence[str] = (), avoid_if_possible: Sequence[str] = ()
+    job: Job,
+    context: PodContext,
+    *,
+    avoid: Sequence[str] = (),
+    avoid_if_possible: Sequence[str] = (),
+    pod_group: str | None = None,
 ) -> Json:
     """The pod of one replica, ready for the API server.
 
     avoid              names of nodes that it must not run on
     avoid_if_possible  names of nodes that it should not run on
+    pod_group          name of the PodGroup with which it is scheduled
     """
     template = copy.deepcopy(job.template)
     given = template.get("metadata") or {}
@@ -44,8 +50,12 @@ def pod(
     _harden(spec)
     _avoid_nodes(spec, avoid)
     _prefer_other_nodes(spec, avoid_if_possible)
+    if job.topology is not None:
+        _place_in_one_domain(spec, job, job.topology)
     if avoid:
         meta["labels"][names.AVOIDS_NODES] = "true"
+    if pod_group is not None:
+        spec["schedulingGroup"] = {"podGroupName": pod_group}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -111,6 +121,19 @@ def _node_affinity(spec: Json) -> Json:
     found: Json = affinity.get("nodeAffinity") or {}
     affinity["nodeAffinity"] = found
     return found
+
+
+def _place_in_one_domain(spec: Json, job: Job, topology: Topology) -> None:
+    """Near the job's other pods; the scheduler lets the first pod choose the domain."""
+    affinity = spec["affinity"] = spec.get("affinity") or {}
+    of_pods = affinity["podAffinity"] = affinity.get("podAffinity") or {}
+    selector = {"matchLabels": names.child_labels(job.name, job.uid)}
+    term: Json = {"labelSelector": selector, "topologyKey": topology.key}
+    kind, ours = "requiredDuringSchedulingIgnoredDuringExecution", term
+    if not topology.required:
+        kind = "preferredDuringSchedulingIgnoredDuringExecution"
+        ours = {"weight": 100, "podAffinityTerm": term}
+    of_pods[kind] = [*(of_pods.get(kind) or ()), ours]
 
 
 def _harden(spec: Json) -> None:

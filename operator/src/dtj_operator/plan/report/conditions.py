@@ -10,6 +10,7 @@ from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUS
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
+from dtj_operator.plan.gang import waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
@@ -44,6 +45,9 @@ def obstacle(s: Snapshot) -> Refusal | None:
     stuck = [pod for pod in s.obsolete if s.overdue(pod) and _is_waited_for(s, pod)]
     if stuck:
         return _terminating(s, stuck)
+    gang = waits_for(s)
+    if gang and any(not pod.node for pod in s.current.values()):
+        return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}")
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
 

@@ -9,6 +9,7 @@ from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.children.pod import pod
+from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.children.service import service
 from tests.support.builders import NAME, NAMESPACE, UID, JobBuilder, job
 
@@ -424,3 +425,37 @@ def test_validator_detects_an_unknown_field() -> None:
     assert metadata.version("kubernetes-validate")
     with pytest.raises(kubernetes_validate.ValidationError, match="hostnme"):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "kubernetes"), [("scheduling.k8s.io/v1alpha2", "1.36"), ("scheduling.k8s.io/v1beta1", "1.37")]
+)
+def test_the_pod_group_fits_the_schema_of_each_version(version: str, kubernetes: str) -> None:
+    group = pod_group(job().replicas(4).elastic(2, 8).job(), 3, version)
+    kubernetes_validate.validate(group, kubernetes, strict=True)
+    assert (group["metadata"]["name"], group["spec"]["schedulingPolicy"]["gang"]["minCount"]) == (
+        "digits-3",
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ({}, "preferredDuringSchedulingIgnoredDuringExecution"),
+        ({"mode": "Required"}, "requiredDuringSchedulingIgnoredDuringExecution"),
+    ],
+)
+def test_topology_places_the_pods_near_each_other_and_keeps_the_rules_of_the_template(
+    mode: dict[str, str], kind: str
+) -> None:
+    theirs = {"podAffinity": {kind: ["theirs"]}, "podAntiAffinity": {"a": "b"}}
+    made = built(job().pod_spec(affinity=theirs).wants(scheduling={"topology": {"key": "rack", **mode}}))
+
+    affinity = made["spec"]["affinity"]
+    assert affinity["podAntiAffinity"] == {"a": "b"}
+    first, ours = affinity["podAffinity"][kind]
+    assert first == "theirs"
+    term = ours.get("podAffinityTerm", ours)
+    assert term["topologyKey"] == "rack"
+    assert term["labelSelector"]["matchLabels"].items() <= made["metadata"]["labels"].items()

@@ -1,0 +1,122 @@
+"""The PodGroups of jobs as views, and whether the cluster has them.
+
+The scheduler binds no pod of a PodGroup before `minCount` of them fit at once. Kubernetes 1.36 serves
+PodGroups as v1alpha2 and 1.37 as v1beta1, both only if an administrator switches them on. What we write and
+read is the same in both.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.cache import Cache
+from dtj_operator.kube.errors import ApiError, Unavailable
+from dtj_operator.kube.wire import Meta, Wire, decoders
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import PodGroupView
+
+_log = logging.getLogger(__name__)
+
+
+class _Gang(Wire):
+    min_count: int = 1
+
+
+class _Policy(Wire):
+    gang: _Gang = msgspec.field(default_factory=_Gang)
+
+
+class _Spec(Wire):
+    scheduling_policy: _Policy = msgspec.field(default_factory=_Policy)
+
+
+class _Condition(Wire):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _Status(Wire):
+    conditions: list[_Condition] = []
+
+
+class _PodGroup(Wire):
+    metadata: Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+def _view(group: _PodGroup) -> PodGroupView:
+    meta, owner = group.metadata, group.metadata.job
+    blocked = (c for c in group.status.conditions if c.type in _SCHEDULED and c.status == "False")
+    return PodGroupView(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
+        owner_uid=owner.uid,
+        deleting=meta.deletion_timestamp is not None,
+        min_count=group.spec.scheduling_policy.gang.min_count,
+        waits_for=next((condition.message for condition in blocked), ""),
+    )
+
+
+_SCHEDULED = ("PodGroupInitiallyScheduled", "PodGroupScheduled")  # in v1beta1, in v1alpha2
+decode_pod_group, decode_pod_groups = decoders(_PodGroup, _view)
+
+
+class PodGroupCache(Cache[PodGroupView]):
+    """PodGroups by job; `on_change` is called with the key of each change."""
+
+    def __init__(self, on_change: Callable[[Key], None]) -> None:
+        super().__init__()
+        self._on_change = on_change
+
+    def _notify(self, old: PodGroupView | None, new: PodGroupView | None) -> None:
+        view = new or old
+        if view is not None:
+            self._on_change(view.key)
+
+
+class Gangs:
+    """Whether the cluster places gangs.
+
+    api_version   of the PodGroups that the operator uses; empty: it uses none
+    settled       whether that is known, and the PodGroups are in the cache
+    """
+
+    def __init__(self) -> None:
+        self.api_version = ""
+        self.settled = asyncio.Event()
+        self._dropped = False
+
+    async def discover(self, api: Api) -> str:
+        """Return the newest version that the API server serves; empty: none. Raises Unavailable."""
+        for version in names.POD_GROUP_VERSIONS:
+            try:
+                found = decode(await api.get(f"/apis/{version}")).get("resources", ())
+            except Unavailable:
+                raise
+            except ApiError:  # not served
+                continue
+            if any(resource["name"] == names.POD_GROUPS for resource in found):
+                return version
+        return ""
+
+    def use(self, api_version: str) -> None:
+        """Use this version from now on, unless the API server drops the field of pods."""
+        self.api_version = "" if self._dropped else api_version
+
+    def note_dropped(self) -> None:
+        """The API server dropped schedulingGroup from a pod, so its pods belong to no PodGroup.
+
+        It serves PodGroups, but its feature gate GenericWorkload is off.
+        """
+        if not self._dropped:
+            _log.warning("the API server drops schedulingGroup of pods; placing pods one by one from now on")
+        self._dropped, self.api_version = True, ""

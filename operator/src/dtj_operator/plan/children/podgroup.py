@@ -1,0 +1,20 @@
+"""The PodGroup of an attempt: the scheduler binds none of its pods before enough of them fit at once.
+
+Each attempt has its own. Pods of an earlier attempt that are still terminating count as placed, so in a group
+of the whole job the scheduler would bind the new pods one by one as the old ones end.
+"""
+
+from dtj_operator.model import names
+from dtj_operator.model.json import Json
+from dtj_operator.model.spec import Job
+from dtj_operator.plan.children.meta import metadata
+
+
+def pod_group(job: Job, attempt: int, api_version: str) -> Json:
+    """The PodGroup; an elastic job needs `minReplicas` pods to start, any other job all of them."""
+    return {
+        "apiVersion": api_version,
+        "kind": "PodGroup",
+        "metadata": metadata(job, names.pod_group_name(job.name, attempt)),
+        "spec": {"schedulingPolicy": {"gang": {"minCount": job.min_replicas}}},
+    }

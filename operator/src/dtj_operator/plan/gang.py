@@ -1,0 +1,67 @@
+"""Which PodGroup do new pods join, and which PodGroups are obsolete?
+
+all pods of an attempt      join its PodGroup: bound together, or not at all
+one pod replaced            joins too: the other pods of the group run, so it is complete at once
+replaced after one finished joins none: the scheduler does not count finished pods, so a group that can
+                            no longer be complete would never be placed
+"""
+
+from dtj_operator.model import names
+from dtj_operator.model.views import PodGroupView
+from dtj_operator.plan.actions import Action, CreatePodGroup, DeletePodGroup
+from dtj_operator.plan.children.podgroup import pod_group
+from dtj_operator.plan.snapshot import Snapshot
+
+
+def group_to_join(s: Snapshot) -> str | None:
+    """Name of the PodGroup that new pods join; None: each is placed on its own."""
+    if not _uses_gangs(s):
+        return None
+    known, name = _current(s), _name(s)
+    if known is not None and known.deleting:  # it disappears with the last of its pods
+        return None
+    needed = s.job.min_replicas if known is None else known.min_count
+    joined = sum(pod.pod_group == name and not pod.ended for pod in s.current.values())
+    return name if joined + len(s.missing) >= needed else None
+
+
+def actions(s: Snapshot) -> tuple[Action, ...]:
+    """What must be done before pods that join the PodGroup are created."""
+    if group_to_join(s) is None or _current(s) is not None:
+        return ()
+    return (CreatePodGroup(pod_group(s.job, s.memory.attempt, s.gang_api)),)
+
+
+def delete_obsolete(s: Snapshot, *, all_of_them: bool = False) -> tuple[Action, ...]:
+    """Delete the PodGroups of earlier attempts; they are gone once their pods are."""
+    if not s.gang_api:
+        return ()
+    return tuple(
+        DeletePodGroup(group)
+        for group in s.pod_groups
+        if group.owner_uid == s.job.uid and not group.deleting and (all_of_them or group.name != _name(s))
+    )
+
+
+def waits_for(s: Snapshot) -> str:
+    """Why the scheduler cannot place the attempt's PodGroup, in its words; empty if it does not say."""
+    known = _current(s)
+    return "" if known is None else known.waits_for
+
+
+def _uses_gangs(s: Snapshot) -> bool:
+    """A template that names a group or another scheduler has its own way to place gangs."""
+    given = s.job.template["spec"]
+    own = given.get("schedulingGroup") or given.get("schedulerName", names.DEFAULT_SCHEDULER) != (
+        names.DEFAULT_SCHEDULER
+    )
+    return bool(s.gang_api) and s.job.gang and s.job.min_replicas > 1 and not own
+
+
+def _name(s: Snapshot) -> str:
+    return names.pod_group_name(s.job.name, s.memory.attempt)
+
+
+def _current(s: Snapshot) -> PodGroupView | None:
+    name = _name(s)
+    return next((g for g in s.pod_groups if g.name == name and g.owner_uid == s.job.uid), None)

@@ -1,0 +1,1 @@
+"""Gang scheduling by a real kube-scheduler."""

@@ -1,0 +1,110 @@
+"""Jobs start whole: a real kube-scheduler places the pods of an attempt together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.gang.conftest import POD_GROUPS, GangCluster
+from tests.integration.kubelet import Kubelet, runs
+from tests.support.predicates import condition, phase
+
+Json = dict[str, Any]
+
+
+def group_of(pod: Json) -> str | None:
+    """Return the name of the PodGroup that a pod belongs to."""
+    group: str | None = (pod["spec"].get("schedulingGroup") or {}).get("podGroupName")
+    return group
+
+
+async def until_replaced(kubelet: Kubelet, old: Json) -> Json:
+    """Wait until another pod of the same name runs, and return it."""
+    name, uid = old["metadata"]["name"], old["metadata"]["uid"]
+
+    def replaced(pods: dict[str, Json]) -> bool:
+        return name in pods and runs(pods[name]) and pods[name]["metadata"]["uid"] != uid
+
+    return (await kubelet.until(replaced))[name]
+
+
+async def test_two_jobs_that_do_not_fit_together_run_one_after_the_other(
+    cluster: GangCluster, kubelet: Kubelet
+):
+    await cluster.submit("a")
+    await cluster.submit("b")
+
+    def decided(pods: dict[str, Json]) -> bool:
+        return len(pods) == 6 and sum("nodeName" in pod["spec"] for pod in pods.values()) == 3
+
+    pods = await kubelet.until(decided)
+    (first,) = {name[0] for name, pod in pods.items() if "nodeName" in pod["spec"]}
+    second = {"a": "b", "b": "a"}[first]
+    await cluster.until(phase("Running"), first)
+    waiting = await cluster.until(
+        lambda job: "the job's pods are scheduled only together" in job["status"].get("message", ""), second
+    )
+    assert condition("PodsReady", "False", "Unschedulable")(waiting)
+    assert not any("nodeName" in kubelet.pods[f"{second}-{index}"]["spec"] for index in range(3))
+
+    for index in range(3):
+        await kubelet.finish(f"{first}-{index}")
+    await cluster.until(phase("Succeeded"), first)
+    await cluster.until(phase("Running"), second)
+
+
+async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangCluster, kubelet: Kubelet):
+    """The scheduler does not count finished pods, so in the PodGroup the new pod would wait forever."""
+    await cluster.submit(recovery={"scope": "Replica", "backoffSeconds": 0})
+    first = await kubelet.until_running("job-0", "job-1", "job-2")
+    assert {group_of(pod) for pod in first.values()} == {"job-0"}
+
+    await kubelet.finish("job-0")
+    await cluster.until(lambda job: job.get("status", {}).get("replicaStatuses", {}).get("succeeded") == 1)
+    await kubelet.finish("job-1", 1)
+
+    second = await until_replaced(kubelet, first["job-1"])
+    assert group_of(second) is None
+
+
+async def test_replica_is_replaced_in_the_group_of_the_others(cluster: GangCluster, kubelet: Kubelet):
+    await cluster.submit(recovery={"scope": "Replica", "backoffSeconds": 0})
+    first = await kubelet.until_running("job-0", "job-1", "job-2")
+
+    await kubelet.finish("job-1", 1)
+
+    assert group_of(await until_replaced(kubelet, first["job-1"])) == "job-0"
+
+
+async def test_restarted_and_resumed_jobs_have_a_group_per_attempt(cluster: GangCluster, kubelet: Kubelet):
+    await cluster.submit()
+    await kubelet.until_running("job-0", "job-1", "job-2")
+
+    await kubelet.finish("job-1", 1)
+    await cluster.until(lambda job: phase("Running")(job) and job["status"].get("attempt") == 1)
+    assert {group_of(pod) for pod in kubelet.pods.values()} == {"job-1"}
+    await cluster.api.until_gone(f"{POD_GROUPS.format(cluster.namespace)}/job-0")
+
+    await cluster.change(suspend=True)
+    await kubelet.until(lambda pods: not pods)
+    await cluster.api.until_gone(f"{POD_GROUPS.format(cluster.namespace)}/job-1")
+    await cluster.change(suspend=False)
+    await kubelet.until_running("job-0", "job-1", "job-2")
+    assert list(await cluster.pod_groups()) == ["job-2"]
+
+
+async def test_elastic_job_starts_with_the_fewest_replicas(cluster: GangCluster, kubelet: Kubelet):
+    await cluster.submit(replicas=6, elastic={"minReplicas": 2, "maxReplicas": 6})
+    pods = await kubelet.until(lambda pods: sum("nodeName" in pod["spec"] for pod in pods.values()) == 4)
+    assert {group_of(pod) for pod in pods.values()} == {"job-0"}
+    groups = await cluster.pod_groups()
+    assert groups["job-0"]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 2
+
+
+async def test_group_of_another_controller_is_left_alone(cluster: GangCluster, kubelet: Kubelet):
+    folder = POD_GROUPS.format(cluster.namespace)
+    spec = {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    await cluster.api.create(folder, {"kind": "PodGroup", "metadata": {"name": "job-0"}, "spec": spec})
+    await cluster.submit()
+    blocked = await cluster.until(condition("PodsReady", "False", "NameConflict"))
+    assert "PodGroup job-0" in blocked["status"]["message"]
+    assert not kubelet.pods

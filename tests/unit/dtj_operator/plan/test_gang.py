@@ -1,0 +1,116 @@
+"""Which PodGroup new pods join, and which PodGroups go."""
+
+from typing import Any
+
+import pytest
+
+from dtj_operator.model.memory import REPLICA
+from dtj_operator.plan.actions import CreatePod, CreatePodGroup, DeletePodGroup
+from dtj_operator.plan.planner import plan
+from dtj_operator.plan.report.conditions import obstacle
+from tests.support.builders import JobBuilder, job, pod, pod_group
+
+param = pytest.param
+Json = dict[str, Any]
+PAIR = job().replicas(2).with_network().placed_as_gang()
+THREE = (
+    job().replicas(3).with_network().recovery(scope=REPLICA).was("Running", memory={"recoveryScope": REPLICA})
+)
+
+
+def joined(builder: JobBuilder) -> dict[str, str | None]:
+    """Which PodGroup each new pod joins."""
+    bodies = [action.body for action in plan(builder.snapshot()).actions if isinstance(action, CreatePod)]
+    return {
+        body["metadata"]["name"]: body["spec"].get("schedulingGroup", {}).get("podGroupName")
+        for body in bodies
+    }
+
+
+def created(builder: JobBuilder) -> list[Json]:
+    return [action.body for action in plan(builder.snapshot()).actions if isinstance(action, CreatePodGroup)]
+
+
+def deleted(builder: JobBuilder) -> list[str]:
+    return [a.group.name for a in plan(builder.snapshot()).actions if isinstance(a, DeletePodGroup)]
+
+
+@pytest.mark.parametrize(
+    ("given", "group"),
+    [
+        param(PAIR, "digits-0", id="all pods of an attempt"),
+        param(PAIR.was("Pending", attempt=3), "digits-3", id="of a later attempt"),
+        param(PAIR.seeing(gang_api=""), None, id="the cluster has no PodGroups"),
+        param(PAIR.wants(scheduling={"gang": "None"}), None, id="switched off"),
+        param(PAIR.replicas(1), None, id="one replica"),
+        param(PAIR.pod_spec(schedulerName="volcano"), None, id="another scheduler"),
+        param(
+            PAIR.pod_spec(schedulerName="default-scheduler"), "digits-0", id="the default scheduler by name"
+        ),
+        param(PAIR.placed_as_gang(pod_group(deleting=True)), None, id="a user deleted the group"),
+    ],
+)
+def test_group_that_new_pods_join(given: JobBuilder, group: str | None) -> None:
+    assert set(joined(given).values()) == {group}
+
+
+def test_group_of_the_template_is_kept() -> None:
+    theirs = PAIR.pod_spec(schedulingGroup={"podGroupName": "mine"})
+    assert set(joined(theirs).values()) == {"mine"}
+    assert not created(theirs)
+
+
+def test_group_is_created_once_with_the_fewest_pods_that_can_train() -> None:
+    (whole,) = created(PAIR)
+    assert whole["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    (elastic,) = created(PAIR.replicas(5).elastic(3, 8))
+    assert elastic["spec"]["schedulingPolicy"]["gang"]["minCount"] == 3
+    assert not created(PAIR.placed_as_gang(pod_group()))
+
+
+@pytest.mark.parametrize(
+    ("others", "group"),
+    [
+        param(
+            [pod(1).running().in_group("digits-0"), pod(2).running().in_group("digits-0")],
+            "digits-0",
+            id="run",
+        ),
+        param(
+            [pod(1).succeeded().in_group("digits-0"), pod(2).running().in_group("digits-0")],
+            None,
+            id="one has finished: the scheduler does not count it",
+        ),
+        param(
+            [pod(1).running(), pod(2).running()],
+            None,
+            id="they were created before the cluster had PodGroups",
+        ),
+    ],
+)
+def test_replaced_pod_joins_only_if_the_group_can_be_complete(others: list[Any], group: str | None) -> None:
+    given = THREE.having(*others).placed_as_gang(pod_group(min_count=3))
+    given = given.was("Running", memory={"recoveryScope": REPLICA, "replacing": {"0": ""}})
+    assert joined(given) == {"digits-0": group}
+
+
+def test_groups_of_earlier_attempts_are_deleted_and_those_of_others_kept() -> None:
+    theirs = pod_group(1, owner_uid="another")
+    running = PAIR.was("Running", attempt=2).having(*(pod(i, attempt=2).running() for i in range(2)))
+    groups = (pod_group(0), theirs, pod_group(2))
+    assert deleted(running.placed_as_gang(*groups)) == ["digits-0"]
+    assert deleted(running.was("Succeeded", attempt=2).placed_as_gang(*groups)) == ["digits-0", "digits-2"]
+    assert deleted(running.wants(suspend=True).was("Suspended", attempt=3).placed_as_gang(*groups)) == [
+        "digits-0",
+        "digits-2",
+    ]
+
+
+def test_condition_tells_what_the_gang_waits_for() -> None:
+    said = "0/1 placements are available"
+    waiting = PAIR.was("Pending").having(pod(0), pod(1)).placed_as_gang(pod_group(waits_for=said))
+    found = obstacle(waiting.snapshot())
+    assert found is not None
+    assert (found.reason, said in found.message) == ("Unschedulable", True)
+    placed = PAIR.was("Running").having(pod(0).running().on("a"), pod(1).running().on("b"))
+    assert obstacle(placed.placed_as_gang(pod_group(waits_for=said)).snapshot()) is None
