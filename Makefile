@@ -25,6 +25,7 @@ lint: ## check format, style, types, import contracts; links, words and code blo
 format: ## format the code, and fix what ruff can fix
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
+	$(RUN) tests.docs.operator_metrics
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that run in one process

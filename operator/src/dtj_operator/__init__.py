@@ -1,1 +1,3 @@
 """The operator for DistributedTrainingJob objects."""
+
+VERSION = "0.1.0"

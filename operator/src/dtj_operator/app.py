@@ -8,6 +8,7 @@ restart is the only recovery that always works.
 import asyncio
 import logging
 import os
+import platform
 import random
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import health, metrics
+from dtj_operator import VERSION, health, metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.turns import Turns
 from dtj_operator.engine.worker import work
@@ -157,6 +158,7 @@ class App:
         self._servers = await health.serve(
             probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
         )
+        metrics.BUILD.info({"version": VERSION, "python": platform.python_version()})
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
         for reflector in self._reflectors:

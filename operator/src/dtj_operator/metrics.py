@@ -1,26 +1,81 @@
-"""The operator's Prometheus metrics. Every label has few values: never the name of a job or a pod."""
+"""The operator's Prometheus metrics. Every label has few values: never the name of a job, a pod or a node.
 
-from prometheus_client import Counter, Gauge, Histogram
+docs/operations.md has the table of these definitions; a test compares the two. The gauges of jobs are in
+job_metrics.py.
+"""
 
-# result: done | later | error
-RECONCILES = Counter("dtj_reconciles_total", "Reconciles of jobs, by result.", ["result"])
+from prometheus_client import Counter, Gauge, Histogram, Info, disable_created_metrics
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
+
+WAITS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600)  # seconds
+
+BUILD = Info("dtj_build", "Always 1; the version of the operator and of Python.")
+LEADER = Gauge("dtj_leader", "1 while this process holds the Lease.")
+
+RECONCILES = Counter("dtj_reconciles_total", "Reconciles of jobs: `done`, `later` or `error`.", ["result"])
 RECONCILE = Histogram("dtj_reconcile_seconds", "Seconds for one reconcile of a job.")
-QUEUE_WAIT = Histogram("dtj_queue_wait_seconds", "Seconds that a job waited in the queue for a worker.")
+QUEUE_WAIT = Histogram(
+    "dtj_queue_wait_seconds",
+    "Seconds that a job waited in the queue for a worker.",
+    buckets=(0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
+)
 QUEUE_DEPTH = Gauge("dtj_queue_depth", "Jobs in the queue, waiting for a worker.")
 API_REQUESTS = Counter(
-    "dtj_api_requests_total", "Requests to the API server, by method and HTTP status.", ["method", "code"]
+    "dtj_api_requests_total", "Requests to the API server; `none`: no answer.", ["method", "code"]
 )
 API_WAIT = Histogram(
     "dtj_api_rate_limit_seconds", "Seconds that requests waited because of the operator's own rate limit."
 )
 CACHED_PODS = Gauge("dtj_cached_pods", "Pods of jobs in the cache.")
 RELISTS = Counter(
-    "dtj_relists_total", "Times a cache was refilled from a list.", ["what"]
-)  # pods | nodes | ...
-LEADER = Gauge("dtj_leader", "1 while this process holds the lease.")
+    "dtj_relists_total", "How many times a cache (`pods`, `nodes`, ...) was refilled from a list.", ["what"]
+)
+POLLS = Counter("dtj_agent_polls_total", "Polls of agents for progress: `answer` or `nothing`.", ["result"])
+STATUS_WRITE_FAILURES = Counter(
+    "dtj_status_write_failures_total",
+    "Writes of a job's status that failed. 409: the job had changed, which is normal; 0: no answer.",
+    ["code"],
+)
+EVENTS_DROPPED = Counter(
+    "dtj_events_dropped_total", "Events that were not recorded: `queue_full` or `refused`.", ["reason"]
+)
+
+FINISHED = Counter(
+    "dtj_jobs_finished_total",
+    "Finished jobs; the reason is that of the condition `Complete` or `Failed`.",
+    ["namespace", "phase", "reason"],
+)
 RESTARTS = Counter(
-    "dtj_job_restarts_total", "Restarts of jobs, by whether they count against maxRestarts.", ["counted"]
-)  # true | false
-FINISHED = Counter("dtj_jobs_finished_total", "Finished jobs, by phase.", ["phase"])  # Succeeded | Failed
-# result: answer | nothing
-POLLS = Counter("dtj_agent_polls_total", "Polls of agents for their progress, by result.", ["result"])
+    "dtj_job_restarts_total",
+    "Restarts of jobs; `true`: counted against `recovery.maxRestarts`. Without those in place.",
+    ["namespace", "counted"],
+)
+FAULTS = Counter(
+    "dtj_faults_total",
+    "Faults of jobs, whether healed in place or not, by the reason of `status.failure`.",
+    ["namespace", "reason"],
+)
+NODES_LOST = Counter("dtj_nodes_lost_total", "Nodes that jobs lost; once for all jobs within 10 minutes.")
+PODS_READY = Histogram(
+    "dtj_job_pods_running_seconds",
+    "Seconds from the start of a job until all its pods run; first attempts only.",
+    buckets=WAITS,
+)
+FIRST_STEP = Histogram(
+    "dtj_job_first_step_seconds",
+    "Seconds from the start of a job to its first step, if its agents report it; first attempts only.",
+    buckets=WAITS,
+)
+RECOVERY = Histogram(
+    "dtj_recovery_seconds",
+    "Seconds from a fault until all pods run again. Scope `InPlace`: as the agents report it.",
+    ["scope", "reason"],
+    buckets=WAITS,
+)
+ACCELERATOR_SECONDS = Counter(
+    "dtj_accelerator_seconds_total",
+    "Seconds of `status.goodput` times accelerators of the job: `productive`, `startup`, `lost`,"
+    " `recovering` or `queued`.",
+    ["namespace", "resource", "state"],
+)

@@ -3,21 +3,21 @@
 import logging
 from collections.abc import Callable
 
-from dtj_operator import metrics
+from dtj_operator import job_metrics, metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
 from dtj_operator.kube import wire
 from dtj_operator.kube.api import METADATA, Api, decode
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.errors import Conflict, NotFound
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
-from dtj_operator.plan.actions import CreatePod, DeleteJob, Fail, Restart, Succeed, Verdict
+from dtj_operator.plan.actions import CreatePod, DeleteJob, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.status import events, new_status
@@ -72,10 +72,12 @@ class Reconciler:
     async def _bring_closer(self, key: Key) -> float | None:
         found = await self._gatherer.gather(key)
         if found is None:
+            job_metrics.JOBS.forget(key)
             return None
         if isinstance(found, Gone):
             self._written.pop(key, None)
             self._behind.pop(key, None)
+            job_metrics.JOBS.forget(key)
             decision = plan_gone(found)
             outcome = await self._applier.apply(key, "", decision.actions)
             if outcome.blocked:
@@ -97,6 +99,7 @@ class Reconciler:
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
         complete = not (outcome.refusals or outcome.unfinished)
+        job_metrics.JOBS.saw(key, after, status)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
         again_at = soonest(decision.requeue_at, write_at)
@@ -135,10 +138,13 @@ class Reconciler:
         patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
         try:
             answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
-        except Conflict as error:
-            raise TryLater("the job changed during the reconcile") from error
         except NotFound:
             return s.now
+        except ApiError as error:
+            metrics.STATUS_WRITE_FAILURES.labels(str(error.status)).inc()
+            if isinstance(error, Conflict):
+                raise TryLater("the job changed during the reconcile") from error
+            raise
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
         self._behind.pop(key, None)
         self._poller.note_written(key, s.progress)
@@ -152,10 +158,7 @@ class Reconciler:
             self._recorder.record(
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
-        if isinstance(verdict, Restart) and not verdict.same_incident:
-            metrics.RESTARTS.labels(str(verdict.counts).lower()).inc()
-        if isinstance(verdict, Succeed | Fail):
-            metrics.FINISHED.labels(status["phase"]).inc()
+        job_metrics.JOBS.wrote(key, s, verdict, status)
         if status["phase"] != s.memory.phase:
             fields = {"from": s.memory.phase, "to": status["phase"], "attempt": status.get("attempt", 0)}
             _log.info("phase changed", extra={**fields, "why": status.get("message", "")})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dtj_operator import VERSION
 from tests.cluster import images
 
 ROOT = Path(__file__).parents[3]
@@ -34,6 +37,12 @@ def test_operator_image_has_the_tested_versions():
     tested = pins(ROOT / "requirements/dev.txt")
     assert "kopf" in image
     assert {name: version for name, version in image.items() if tested.get(name) != version} == {}
+
+
+def test_operator_reports_the_version_of_its_distribution_and_chart():
+    distribution = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())
+    chart = yaml.safe_load((ROOT / "charts/dtj-operator/Chart.yaml").read_text())
+    assert distribution["project"]["version"] == chart["appVersion"] == VERSION
 
 
 def test_operator_image_starts_without_a_shell_and_not_as_root():

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from dtj_operator import metrics
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Conflict
@@ -45,7 +46,10 @@ class Recorder:
         """
         name, now = event_name(regarding, reason, once_per), asyncio.get_running_loop().time()
         again_at, count = self._sent.get(name, (now, 0))
-        if again_at > now or self._queue.full():
+        if again_at > now:
+            return
+        if self._queue.full():
+            metrics.EVENTS_DROPPED.labels("queue_full").inc()
             return
         self._sent[name] = now + REPEAT_S, count + 1
         self._sent.move_to_end(name)
@@ -73,6 +77,7 @@ class Recorder:
             try:
                 await self._send(body, count)
             except ApiError as error:
+                metrics.EVENTS_DROPPED.labels("refused").inc()
                 _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
 
     async def _send(self, body: Json, count: int) -> None:

@@ -141,6 +141,11 @@ class Job:
         return grace_s
 
     @cached_property
+    def accelerators(self) -> dict[str, int]:
+        """Accelerators of each pod by the name of the resource, such as nvidia.com/gpu."""
+        return _accelerators(self.template)
+
+    @cached_property
     def trainer(self) -> str:
         """Name of the container that runs the ranks."""
         return str(_trainer(self.template)["name"])
@@ -316,14 +321,17 @@ def _template(spec: _Fields) -> Json:
 def _processes(spec: _Fields, template: Json) -> int:
     if spec.raw.get("processesPerReplica", "auto") != "auto":
         return spec.integer("processesPerReplica", 1, 1)
+    return max(1, sum(_accelerators(template).values()))
+
+
+def _accelerators(template: Json) -> dict[str, int]:
     resources = _trainer(template).get("resources") or {}
     amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    accelerators = sum(
-        int(quantity.parse(amount) or 0)
+    return {
+        name: int(quantity.parse(amount) or 0)
         for name, amount in amounts.items()
         if name.endswith("/gpu") or name in ACCELERATORS
-    )
-    return max(1, accelerators)
+    }
 
 
 def _trainer(template: Json) -> Json:

@@ -88,7 +88,7 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
     moved = phase != s.memory.phase or isinstance(verdict, Restart) or attempt != s.memory.attempt
     at, replicas, progress = times.rfc3339(s.now), _replicas(s, verdict), _progress(s)
     counts = counters_after(s, verdict)
-    fault = _new_fault(s, verdict)
+    fault = new_fault(s, verdict)
     account, earlier = goodput(s, verdict, moved=moved)
     status = {
         "observedGeneration": s.job.generation,
@@ -223,7 +223,7 @@ def _decimal(value: float | None) -> str | None:
     return None if value is None else f"{value:.4g}"
 
 
-def _new_fault(s: Snapshot, verdict: Verdict | None) -> Fault | None:
+def new_fault(s: Snapshot, verdict: Verdict | None) -> Fault | None:
     """The fault of an incident that is not recorded yet."""
     if isinstance(verdict, Restart) and verdict.same_incident:
         return None
