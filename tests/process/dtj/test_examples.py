@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dtj import cli, settings
-from tests.process.dtj.conftest import Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished
 from tests.support.commands import SMALL
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -68,6 +68,18 @@ def test_example_trains(finish: Train, tmp_path: Path, name: str) -> None:
     saves = "checkpoint" in TRAINING[name]
     train(finish, name, *(["--checkpoint", tmp_path / "run"] if saves else []))
     assert saves == any(tmp_path.glob("run/step-*"))
+
+
+def test_padded_texts_have_the_same_losses_in_every_layout(finish: Train) -> None:
+    """The mean over tokens does not depend on ranks, micro-batches, or on the form of `run.backward`."""
+    loop = EXAMPLES / "loops" / "padded_text.py"
+    function = PROGRAMS / "padded.py"
+    alone = losses(finish("run", "--log-every", 1, loop))
+    two_ranks = ("run", "--log-every", 1, "--nproc", 2)
+    assert len(alone) == 12
+    assert losses(finish(*two_ranks, "--micro-batch", 3, loop)) == pytest.approx(alone, abs=2e-4)
+    stages = finish(*two_ranks, "--parallel", "pp", "--micro-batch", 4, function)
+    assert losses(stages) == pytest.approx(alone, abs=2e-4)
 
 
 def test_every_strategy_sync_policy_and_compression_has_an_example() -> None:

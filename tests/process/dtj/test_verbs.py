@@ -37,7 +37,7 @@ for batch in run.steps(1):
         pytest.param(
             "data = run.data(samples, global_batch=4)",
             "data = model",
-            "run.backward got a batch without samples",
+            "run.backward got a function, but no batch with samples",
             id="no data",
         ),
         pytest.param(

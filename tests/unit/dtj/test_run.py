@@ -83,3 +83,20 @@ def test_steps_without_data(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "step 2/2  epoch 0  reward 1.0000" in out
     assert "samples/s" not in out
+
+
+def test_reinforcement_learning_has_steps_without_data() -> None:
+    run = dtj.init(device="cpu")
+    model = run.parallel(nn.Linear(1, 1, bias=False))
+    for _ in run.steps(2):
+        model.weight.grad = None
+        loss = run.backward((model.weight * 3.0).sum(), count=5)
+        torch.testing.assert_close(model.weight.grad, torch.full((1, 1), 3.0))
+        assert float(loss) == pytest.approx(3 * float(model.weight.detach()))
+
+
+def test_function_without_data_is_refused() -> None:
+    run = dtj.init(device="cpu")
+    for batch in run.steps(1):
+        with pytest.raises(dtj.RecipeError, match="got a function, but no batch with samples"):
+            run.backward(lambda mb: mb.mean(), batch)

@@ -51,6 +51,10 @@ class ProcessGroups:
         """A lost peer can be replaced while this process continues; not with NCCL, whose state is lost."""
         return self._in_place and self._control_pipe is not None and self._devices[0].type == "cpu"
 
+    def stop_healing(self) -> None:
+        """From now on a lost peer ends this process."""
+        self._in_place = False
+
     def open(self) -> None:
         """Wait for the other ranks, without a time limit if there is an agent, and join the groups."""
         if self._world.size == 1:

@@ -20,7 +20,8 @@ class Recipe:
     model         () -> module on the CPU; the same on every rank
     data          map-style data set or stream; micro-batches have the structure of its items, pairs are
                   available as mb.x, mb.y
-    loss          (model, micro-batch) -> () tensor, the mean loss of its samples
+    loss          (model, micro-batch) -> () tensor, the mean loss of its samples; or (mean loss, what it is a
+                  mean over), e.g. tokens
     optimizer     parameters -> optimizer
     global_batch  samples per step over all ranks
     epochs        passes over the data
@@ -39,7 +40,7 @@ class Recipe:
 
     model: "Callable[[], nn.Module]"
     data: Any
-    loss: "Callable[[nn.Module, Any], torch.Tensor]"
+    loss: "Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor | int]]"
     optimizer: "Callable[[Iterable[nn.Parameter]], Optimizer]"
     global_batch: int
     epochs: int | None = None

@@ -87,6 +87,12 @@ class Recovery:
         ):
             report_pipe.send({"hold": True}, wait_s=1.0)
 
+    def give_up_healing(self) -> None:
+        """From now on a lost rank ends all ranks: the program runs collectives that cannot be repeated."""
+        if self._groups.can_heal:
+            self._groups.stop_healing()
+            report_pipe.send({"hold": False}, wait_s=1.0)
+
     def hand_over(self) -> None:
         """If this rank is at the point of the handover: send the state, or take it over."""
         while self._handover.target is not None and not self.is_behind:

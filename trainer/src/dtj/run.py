@@ -10,8 +10,9 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
@@ -98,6 +99,13 @@ class Run:
             replicas=ReplicaCheck(settings.check_every, optimizers=strategy.same_optimizer_state),
             progress=self._progress,
             say=self.say,
+        )
+        self._batch: Batch | None = None
+        self._plain = step_backward.PlainForm(
+            strategy,
+            precision,
+            begins=self._begin_plain_form,
+            counting=self._boundary.counting_operations,
         )
         self._recovery = Recovery(
             groups=groups,
@@ -261,7 +269,7 @@ class Run:
                     break
                 logger.begin(self.step + 1)
                 self._seed_generators(verb=0)
-                batch = feed.batch()
+                batch = self._batch = replace(feed.batch(), over=self._plain.over)
                 yield batch
                 feed.advance()
                 progress.step += 1
@@ -280,21 +288,49 @@ class Run:
         if self.step > started:
             self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 
-    def backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
-        """Compute the gradients of the mean loss over the samples of the global batch.
+    @overload
+    def backward(self, loss: step_backward.LossOf, batch: Batch) -> torch.Tensor: ...
+    @overload
+    def backward(self, loss: torch.Tensor, *, count: step_backward.Count | None = None) -> torch.Tensor: ...
 
-        loss_of  micro-batch -> () tensor, the mean loss of its samples; called for each micro-batch
-        Gradients are averaged over the ranks, unless --sync chooses local or stale steps. Micro-batches are
-        weighted by their number of samples, so the result is not the mean over tokens if samples have
-        different numbers of tokens.
-        Returns this rank's loss, a detached () tensor on the device; `log` averages it over the ranks.
+    def backward(
+        self,
+        loss: step_backward.LossOf | torch.Tensor,
+        batch: Batch | None = None,
+        *,
+        count: step_backward.Count | None = None,
+    ) -> torch.Tensor:
+        """Compute the gradients of the mean loss over the global batch, in one of two forms.
+
+            loss = run.backward(lambda mb: loss_of(model, mb), batch)      # a function, and the batch
+
+            for mb in batch:                                                # a loss for each micro-batch
+                loss = run.backward(loss_of(model, mb))
+
+        loss   () tensor, the mean loss of the samples of a micro-batch, or a function that returns it
+        count  what the loss is a mean over, if not samples, e.g. the tokens that are not padding: then the
+               gradients are those of the mean over the tokens of the global batch. A function returns
+               (loss, count) instead
+        Gradients are averaged over the ranks, unless --sync chooses local or stale steps. In the loop,
+        forward runs in the type of --precision, and the last micro-batch of a step averages. Only the form
+        with a function works with --parallel pp, and only then other ranks keep their state if one is lost.
+        Without data, a step is one call with a loss.
+        Returns this rank's loss, a detached () tensor on the device, in a loop the sum so far; `log` averages
+        it over the ranks.
         """
-        if not batch.micro_batches:
+        if not callable(loss):
+            total = self._plain.backward(loss, count, self._batch)
+            self._finite.note(total, self.step + 1)
+            return total
+        if batch is None or not batch.micro_batches:
             raise RecipeError(
-                "run.backward got a batch without samples: this run has no data",
-                fix="call run.data(dataset, global_batch=...) or run.loader(loader) before run.steps",
+                "run.backward got a function, but no batch with samples",
+                fix="call run.data or run.loader before run.steps, and pass the batch: "
+                "run.backward(loss, batch)",
             )
+        return self._backward(loss, batch)
 
+    def _backward(self, loss_of: step_backward.LossOf, batch: Batch) -> torch.Tensor:
         def verb() -> torch.Tensor:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
@@ -310,6 +346,12 @@ class Run:
         loss = self._recovery.run_verb(verb, rollback=rollback, skipped=self._no_loss)
         self._finite.note(loss, self.step + 1)
         return loss
+
+    def _begin_plain_form(self) -> None:
+        """A pass over a batch in the user's own code, which cannot be repeated after the loss of a rank."""
+        self._recovery.give_up_healing()
+        self._progress.verb += 1
+        self._seed_generators(verb=self._progress.verb)
 
     def clip(self, max_norm: float, parameters: Iterable[nn.Parameter] | None = None) -> torch.Tensor:
         """Scale the gradients down if their norm over all parameters exceeds max_norm.

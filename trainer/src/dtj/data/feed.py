@@ -42,6 +42,7 @@ class Batch:
     ends_epoch     True for the last batch of an epoch
     micro_batches  of this rank
     fetch          micro-batch -> its collated samples, on this rank's device
+    over           batch -> its micro-batches one after the other, each with a `run.backward`; None: only data
     """
 
     samples: int
@@ -49,9 +50,12 @@ class Batch:
     ends_epoch: bool
     micro_batches: Sequence[MicroBatch]
     fetch: Callable[[MicroBatch], Any]
+    over: "Callable[[Batch], Iterator[Any]] | None" = None
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches, on its device."""
+        if self.over is not None:
+            return self.over(self)
         return (self.fetch(micro_batch) for micro_batch in self.micro_batches)
 
 

@@ -92,7 +92,6 @@ class Pipeline(Strategy):
             else torch.zeros((), device=self.device)
         )
         dist.broadcast(total, src=self._global_rank(self._stages - 1), group=self._group)
-        self._join_gradients()
         return total
 
     def clip(self, max_norm: float, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -171,7 +170,7 @@ class Pipeline(Strategy):
             self._schedules[key] = kind(stage, micro_batches, loss_fn=_no_loss_yet, scale_grads=False)
         return self._schedules[key]
 
-    def _join_gradients(self) -> None:
+    def end_backward(self) -> None:
         for weight, group in self._tied:
             if weight.grad is not None:
                 dist.all_reduce(weight.grad, group=group)

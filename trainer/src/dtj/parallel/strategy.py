@@ -1,6 +1,6 @@
 """The interface of all strategies that distribute a model over ranks; the class itself is a single process.
 
-wrap -> for each step: accumulate (forward and backward of all micro-batches), clip, after_step
+wrap -> for each step: accumulate (forward and backward of all micro-batches), end_backward, clip, after_step
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Strategy:
         return model
 
     def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
-        """Forward and backward of this rank's micro-batches; afterwards gradients are means over all ranks.
+        """Forward and backward of this rank's micro-batches; `end_backward` follows.
 
         Returns () detached: the sum of the weighted losses. Its mean over the ranks is the global loss.
         """
@@ -87,6 +87,9 @@ class Strategy:
                 losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
         losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
+
+    def end_backward(self) -> None:
+        """Called after the last backward of a step; gradients that are not means over all ranks become so."""
 
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ sharded by rows, needs one all-reduce. The model defines which matrices are shar
 All other parameters are replicated. With ddp as a second axis, gradients are averaged over it after backward.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
-from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
+from dtj.parallel.strategy import Strategy, broadcast_weights, check_trainable
 
 
 class TensorParallel(Strategy):
@@ -39,12 +38,10 @@ class TensorParallel(Strategy):
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
         return model
 
-    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(weighted_loss, micro_batches)
+    def end_backward(self) -> None:
         if self.layout.size("ddp") > 1:
             gradients = (p.grad for p in self.parameters if p.grad is not None)
             average((g.to_local() for g in gradients), self._mesh["ddp"].get_group())  # type: ignore[attr-defined]
-        return total
 
     def _plan(self, model: nn.Module) -> dict[str, Any]:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: PLC0415

@@ -1,50 +1,209 @@
 """Forward and backward over this rank's micro-batches; gradients become the mean over the global batch.
 
 Why not simply average over ranks and micro-batches: if they differ in size (a smaller last batch, a size of
-micro-batches that does not divide the batch), the mean of means is not the mean. Each loss is weighted by the
-samples of its micro-batch, so any number of ranks and any micro-batch size give the same gradients, up to
-rounding. This holds for losses that are a mean over samples, not for a mean over tokens of padded samples.
+micro-batches that does not divide the batch, texts of different lengths), the mean of means is not the mean.
+Each loss is weighted by what it is a mean over: its samples, or the `count` that comes with it, e.g. tokens.
+So any number of ranks and any micro-batch size give the same gradients, up to rounding.
+
+    closure      the loss is a function of the micro-batch, which may be called again after the loss of a rank
+    plain form   `for mb in batch: run.backward(loss)`: the user calls the model
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 
 from dtj.data.feed import Batch
 from dtj.data.splitter import MicroBatch
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
-from dtj.step.precision import Precision, true_on_all_ranks
+from dtj.step.precision import Precision, local_part, true_on_all_ranks
 
-LossOf = Callable[[Any], torch.Tensor]
+Count = torch.Tensor | int
+_NO_INDICES = np.empty(0, dtype=np.int64)
+LossOf = Callable[[Any], torch.Tensor | tuple[torch.Tensor, Count]]
+
+
+class Weights:
+    """Weights the losses of one backward pass over a batch, and makes its gradients the mean.
+
+    Strategies average gradients over the ranks with different samples. Here they must be summed, since the
+    weights of all micro-batches add up to 1; so each loss is multiplied by the number of those ranks. The sum
+    of all counts is only known after the last one: until then they are divided by the samples, and the
+    gradients are corrected at the end.
+    """
+
+    def __init__(self, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
+        self._strategy, self._precision = strategy, precision
+        self._scale = precision.scale
+        self._samples = max(1, batch.samples)
+        # By the number of the micro-batch: to infer shapes, a pipeline calls the loss of the first one twice.
+        self._counts: dict[int, torch.Tensor] = {}
+        self._weighted: set[int] = set()
+        self._earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
+        # Only the last stage of a pipeline sees the counts.
+        self._may_count = strategy.pipeline_micro_batches is not None
+        if precision.scales or self._may_count:
+            self._set_earlier_aside()
+
+    def weighted(self, loss: Any, count: Count | None, micro_batch: MicroBatch) -> torch.Tensor:
+        """The loss, (), of which backward is called; RecipeError if it is not one number."""
+        given = _checked(loss)
+        mean = given.to(self._strategy.device, torch.promote_types(given.dtype, torch.float32))
+        scale = self._strategy.layout.data_size * self._scale
+        self._weighted.add(micro_batch.number)
+        if count is not None:
+            counted = self._counted(count, micro_batch)
+            mean = torch.where(counted > 0, mean, 0.0)  # the mean of no tokens is NaN
+            return mean * (counted * (scale / self._samples))
+        if self._counts:
+            raise _mixed()
+        factor = micro_batch.weight * scale
+        return mean * factor if factor != 1.0 else mean  # equal parts need no weight
+
+    def finish(self, total: torch.Tensor) -> torch.Tensor:
+        """Called after the last backward. total: sum of the weighted losses; returns this rank's loss."""
+        strategy, precision = self._strategy, self._precision
+        if self._counts or self._may_count:
+            total = total * self._correct_by_counts()
+        strategy.end_backward()
+        if precision.scales:
+            precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
+            total = total / self._scale
+        for parameter, gradient in self._earlier.items():
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return total
+
+    def _counted(self, count: Count, micro_batch: MicroBatch) -> torch.Tensor:
+        if not self._counts:
+            self._set_earlier_aside()
+        found = torch.as_tensor(count).detach().to(self._strategy.device, torch.float32)
+        if found.numel() != 1:
+            raise RecipeError(
+                f"the count of a loss has shape {tuple(found.shape)}, expected one number",
+                fix="pass how many items the loss is a mean over, e.g. (labels != -100).sum()",
+            )
+        found = found.reshape(()) if micro_batch.weight else torch.zeros_like(found.reshape(()))
+        self._counts[micro_batch.number] = found
+        if self._counts.keys() != self._weighted:
+            raise _mixed()
+        return found
+
+    def _correct_by_counts(self) -> torch.Tensor:
+        """Divide the gradients by the counts of all ranks instead of the samples; the factor, ()."""
+        total = sum(self._counts.values(), torch.zeros((), device=self._strategy.device))
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(total)
+        total = total / self._strategy.layout.size("tp")  # these ranks count the same samples
+        factor = torch.where(total > 0, self._samples / total, 1.0)
+        for parameter in self._strategy.parameters:
+            if parameter.grad is not None:
+                local = local_part(parameter.grad)
+                local.mul_(factor.to(local.device))
+        return factor
+
+    def _set_earlier_aside(self) -> None:
+        """Keep gradients of earlier passes as they are: neither the scale nor the counts concern them."""
+        for parameter in self._strategy.parameters:
+            if parameter.grad is not None:
+                self._earlier[parameter], parameter.grad = parameter.grad.clone(), None
 
 
 def backward(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> torch.Tensor:
     """Add the gradients of the mean loss over the global batch to every parameter's `.grad`.
 
-    loss_of  micro-batch -> () tensor, the *mean* loss of its samples
-    Strategies average gradients over the ranks with different samples. Here they must be summed, since the
-    weights of all micro-batches add up to 1; so each loss is multiplied by the number of those ranks.
+    loss_of  micro-batch -> () tensor, the *mean* loss of its samples; or (mean loss, what it is a mean over)
     Returns () on the device, detached: its mean over the ranks is the loss of the global batch.
     """
-    scale = precision.scale
-    gradient_scale = strategy.layout.data_size * scale
+    weights = Weights(batch, strategy=strategy, precision=precision)
 
     def weighted_loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():
-            loss = _checked(loss_of(batch.fetch(micro_batch)))
-        loss = loss.to(strategy.device, torch.promote_types(loss.dtype, torch.float32))
-        factor = micro_batch.weight * gradient_scale
-        return loss * factor if factor != 1.0 else loss  # equal parts need no weight
+            loss, count = _with_count(loss_of(batch.fetch(micro_batch)))
+        return weights.weighted(loss, count, micro_batch)
 
-    if precision.scales:
-        precision.rescale(strategy.parameters)
-    total = strategy.accumulate(weighted_loss, batch.micro_batches)
-    if not precision.scales:
-        return total
-    precision.unscale(strategy.parameters, all_finite=true_on_all_ranks)
-    return total / scale
+    return weights.finish(strategy.accumulate(weighted_loss, batch.micro_batches))
+
+
+class PlainForm:
+    """`for mb in batch: ...; run.backward(loss)`. Forward runs in autocast; the last loss synchronizes.
+
+    begins    called before the first micro-batch of a pass
+    counting  samples -> context for forward and backward of a pass
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        precision: Precision,
+        *,
+        begins: Callable[[], None],
+        counting: Callable[[int], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        self._strategy, self._precision, self._begins, self._counting = strategy, precision, begins, counting
+        self._weights: Weights | None = None
+        self._micro_batch: MicroBatch | None = None  # whose loss is awaited
+        self._is_last = False
+        self._forward = contextlib.ExitStack()
+        self._total = torch.zeros((), device=strategy.device)
+
+    def over(self, batch: Batch) -> Iterator[Any]:
+        """The micro-batches of a step, on this rank's device."""
+        if not batch.micro_batches:
+            return
+        self._begin(batch)
+        losses = 0
+        *_, last = batch.micro_batches
+        with self._counting(batch.samples):
+            for micro_batch in batch.micro_batches:
+                self._is_last = micro_batch is last
+                with contextlib.nullcontext() if self._is_last else self._strategy.without_sync():
+                    data = batch.fetch(micro_batch)
+                    self._micro_batch = micro_batch
+                    with self._forward:
+                        self._forward.enter_context(self._precision.autocast())
+                        yield data
+                    losses += self._micro_batch is None
+                    self._micro_batch = None
+        if 0 < losses < len(batch.micro_batches):
+            raise RecipeError(
+                f"run.backward was called for {losses} of {len(batch.micro_batches)} micro-batches of a step",
+                fix="call it for each of them; to ignore one, multiply its loss by 0",
+            )
+
+    def backward(self, loss: Any, count: Count | None, batch: Batch | None) -> torch.Tensor:
+        """Backward of one micro-batch, or of a step without data (batch). Returns the sum so far, ()."""
+        if batch is not None and not batch.micro_batches:
+            self._begin(batch)
+            self._micro_batch = MicroBatch(0, _NO_INDICES, 1 / self._strategy.layout.data_size)
+            self._is_last = True
+        if self._micro_batch is None or self._weights is None:
+            raise RecipeError(
+                "run.backward got a loss, but no micro-batch is waiting for one",
+                fix="call it once for each micro-batch, in `for mb in batch:`; add up several losses first",
+            )
+        self._forward.close()
+        weighted = self._weights.weighted(loss, count, self._micro_batch)
+        weighted.backward()  # type: ignore[no-untyped-call]
+        self._total = self._total + weighted.detach()
+        self._micro_batch = None
+        if self._is_last:
+            self._total = self._weights.finish(self._total)
+        return self._total
+
+    def _begin(self, batch: Batch) -> None:
+        if self._strategy.pipeline_micro_batches is not None:
+            raise RecipeError(
+                f"--parallel {self._strategy.layout.strategy} runs forward and backward by its own schedule",
+                fix="pass a function: run.backward(lambda mb: loss(model, mb), batch)",
+            )
+        self._begins()
+        self._weights = Weights(batch, strategy=self._strategy, precision=self._precision)
+        self._total = torch.zeros((), device=self._strategy.device)
 
 
 def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Precision) -> None:
@@ -57,7 +216,7 @@ def warm_up(loss_of: LossOf, batch: Batch, *, strategy: Strategy, precision: Pre
 
     def loss(micro_batch: MicroBatch) -> torch.Tensor:
         with precision.autocast():  # as in a step: the same memory, kernels and compiled graphs
-            return _checked(loss_of(batch.fetch(micro_batch)))
+            return _checked(_with_count(loss_of(batch.fetch(micro_batch)))[0])
 
     before = Rollback(strategy)
     with strategy.warming_up():
@@ -82,6 +241,10 @@ class Rollback:
             parameter.grad = gradient
 
 
+def _with_count(found: Any) -> tuple[Any, Count | None]:
+    return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+
+
 def _checked(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
@@ -90,3 +253,9 @@ def _checked(loss: Any) -> torch.Tensor:
             fix="return the mean loss of the micro-batch, e.g. F.cross_entropy(model(mb.x), mb.y)",
         )
     return loss
+
+
+def _mixed() -> RecipeError:
+    return RecipeError(
+        "some losses of a step came with a count, others without one", fix="pass a count with each of them"
+    )

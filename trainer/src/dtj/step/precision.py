@@ -6,6 +6,7 @@ fp16    11 bits of mantissa, but gradients below 6e-8 become zero: the loss is s
 """
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,12 +40,6 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self.half)
 
-    def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Scale gradients of an earlier backward pass like those that the next one adds to them."""
-        for parameter in parameters:
-            if parameter.grad is not None:
-                local_part(parameter.grad).mul_(self.scale)
-
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:
         """Divide gradients by the scale; if they overflowed on any rank, drop all of them.
 
@@ -53,11 +48,7 @@ class Precision:
         skipped.
         """
         mine = [p for p in parameters if p.grad is not None]
-        gradients = [local_part(p.grad) for p in mine if p.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        checks = [g.isfinite().all().to(self._device) for g in gradients]
-        finite = torch.stack(checks).all() if checks else torch.tensor(True, device=self._device)
+        finite = torch.stack([~found.bool() for found in self._divided(mine)]).all()
         if all_finite(finite):
             self._good_steps += 1
             if self._good_steps % _GROW_EVERY == 0:
@@ -67,6 +58,19 @@ class Precision:
                 parameter.grad = None
             self.scale *= _BACKOFF
             self._good_steps = 0
+
+    def _divided(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+        """Divide the gradients by the scale; one () tensor per device and type: 1 if one is not finite."""
+        groups: dict[Any, list[torch.Tensor]] = defaultdict(list)
+        for parameter in parameters:
+            gradient = local_part(parameter.grad)
+            groups[gradient.device, gradient.dtype].append(gradient)
+        found = [torch.zeros((), device=self._device)]
+        for (device, _), gradients in groups.items():
+            bad, factor = torch.zeros(1, device=device), torch.full((1,), 1 / self.scale, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, bad, factor)
+            found.append(bad[0].to(self._device))
+        return found
 
     def state_dict(self) -> dict[str, float]:
         """The scale, and how many steps without overflow it has had."""

@@ -11,7 +11,6 @@ Between two sync points ranks differ: a checkpoint waits for the next one, a sto
 restart all start with rank 0's.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, WeightedLoss
+from dtj.parallel.strategy import Replicated
 
 _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9
 
@@ -42,11 +41,9 @@ class LocalSGD(Replicated):
         super().start(step, total_steps)
         self._synced = step
 
-    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(weighted_loss, micro_batches)
+    def end_backward(self) -> None:
         if self._is_synchronous():
             average((p.grad for p in self.weights if p.grad is not None), None)
-        return total
 
     def after_step(self, step: int, *, force: bool = False) -> None:
         if self._is_synchronous():

@@ -9,7 +9,6 @@ Stale Synchronous Parallel Parameter Server" (2013).
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 
 from dtj.parallel.average import unflatten
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Replicated, WeightedLoss
+from dtj.parallel.strategy import Replicated
 
 
 class Stale(Replicated):
@@ -46,10 +45,8 @@ class Stale(Replicated):
             work.wait()
         unflatten(mean, [_gradient(p) for p in self.weights])
 
-    def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
-        total = super().accumulate(weighted_loss, micro_batches)
+    def end_backward(self) -> None:
         self._exchange()
-        return total
 
     def state_dict(self) -> dict[str, Any]:
         """The averages that are not applied yet; waits for them."""

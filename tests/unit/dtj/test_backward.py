@@ -1,0 +1,159 @@
+"""Gradients are the mean over what the losses are means over: samples, or a count such as tokens."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dtj.data.feed import Batch
+from dtj.errors import RecipeError
+from dtj.parallel.strategy import Strategy
+from dtj.step.backward import PlainForm, backward
+from dtj.step.precision import Precision
+from tests.unit.dtj.feeds import feed
+from tests.unit.dtj.test_evaluate import single
+
+CPU = torch.device("cpu")
+VOCABULARY, PADDING = 11, -100
+LENGTHS = (7, 1, 4, 0, 2, 6, 3, 5)  # of the texts; one has no token to learn
+TEXTS = [torch.randint(VOCABULARY, (n + 1,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS]
+
+
+def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Inputs and labels of a micro-batch, padded to its longest text."""
+    rows = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=PADDING)
+    return {"inputs": rows[:, :-1].clamp(min=0), "labels": rows[:, 1:]}
+
+
+def loss_and_tokens(model: nn.Module, mb: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = model(mb["inputs"]).flatten(0, 1)
+    return cross_entropy(scores, mb["labels"].flatten(), ignore_index=PADDING), (mb["labels"] >= 0).sum()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def reference() -> tuple[float, list[torch.Tensor]]:
+    """The mean over all tokens, without micro-batches."""
+    model = network()
+    total = torch.zeros(())
+    for text in TEXTS:
+        total = total + cross_entropy(model(text[:-1]), text[1:], reduction="sum")
+    mean = total / sum(LENGTHS)
+    mean.backward()  # type: ignore[no-untyped-call]
+    return float(mean.detach()), gradients(model)
+
+
+def plain(strategy: Strategy, precision: Precision) -> PlainForm:
+    return PlainForm(strategy, precision, begins=lambda: None, counting=lambda _: contextlib.nullcontext())
+
+
+def in_closure(model: nn.Module, batch: Batch, strategy: Strategy, precision: Precision) -> torch.Tensor:
+    return backward(lambda mb: loss_and_tokens(model, mb), batch, strategy=strategy, precision=precision)
+
+
+def in_loop(model: nn.Module, batch: Batch, strategy: Strategy, precision: Precision) -> torch.Tensor:
+    form, total = plain(strategy, precision), torch.zeros(())
+    for mb in form.over(batch):
+        loss, tokens = loss_and_tokens(model, mb)
+        total = form.backward(loss, tokens, None)
+    return total
+
+
+@pytest.mark.parametrize("form", [in_closure, in_loop])
+@pytest.mark.parametrize("micro", [None, 1, 3])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_padded_texts_have_the_gradients_of_the_mean_over_tokens(
+    form: Any, micro: int | None, precision: str
+) -> None:
+    expected, wanted = reference()
+    model = network()
+    batch = feed(data=TEXTS, batch=len(TEXTS), micro=micro, collate=padded).batch()
+    loss = form(model, batch, single(model), Precision(precision, CPU))
+    rtol, atol = (1e-5, 1e-6) if precision == "fp32" else (2e-2, 2e-3)
+    assert float(loss) == pytest.approx(expected, rel=rtol)
+    torch.testing.assert_close(gradients(model), wanted, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("counts", [True, False])
+def test_gradients_of_an_earlier_loss_stay(precision: str, counts: bool) -> None:
+    """As of a GAN: neither the count nor the scale of a later loss concerns them, nor its overflow."""
+    weight = nn.Parameter(torch.tensor([2.0]))
+    model = nn.Module()
+    model.weight = weight
+    weight.grad = torch.tensor([5.0])
+    batch = feed(data=[1.0, 3.0], batch=2).batch()
+    how = {"strategy": single(model), "precision": Precision(precision, CPU)}
+
+    def loss_of(mb: torch.Tensor, factor: float = 1.0) -> Any:
+        loss = (weight * mb * factor).mean()
+        return (loss, 2) if counts else loss
+
+    backward(loss_of, batch, **how)  # type: ignore[arg-type]
+    torch.testing.assert_close(weight.grad, torch.tensor([7.0]))
+    if precision == "fp16":
+        backward(lambda mb: loss_of(mb, float("inf")), batch, **how)  # type: ignore[arg-type]
+        torch.testing.assert_close(weight.grad, torch.tensor([7.0]))
+
+
+def one_weight() -> tuple[nn.Module, PlainForm]:
+    model = nn.Linear(1, 1, bias=False)
+    return model, plain(single(model), Precision("bf16", CPU))
+
+
+def test_loop_runs_forward_in_half_precision_and_backward_outside() -> None:
+    model, form = one_weight()
+    for mb in form.over(feed(4, micro=2).batch()):
+        loss = model(mb.float()[:, None])
+        assert loss.dtype == torch.bfloat16
+        form.backward(loss.float().mean(), None, None)
+        assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def forgotten(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for number, mb in enumerate(form.over(feed(4, micro=2).batch())):
+        if number:
+            yield form.backward(model(mb.float()[:, None]).mean(), None, None)
+
+
+def repeated(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for mb in form.over(feed(4).batch()):
+        for _ in range(2):
+            yield form.backward(model(mb.float()[:, None]).mean(), None, None)
+
+
+def mixed(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for number, mb in enumerate(form.over(feed(4, micro=2).batch())):
+        yield form.backward(model(mb.float()[:, None]).mean(), [2, None][number], None)
+
+
+def a_vector(form: PlainForm, model: nn.Module) -> Iterator[Any]:
+    for mb in form.over(feed(4, micro=2).batch()):
+        yield form.backward(model(mb.float()[:, None]).mean(), torch.ones(2), None)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (forgotten, "run.backward was called for 1 of 2 micro-batches of a step"),
+        (repeated, "no micro-batch is waiting for one"),
+        (mixed, "some losses of a step came with a count, others without one"),
+        (a_vector, r"the count of a loss has shape \(2,\), expected one number"),
+    ],
+)
+def test_loop_that_would_give_wrong_gradients_is_refused(program: Any, message: str) -> None:
+    model, form = one_weight()
+    with pytest.raises(RecipeError, match=message):
+        list(program(form, model))
