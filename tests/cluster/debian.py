@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import tempfile
 from functools import cache
+from pathlib import Path
 
 from tests.cluster import config, proc
 from tests.cluster.errors import ClusterError
@@ -27,6 +29,22 @@ def install(*packages: str, why: str) -> None:
         missing = [package for package in packages if not installed(package)]
         if missing:
             add(missing, why)
+
+
+def program(name: str, *, package: str) -> Path:
+    """Return a program of a package that is only unpacked: to install some packages starts their services."""
+    folder = config.cache() / "debian" / package
+    found = folder / "usr/bin" / name
+    with proc.lock(config.cache() / "locks" / f"debian-{package}"):
+        if not found.exists():
+            fix = "sudo apt-get update, or make a package mirror reachable"
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                options = ("--quiet", "-o", "APT::Sandbox::User=root")
+                proc.run("apt-get", "download", *options, package, cwd=Path(scratch), fix=fix)
+                (archive,) = Path(scratch).glob("*.deb")
+                proc.run("dpkg-deb", "--extract", archive, folder)
+    return found
 
 
 def add(packages: list[str], why: str) -> None:

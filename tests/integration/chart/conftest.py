@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 Json = dict[str, Any]
+Render = Callable[[Json], list[Json]]
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 
 
@@ -44,6 +45,11 @@ class Helm:
         )
 
 
+def kinds(manifests: list[Json], kind: str) -> list[Json]:
+    """Return the manifests of a kind."""
+    return [each for each in manifests if each["kind"] == kind]
+
+
 @pytest.fixture(scope="session")
 def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Return helm with its own home directory."""
@@ -51,6 +57,6 @@ def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def render(helm: Helm) -> Callable[[Json], list[Json]]:
+def render(helm: Helm) -> Render:
     """Return a function: values -> manifests."""
     return lambda values: [each for each in yaml.safe_load_all(helm.template(values)) if each]

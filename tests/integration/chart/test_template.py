@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import yaml
 from syrupy.assertion import SnapshotAssertion
 
-from tests.integration.chart.conftest import CHART, Helm
+from tests.integration.chart.conftest import CHART, Helm, Render, kinds
 from tests.integration.controlplane import ControlPlane
 
 Json = dict[str, Any]
-Render = Callable[[Json], list[Json]]
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 
 CASES: dict[str, Json] = {
@@ -57,11 +55,6 @@ CASES: dict[str, Json] = {
     },
 }
 case = pytest.mark.parametrize("values", [pytest.param(values, id=name) for name, values in CASES.items()])
-
-
-def kinds(manifests: list[Json], kind: str) -> list[Json]:
-    """Return the manifests of a kind."""
-    return [each for each in manifests if each["kind"] == kind]
 
 
 def test_helm_lint_reports_nothing(helm: Helm):

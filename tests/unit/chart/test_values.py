@@ -11,7 +11,7 @@ import yaml
 
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 Json = dict[str, Any]
-GIVEN_WHOLE = {"resources", "nodeSelector", "affinity", "podLabels", "podAnnotations"}
+GIVEN_WHOLE = {"resources", "nodeSelector", "affinity", "podLabels", "podAnnotations", "labels"}
 
 
 def leaves(values: Json, path: str = "") -> Iterator[str]:
@@ -36,11 +36,27 @@ def test_every_value_is_in_the_readme_and_nothing_else_is():
 
 def test_every_value_is_in_the_schema_and_nothing_else_is():
     def names(schema: Json, path: str = "") -> Iterator[str]:
-        for name, child in schema.get("properties", {}).items():
+        for name, value in schema.get("properties", {}).items():
+            child = definitions.get(str(value.get("$ref")).rpartition("/")[2], value)
             if "properties" in child and name not in GIVEN_WHOLE:
                 yield from names(child, f"{path}{name}.")
             else:
                 yield f"{path}{name}"
 
     schema = json.loads((CHART / "values.schema.json").read_text())
+    definitions = schema["definitions"]
     assert set(names(schema)) - {"global"} == set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+
+
+def test_series_of_kube_state_metrics_are_fields_of_the_crd():
+    (version,) = yaml.safe_load((CHART / "files/crd.yaml").read_text())["spec"]["versions"]
+    (resource,) = yaml.safe_load((CHART / "files/kube-state-metrics.yaml").read_text())["spec"]["resources"]
+    for metric in resource["metrics"]:
+        kind = metric["each"]["type"]
+        found = metric["each"][kind[0].lower() + kind[1:]]
+        schema = version["schema"]["openAPIV3Schema"]
+        for name in found["path"]:
+            assert name in schema["properties"], (metric["name"], name)
+            schema = schema["properties"][name]
+        if kind == "StateSet":
+            assert found["list"] == schema["enum"]

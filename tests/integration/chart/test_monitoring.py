@@ -1,0 +1,193 @@
+"""The chart's alerts and dashboards, checked by Prometheus' own tool."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+import dtj_operator.job_metrics  # noqa: F401 - registers all metrics
+from dtj import contract
+from dtj.agent.status_server import metrics as agent_metrics
+from tests.cluster import debian
+from tests.docs.blocks import ROOT
+from tests.integration.chart.conftest import CHART, Render, kinds
+
+Json = dict[str, Any]
+Series = dict[str, str]
+ALERTS = CHART / "files/alerts.yaml"
+VALUES: Json = {
+    "metrics": {
+        **{name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "dashboards")},
+        "prometheusRule": {"enabled": True, "docsUrl": "https://example.com/docs", "labels": {"a": "b"}},
+    }
+}
+
+# Values of series over an hour, one a minute; `0+60x60` grows by 60 a minute, so by 1 a second.
+ROWS: list[tuple[str, Series, Series]] = [
+    ("DtjNoLeader", {"dtj_leader": "0x60"}, {"dtj_leader": "1x60"}),
+    (
+        "DtjTwoLeaders",
+        {
+            'dtj_leader{namespace="a",job="o",pod="1"}': "1x60",
+            'dtj_leader{namespace="a",job="o",pod="2"}': "1x60",
+        },
+        {
+            'dtj_leader{namespace="a",job="o",pod="1"}': "1x60",
+            'dtj_leader{namespace="b",job="o",pod="2"}': "1x60",
+        },
+    ),
+    (
+        "DtjQueueStalled",
+        {"dtj_queue_depth": "3x60", 'dtj_reconciles_total{result="done"}': "9x60"},
+        {"dtj_queue_depth": "3x60", 'dtj_reconciles_total{result="done"}': "0+1x60"},
+    ),
+    (
+        "DtjQueueSlow",
+        {
+            'dtj_queue_wait_seconds_bucket{le="60"}': "0x60",
+            'dtj_queue_wait_seconds_bucket{le="120"}': "0+60x60",
+            'dtj_queue_wait_seconds_bucket{le="+Inf"}': "0+60x60",
+        },
+        {
+            'dtj_queue_wait_seconds_bucket{le="10"}': "0+60x60",
+            'dtj_queue_wait_seconds_bucket{le="+Inf"}': "0+60x60",
+        },
+    ),
+    (
+        "DtjReconcileErrors",
+        {'dtj_reconciles_total{result="error"}': "0+20x60", 'dtj_reconciles_total{result="done"}': "0+80x60"},
+        {'dtj_reconciles_total{result="error"}': "0+5x60", 'dtj_reconciles_total{result="done"}': "0+95x60"},
+    ),
+    (
+        "DtjApiErrors",
+        {'dtj_api_requests_total{code="none"}': "0+20x60", 'dtj_api_requests_total{code="200"}': "0+80x60"},
+        {'dtj_api_requests_total{code="409"}': "0+20x60", 'dtj_api_requests_total{code="200"}': "0+80x60"},
+    ),
+    (
+        "DtjApiThrottled",
+        {'dtj_api_requests_total{code="429"}': "0+120x60"},
+        {'dtj_api_requests_total{code="429"}': "0+30x60"},
+    ),
+    (
+        "DtjStatusWritesFail",
+        {'dtj_status_write_failures_total{code="403"}': "0+60x60"},
+        {'dtj_status_write_failures_total{code="409"}': "0+60x60"},
+    ),
+    (
+        "DtjEventsDropped",
+        {'dtj_events_dropped_total{reason="queue_full"}': "0+3x60"},
+        {'dtj_events_dropped_total{reason="queue_full"}': "0+1x60"},
+    ),
+    (
+        "DtjAgentsSilent",
+        {
+            'dtj_agent_polls_total{result="nothing"}': "0+60x60",
+            'dtj_agent_polls_total{result="answer"}': "0+30x60",
+        },
+        {
+            'dtj_agent_polls_total{result="nothing"}': "0+30x60",
+            'dtj_agent_polls_total{result="answer"}': "0+60x60",
+        },
+    ),
+    (
+        "DtjJobsBlocked",
+        {'dtj_jobs_blocked{namespace="a",reason="Unschedulable"}': "1x60"},
+        {'dtj_jobs_blocked{namespace="a",reason="Unschedulable"}': "1x29 0x30"},
+    ),
+    (
+        "DtjRestartStorm",
+        {'dtj_job_restarts_total{namespace="a",counted="true"}': "0+1x60"},
+        {'dtj_job_restarts_total{namespace="a",counted="true"}': "0x50 5x10"},
+    ),
+    ("DtjNodesLost", {"dtj_nodes_lost_total": "0x30 5x30"}, {"dtj_nodes_lost_total": "0x30 1x30"}),
+]
+
+
+def promtool(*words: str | Path) -> None:
+    """Run promtool and check that it is content."""
+    program = debian.program("promtool", package="prometheus")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alerts() -> dict[str, Json]:
+    """Return the alerts by name."""
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def test_every_alert_fires_and_is_silent_on_the_control(tmp_path: Path):
+    def case(alert: str, series: Series, firing: float) -> Json:
+        state = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+        expected = {"expr": state, "eval_time": "1h", "exp_samples": [{"labels": "{}", "value": firing}]}
+        given = [{"series": name, "values": values} for name, values in series.items()]
+        return {"name": alert, "interval": "1m", "input_series": given, "promql_expr_test": [expected]}
+
+    assert [alert for alert, _, _ in ROWS] == list(alerts())
+    tests = [case(alert, series, 1) for alert, series, _ in ROWS]
+    tests += [case(alert, series, 0) for alert, _, series in ROWS]
+    file = tmp_path / "tests.yaml"
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests})
+    )
+    promtool("check", "rules", ALERTS)
+    promtool("test", "rules", file)
+
+
+def test_every_alert_has_an_entry_in_the_runbook():
+    page = (ROOT / "docs/operations.md").read_text()
+    headings = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+    assert headings == set(alerts())
+    for name, rule in alerts().items():
+        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{name.lower()}"
+
+
+def test_runbook_is_where_the_values_say(render: Render):
+    (rule,) = kinds(render(VALUES), "PrometheusRule")
+    assert rule["metadata"]["labels"]["a"] == "b"
+    for each in rule["spec"]["groups"][0]["rules"]:
+        assert each["annotations"]["runbook_url"].startswith("https://example.com/docs/operations.md#")
+
+
+@pytest.fixture
+def expressions(render: Render) -> list[str]:
+    """Return the expressions of all panels, with Grafana's variables replaced."""
+    dashboards = [
+        json.loads(text)
+        for each in kinds(render(VALUES), "ConfigMap")
+        for name, text in each["data"].items()
+        if name.endswith(".json")
+    ]
+    assert [dashboard["title"] for dashboard in dashboards] == ["dtj jobs", "dtj operator"]
+    found = []
+    for dashboard in dashboards:
+        panels = dashboard["panels"]
+        assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
+        found += [target["expr"] for panel in panels for target in panel["targets"]]
+    return [each.replace("$__rate_interval", "5m").replace("$namespace", ".*") for each in found]
+
+
+def test_expressions_of_the_dashboards_are_valid(expressions: list[str], tmp_path: Path):
+    rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(expressions)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", file)
+
+
+def test_dashboards_and_alerts_name_only_metrics_that_exist(expressions: list[str]):
+    document: Json = dict.fromkeys(contract.STATUS_FIELDS, 1)
+    document |= {"checkpoint": {"step": 1}, "ranks": [], "slowest": {"rank": 0, "replica": 0, "ratio": 2.0}}
+    known = {word.split("{")[0].split(" ")[0] for word in agent_metrics(document).splitlines()}
+    for collector in REGISTRY._collector_to_names:
+        for family in collector.collect():
+            suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+            known |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
+    for expression in (*expressions, *(rule["expr"] for rule in alerts().values())):
+        assert set(re.findall(r"\b(?:dtj|process|python)_\w+", expression)) <= known, expression
