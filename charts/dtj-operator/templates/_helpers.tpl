@@ -1,6 +1,7 @@
-{{/* Name of all objects of the release: the release's name with the suffix -operator. */}}
+{{/* Name of all objects of the release: by default the release's name with the suffix -operator. */}}
 {{- define "dtj.name" -}}
-{{- printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
+{{- $default := printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
+{{- .Values.fullnameOverride | default $default -}}
 {{- end -}}
 
 {{/* Name of cluster-scoped objects: releases of one name in two namespaces must not share them. */}}
@@ -22,6 +23,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "dtj.image" -}}

@@ -29,7 +29,32 @@ CASES: dict[str, Json] = {
     },
     "everything set": {
         "image": {"repository": "registry.example/dtj", "tag": "1.2.3", "pullPolicy": "Always"},
-        "imagePullSecrets": ["pull"],
+        "imagePullSecrets": ["pull", {"name": "other"}],
+        "fullnameOverride": "trainer",
+        "commonLabels": {"cost-center": "a"},
+        "reconcile": {"workers": 4, "resyncSeconds": 60},
+        "networkPolicy": {
+            "enabled": True,
+            "metricsFrom": [
+                {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+            ],
+            "egress": [{}],
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+            }
+        ],
+        "strategy": {"type": "Recreate"},
+        "extraArgs": ["--no-leader-election"],
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ssl/certs"}],
+        "extraObjects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-ca"}}
+        ],
         "replicas": 3,
         "api": {"requestsPerSecond": 12.5},
         "logging": {"level": "debug", "format": "text"},
@@ -134,6 +159,19 @@ def test_releases_of_one_name_share_no_cluster_scoped_object(render: Render):
 
 
 @case
+def test_no_user_is_set(render: Render, values: Json):
+    """OpenShift chooses the user of a namespace's pods, and refuses any other."""
+    assert "runAsUser" not in str(render(values))
+    assert "runAsGroup" not in str(render(values))
+
+
+def test_security_contexts_can_be_removed(render: Render):
+    nothing = {"runAsNonRoot": None, "seccompProfile": None}
+    (deployment,) = kinds(render({"podSecurityContext": nothing}), "Deployment")
+    assert "securityContext" not in deployment["spec"]["template"]["spec"]
+
+
+@case
 def test_pods_pass_the_restricted_standard(render: Render, values: Json, plane: ControlPlane, namespace: str):
     plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     kubectl = replace(plane.kubectl, namespace=namespace)
@@ -170,7 +208,7 @@ REFUSED = [
     ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
     ("labels that are not text", {"podLabels": {"a": 1}}, "got number, want string"),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
-    ("a pull secret as an object", {"imagePullSecrets": [{"name": "a"}]}, "got object, want string"),
+    ("a pull secret without a name", {"imagePullSecrets": [{}]}, "missing property 'name'"),
 ]
 
 

@@ -11,7 +11,16 @@ import yaml
 
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
 Json = dict[str, Any]
-GIVEN_WHOLE = {"resources", "nodeSelector", "affinity", "podLabels", "podAnnotations", "labels"}
+GIVEN_WHOLE = {
+    "resources",
+    "nodeSelector",
+    "affinity",
+    "podLabels",
+    "podAnnotations",
+    "labels",
+    "commonLabels",
+}
+GIVEN_WHOLE |= {"podSecurityContext", "securityContext", "strategy"}
 
 
 def leaves(values: Json, path: str = "") -> Iterator[str]:
