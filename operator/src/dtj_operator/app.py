@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from kubernetes.aio.client import Configuration
@@ -25,7 +25,7 @@ from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
 from dtj_operator.health import Health
-from dtj_operator.kube import wire
+from dtj_operator.kube import paths, wire
 from dtj_operator.kube.api import METADATA_LIST, Api, decode
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
@@ -288,7 +288,7 @@ class App:
 
         Jobs that are known are handled even if the API server cannot list them.
         """
-        path = names.jobs_path(self._settings.namespace)
+        path = paths.jobs(self._settings.namespace)
         try:
             found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
         except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
@@ -323,8 +323,14 @@ class App:
         self._tasks.append(task)
 
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        if task in self._tasks and not task.cancelled():
-            _exit_now(task.get_name(), task.exception())
+        """Exit at once: after the lease is lost nothing more may be written, not even during cleanup."""
+        if task not in self._tasks or task.cancelled():
+            return
+        error = task.exception()
+        fields = {"task": task.get_name(), "error": str(error)}
+        _log.critical("exiting: background task failed", extra=fields, exc_info=error)
+        sys.stderr.flush()
+        os._exit(1)
 
     def _may_act(self) -> bool:
         return self._lease.held or not self._settings.leader_election
@@ -344,12 +350,3 @@ class App:
             return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
         empty = [reflector.what for reflector in self._required if not reflector.synced.is_set()]
         return f"caches not filled yet: {', '.join(empty)}" if empty else None
-
-
-def _exit_now(name: str, error: BaseException | None) -> NoReturn:
-    """Exit at once: after the lease is lost nothing more may be written, not even during cleanup."""
-    _log.critical(
-        "exiting: background task failed", extra={"task": name, "error": str(error)}, exc_info=error
-    )
-    sys.stderr.flush()
-    os._exit(1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dtj_operator.kube import pods
+from dtj_operator.kube import paths, pods
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache, ChildView
@@ -124,7 +124,7 @@ class Applier:
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
         """Return True if the pod exists now, False if an old pod has its name."""
         meta = body["metadata"]
-        folder = names.pods_path(meta["namespace"])
+        folder = paths.pods(meta["namespace"])
         try:
             # Otherwise the API server drops a misspelled field of the template, such as a GPU limit.
             raw = await self._api.create(folder, body, [("fieldValidation", "Strict")])
@@ -162,7 +162,7 @@ class Applier:
         if self._clock() >= until:
             return None
         pod = action.pod
-        path = f"{names.pods_path(pod.namespace)}/{pod.name}"
+        path = f"{paths.pods(pod.namespace)}/{pod.name}"
         version = pod.version if action.unchanged else None
         try:
             raw = await self._api.delete(path, uid=pod.uid, version=version, grace_s=action.grace_s)
@@ -200,12 +200,12 @@ class Applier:
                     return await self._remove(cache, found, unchanged=known is not None)
             case DeleteJob():
                 with contextlib.suppress(NotFound, Conflict):
-                    await self._api.delete(names.job_path(key), uid=uid)
+                    await self._api.delete(paths.job(key), uid=uid)
         return True
 
     async def _create_pod_group(self, key: Key, body: Json, uid: str) -> Refusal | bool:
         """Return False if a PodGroup that an earlier job of this name left has to go first."""
-        folder, name = names.pod_groups_path(body["apiVersion"], key.namespace), body["metadata"]["name"]
+        folder, name = paths.pod_groups(body["apiVersion"], key.namespace), body["metadata"]["name"]
         try:
             raw = await self._api.create(folder, body)
         except Refused as error:
@@ -226,7 +226,7 @@ class Applier:
 
     async def _delete_pod_group(self, group: PodGroupView) -> None:
         """Ask for its deletion; it exists until none of its pods runs."""
-        folder = names.pod_groups_path(self._caches.gangs.api_version, group.namespace)
+        folder = paths.pod_groups(self._caches.gangs.api_version, group.namespace)
         try:
             left = decode_pod_group(await self._api.delete(f"{folder}/{group.name}", uid=group.uid))
         except (NotFound, Conflict):

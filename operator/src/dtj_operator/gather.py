@@ -8,6 +8,7 @@ planner gets the snapshot.
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache
@@ -51,7 +52,7 @@ class Gatherer:
     async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
         """Return the snapshot and the job's resourceVersion; Gone: no job; None: not for us to manage."""
         try:
-            raw = decode(await self._api.get(names.job_path(key)))
+            raw = decode(await self._api.get(paths.job(key)))
         except NotFound:
             return self._gone(key)
         meta = raw["metadata"]

@@ -151,7 +151,7 @@ class Poller:
                     self._on_news(key)
                 if last is None or progress.step != followed.written:
                     self._turns.ask(key)
-            await asyncio.sleep(self._poll_s * _pace(followed, progress, _now()))
+            await asyncio.sleep(self._poll_s * _intervals(followed, progress, _now()))
 
     def _note_unanswered(self, key: Key, followed: _Followed) -> None:
         followed.unanswered += 1
@@ -185,7 +185,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _pace(followed: _Followed, progress: Progress | None, now: float) -> float:
+def _intervals(followed: _Followed, progress: Progress | None, now: float) -> float:
     """The pause until the next poll, in usual intervals."""
     waits = progress is not None and any(each.seconds < SILENCE_COUNTS_S for each in progress.silent_replicas)
     if waits or followed.is_newly_silent(now):

@@ -7,7 +7,7 @@ from dtj_operator import job_metrics, metrics
 from dtj_operator.apply import Applier
 from dtj_operator.engine.worker import TryLater
 from dtj_operator.gather import Gatherer
-from dtj_operator.kube import wire
+from dtj_operator.kube import paths, wire
 from dtj_operator.kube.api import METADATA, Api, decode
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound
@@ -63,7 +63,7 @@ class Reconciler:
 
     async def _report_too_deep(self, key: Key) -> None:
         """Send an Event about a job whose template is nested too deeply to be handled."""
-        meta = wire.decode_named(await self._api.get(names.job_path(key), accept=METADATA)).metadata
+        meta = wire.decode_named(await self._api.get(paths.job(key), accept=METADATA)).metadata
         note = "a field of spec.template is nested too deeply to be read; remove it"
         self._recorder.record(
             _regarding(key, meta.uid), kind="Warning", reason="TooDeep", note=note, once_per=""
@@ -137,7 +137,7 @@ class Reconciler:
             return due
         patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
         try:
-            answer = decode(await self._api.patch(f"{names.job_path(key)}/status", patch))
+            answer = decode(await self._api.patch(f"{paths.job(key)}/status", patch))
         except NotFound:
             return s.now
         except ApiError as error:

@@ -7,6 +7,7 @@ costs nothing unless labels are removed: the caches know which absences are cert
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache
@@ -61,7 +62,7 @@ class Verifier:
         return uncertain | ({names.pod_name(key.name, index) for index in (*vanished, *hidden)} - shown)
 
     async def _read_pod(self, key: Key, name: str) -> None:
-        path = f"{names.pods_path(key.namespace)}/{name}"
+        path = f"{paths.pods(key.namespace)}/{name}"
         with self._pods.unverified.verifying(key, name):
             try:
                 found = decode_pod(await self._api.get(path))

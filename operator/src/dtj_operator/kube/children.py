@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Wire, decoders
@@ -78,10 +79,10 @@ class ChildKind:
 
 
 SERVICE = ChildKind(
-    "Service", names.services_path, "type", "clusterIP", "publishNotReadyAddresses", "selector", "ports"
+    "Service", paths.services, "type", "clusterIP", "publishNotReadyAddresses", "selector", "ports"
 )
 # Its policyTypes do not have Egress, so `egress` would have no effect.
-NETWORK_POLICY = ChildKind("NetworkPolicy", names.policies_path, "podSelector", "policyTypes", "ingress")
+NETWORK_POLICY = ChildKind("NetworkPolicy", paths.policies, "podSelector", "policyTypes", "ingress")
 
 
 class ChildCache(Cache[ChildView]):

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from dtj_operator import metrics
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound
-from dtj_operator.model import names
 from dtj_operator.model.json import Json
 
 DURATION_S = 15.0
@@ -33,7 +33,7 @@ class Lease:
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
-        self._folder, self._namespace, self._name = names.leases_path(namespace), namespace, name
+        self._folder, self._namespace, self._name = paths.leases(namespace), namespace, name
         self.identity = identity
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted

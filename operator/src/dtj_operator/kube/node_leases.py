@@ -12,9 +12,9 @@ from datetime import datetime
 
 import msgspec
 
+from dtj_operator.kube import paths
 from dtj_operator.kube.errors import ApiError, Refused
 from dtj_operator.kube.wire import Wire
-from dtj_operator.model import names
 from dtj_operator.model.views import NodeLease
 
 FRESH_S = 1.0  # several jobs ask about the same node: a Lease read this recently is not read again
@@ -86,7 +86,7 @@ class NodeLeases:
         before, clock = self._readings.get(node), asyncio.get_running_loop().time
         at = clock()
         try:
-            spec = _decode(await self._get(f"{names.leases_path(names.NODE_LEASES)}/{node}")).spec
+            spec = _decode(await self._get(f"{paths.leases(paths.NODE_LEASES)}/{node}")).spec
         except Refused as error:
             self._forbid(error)
             return None

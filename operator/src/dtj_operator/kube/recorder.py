@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from dtj_operator import metrics
+from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Conflict
@@ -81,7 +82,7 @@ class Recorder:
                 _log.debug("failed to send an Event", extra={"reason": body["reason"], "error": str(error)})
 
     async def _send(self, body: Json, count: int) -> None:
-        folder = names.events_path(body["metadata"]["namespace"])
+        folder = paths.events(body["metadata"]["namespace"])
         try:
             await self._api.create(folder, body)
         except Conflict:  # this process or an earlier one has created it: this is at least the second time

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from dtj_operator import metrics
-from dtj_operator.kube import children, nodes, pages, pods, wire
+from dtj_operator.kube import children, nodes, pages, paths, pods, wire
 from dtj_operator.kube.api import JSON_BODY, LIST_TIMEOUT_S, Api
 from dtj_operator.kube.cache import Cache, View
 from dtj_operator.kube.children import ChildKind, ChildView
@@ -56,11 +56,11 @@ class Source(Generic[V]):
 
 
 PODS: Source[PodView] = Source(
-    what="pods", path=names.pods_path, decode=pods.decode_pod, decode_list=pods.decode_pods
+    what="pods", path=paths.pods, decode=pods.decode_pod, decode_list=pods.decode_pods
 )
 NODES: Source[NodeView] = Source(
     what="nodes",
-    path=lambda _: names.NODES_PATH,
+    path=lambda _: paths.NODES,
     decode=nodes.decode_node,
     decode_list=nodes.decode_nodes,
     selector="",
@@ -72,7 +72,7 @@ def pod_groups_of(api_version: str) -> Source[PodGroupView]:
     """The PodGroups in this version of their API."""
     return Source(
         what=names.POD_GROUPS,
-        path=lambda namespace: names.pod_groups_path(api_version, namespace),
+        path=lambda namespace: paths.pod_groups(api_version, namespace),
         decode=decode_pod_group,
         decode_list=decode_pod_groups,
         required=False,

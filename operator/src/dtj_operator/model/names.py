@@ -1,9 +1,8 @@
-"""Constants of the API: group, labels, names of children, REST paths.
+"""Constants of the API: group, labels, names of children.
 
 The lowest layer: every other module may import it, and it imports none of them.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 GROUP = "dtj.dev"
@@ -30,9 +29,6 @@ POD_GROUP_VERSIONS = ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2")
 POD_GROUPS = "podgroups"
 DEFAULT_SCHEDULER = "default-scheduler"
 
-NODES_PATH = "/api/v1/nodes"
-NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' Leases
-
 HOST_NAME_LIMIT = 63  # of a DNS label, so also of a pod's hostname
 
 
@@ -58,24 +54,3 @@ def child_labels(job: str, uid: str) -> dict[str, str]:
 
 def pod_group_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt}"
-
-
-def job_path(key: Key) -> str:
-    return f"{jobs_path(key.namespace)}/{key.name}"
-
-
-def pod_groups_path(api_version: str, namespace: str | None) -> str:
-    return _collection(f"/apis/{api_version}", POD_GROUPS, namespace)
-
-
-def _collection(root: str, plural: str, namespace: str | None) -> str:
-    """Path of all objects of a kind in a namespace, or in the whole cluster if it is None."""
-    return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
-
-
-jobs_path = partial(_collection, f"/apis/{API_VERSION}", PLURAL)
-pods_path = partial(_collection, "/api/v1", "pods")
-services_path = partial(_collection, "/api/v1", "services")
-policies_path = partial(_collection, "/apis/networking.k8s.io/v1", "networkpolicies")
-events_path = partial(_collection, "/apis/events.k8s.io/v1", "events")
-leases_path = partial(_collection, "/apis/coordination.k8s.io/v1", "leases")

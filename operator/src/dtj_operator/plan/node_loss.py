@@ -20,7 +20,7 @@ from functools import cached_property
 from dtj_operator.model.spec import Recovery
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import NodeLease, NodeView, PodView
-from dtj_operator.plan.actions import Action, Decision, DeletePod
+from dtj_operator.plan.actions import Decision, DeletePod
 
 # Share of a Lease's duration without a renewal before the Lease can count as expired, whatever the node's
 # clock says. Kubelets renew after a quarter of the duration; a renewal may be late by half of that.
@@ -117,7 +117,11 @@ class PodsOnNodes:
         """When the node is lost because it is NotReady or gone."""
         view = self.nodes.get(pod.node) if self.nodes is not None else None
         since = view.away_since if view is not None else self.gone_since.get(pod.node)
-        return None if since is None else self.wall(_counts_from(pod, since)) + node_lost_s
+        if since is None:
+            return None
+        # A pod that tolerates such nodes may be scheduled to one. It gets the full time, or it would be
+        # replaced in a loop.
+        return self.wall(max(since, pod.seen.bound or since)) + node_lost_s
 
     def _silent_at(self, pod: PodView) -> float | None:
         """When the node is lost because its agent is silent and its Lease has expired."""
@@ -130,20 +134,16 @@ class PodsOnNodes:
         return max(expires, certain)
 
 
-def _counts_from(pod: PodView, away: float) -> float:
-    """When the time of a pod on such a node starts, by the monotonic clock.
-
-    A pod that tolerates such nodes may be scheduled to one. It gets the full time, or it would be replaced in
-    a loop.
-    """
-    return away if pod.seen.bound is None else max(away, pod.seen.bound)
-
-
 def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
     """The same decision, with every deletion on a lost node made a force-deletion."""
     if decision.verdict is not None:
         return decision
-    actions = tuple(_forced(on, action) for action in decision.actions)
+    actions = tuple(
+        replace(action, grace_s=FORCED_GRACE_S)
+        if isinstance(action, DeletePod) and on.lost(action.pod)
+        else action
+        for action in decision.actions
+    )
     stuck = tuple(
         DeletePod(pod, FORCED_GRACE_S)
         for pod in on.pods
@@ -152,12 +152,6 @@ def force_delete_lost(on: PodsOnNodes, decision: Decision) -> Decision:
     return replace(
         decision, actions=actions + stuck, requeue_at=soonest(decision.requeue_at, _requeue_at(on))
     )
-
-
-def _forced(on: PodsOnNodes, action: Action) -> Action:
-    if isinstance(action, DeletePod) and on.lost(action.pod):
-        return replace(action, grace_s=FORCED_GRACE_S)
-    return action
 
 
 def _requeue_at(on: PodsOnNodes) -> float | None:

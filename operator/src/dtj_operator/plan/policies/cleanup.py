@@ -18,7 +18,8 @@ def cleanup(s: Snapshot) -> tuple[Action, ...]:
     The Service and the NetworkPolicy are always deleted.
     """
     doomed = [pod for pod in s.owned if not pod.deleting and _unwanted(s, pod)]
-    grace_s = None if _end_reason(s) in GRACEFUL_ENDS else FAILED_GRACE_S
+    end = s.memory.condition("Failed") or s.memory.condition("Complete") or {}
+    grace_s = None if end.get("reason") in GRACEFUL_ENDS else FAILED_GRACE_S
     children = [kind for kind, child in s.children.items() if child in EXISTING]
     return (*(DeletePod(pod, grace_s) for pod in doomed), *map(DeleteChild, children))
 
@@ -27,8 +28,3 @@ def _unwanted(s: Snapshot, pod: PodView) -> bool:
     if s.job.clean_pods == "Running":
         return not pod.ended  # a pod whose container has exited keeps its log
     return s.job.clean_pods == "All"
-
-
-def _end_reason(s: Snapshot) -> str:
-    ending = s.memory.condition("Failed") or s.memory.condition("Complete") or {}
-    return str(ending.get("reason", ""))

@@ -41,7 +41,9 @@ def goodput(s: Snapshot, verdict: Verdict | None, *, moved: bool) -> tuple[Json 
         earlier[RECOVERY] += _unaccounted_s(s, sum(earlier.values()) + sum(attempt.values()) + queued)
     account = {kind: earlier[kind] + attempt[kind] for kind in KINDS}
     total = sum(account.values()) + queued
-    over = ends_attempt(verdict) or _loses_account(verdict)
+    # The agent of replica 0 keeps the account, from its own start.
+    replaces_first = isinstance(verdict, Restart) and 0 in dict(verdict.replaces or ())
+    over = ends_attempt(verdict) or replaces_first
     new: Json = {"percent": f"{100 * account[PRODUCTIVE] / total:.1f}"} if total else {}
     new |= {**account, QUEUED: queued}
     before = account if over else earlier
@@ -55,11 +57,6 @@ def _current_ledger(s: Snapshot) -> Ledger | None:
     began = s.memory.changed_at
     first = not s.memory.private.earlier_seconds
     return s.answer.ledger if first or began is None or s.answer.observed_at > began + 1 else None
-
-
-def _loses_account(verdict: Verdict | None) -> bool:
-    """Whether replica 0 is replaced: its agent keeps the account, from its own start."""
-    return isinstance(verdict, Restart) and 0 in dict(verdict.replaces or ())
 
 
 def _seconds(ledger: Ledger) -> dict[str, int]:

@@ -94,10 +94,10 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
         "observedGeneration": s.job.generation,
         "phase": phase,
         "message": _message(s, verdict, phase),
-        "ready": _ready(s, replicas),
+        "ready": None if s.job.error else f"{replicas['ready'] + replicas['succeeded']}/{s.job.replicas}",
         "step": _step(progress),
         "conditions": conditions(s, verdict, phase),
-        "startTime": _start_time(s, phase),
+        "startTime": None if phase == SUSPENDED else old.get("startTime") or at,
         "completionTime": at if phase in FINAL else None,
         "lastTransitionTime": at if moved else old.get("lastTransitionTime"),
         "attempt": attempt,
@@ -149,13 +149,6 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
     return shortage(s)
 
 
-def _ready(s: Snapshot, counts: Json) -> str | None:
-    """Pods that are ready or have succeeded / replicas."""
-    if s.job.error is not None:
-        return None
-    return f"{counts['ready'] + counts['succeeded']}/{s.job.replicas}"
-
-
 def _step(progress: Json | None) -> str | None:
     step, total = (progress or {}).get("step"), (progress or {}).get("totalSteps")
     if step is None:
@@ -167,13 +160,6 @@ def _attempt(s: Snapshot, verdict: Verdict | None) -> int:
     """A suspension ends the attempt too, if there is one: its pods count as old from then on."""
     stopped = isinstance(verdict, Suspend) and bool(s.memory.phase or s.owned)
     return s.memory.attempt + (starts_new_attempt(verdict) or stopped)
-
-
-def _start_time(s: Snapshot, phase: str) -> str | None:
-    """Since when the job is active; a suspension ends that."""
-    if phase == SUSPENDED:
-        return None
-    return s.memory.raw.get("startTime") or times.rfc3339(s.now)
 
 
 def _replicas(s: Snapshot, verdict: Verdict | None) -> Json:
