@@ -1,4 +1,4 @@
-"""The code blocks of README.md, CONTRIBUTING.md, docs/ and the chart's README, and the commands in them.
+"""The code blocks of README.md, CONTRIBUTING.md, SECURITY.md, docs/ and the chart's README, and the commands in them.
 
 What a test does with a block is decided by its info string, the words after the opening fence:
 
@@ -29,8 +29,8 @@ NOT_RUN = "not-run:"
 
 def pages() -> list[Path]:
     """Return all pages that are checked."""
-    own = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "charts/dtj-operator/README.md"]
-    return [*own, *sorted((ROOT / "docs").rglob("*.md"))]
+    own = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/dtj-operator/README.md")
+    return [*(ROOT / name for name in own), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True, kw_only=True)
