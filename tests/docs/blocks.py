@@ -1,4 +1,4 @@
-"""The code blocks of README.md, CONTRIBUTING.md, SECURITY.md, docs/ and the chart's README, and the commands in them.
+"""The code blocks of the pages (README.md, docs/, ...), and the commands in them.
 
 What a test does with a block is decided by its info string, the words after the opening fence:
 
