@@ -35,6 +35,7 @@ BY_NAME_ONLY = (
     "control",
     "blame",
     "agents",
+    "many_agents",
 )
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:

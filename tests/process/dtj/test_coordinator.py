@@ -267,6 +267,15 @@ def test_hang_ends_with_its_generation(pod: Pod) -> None:
     assert pod.coordinator.facts().hang is None
 
 
+def test_order_to_form_names_only_the_ranks_of_its_agent(pod: Pod) -> None:
+    """All ranks to all agents would be a gigabyte in a job of thousands."""
+    pod.send(killed(2, 1))
+    [form] = [
+        order["form"] for order in pod.agent.receive(0.0) if order.get("form", {}).get("generation") == 2
+    ]
+    assert (form["kept"], form["heals"]) == ([0, 1], True)
+
+
 def test_ranks_killed_for_a_hang_are_not_kept_even_if_only_one_has_died_yet(pod: Pod) -> None:
     hang(pod)
     pod.send(killed(1, 1))

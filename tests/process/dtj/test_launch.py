@@ -47,7 +47,15 @@ def test_pod_whose_ranks_are_done_does_not_wait_for_ever_for_a_replica_0_that_is
         )
         agent.start()
         link, _ = server.accept()
-    form = {"generation": 1, "port": 1, "kept": [], "replicas": 2, "gracefully": False, "connect_s": 1.0}
+    form = {
+        "generation": 1,
+        "port": 1,
+        "kept": [],
+        "heals": False,
+        "replicas": 2,
+        "gracefully": False,
+        "connect_s": 1.0,
+    }
     with link, link.makefile("rw") as lines:
         print(json.dumps({"form": form}), file=lines, flush=True)
         assert any('"ended"' in line for line in lines)

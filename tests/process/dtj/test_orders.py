@@ -23,7 +23,7 @@ from dtj.agent.supervisor import Supervisor
 from dtj.agent.verdict import Probe
 from dtj.telemetry.heartbeat import PAUSE_S, SharedHeartbeat
 
-FORM: dict[str, Any] = {"port": 4242, "replicas": 1, "gracefully": False, "connect_s": 20.0}
+FORM: dict[str, Any] = {"port": 4242, "heals": True, "replicas": 1, "gracefully": False, "connect_s": 20.0}
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.newest = {0: self.process}
-        self.heartbeats = HeartbeatReader(of_rank_0=True)
+        self.heartbeats = HeartbeatReader(every_s=0.05)
         self.looks = Looks(Stacks(), self.heartbeats.activity, self.alive)
         self.orders = Orders(
             Job(),

@@ -1,5 +1,6 @@
 """The store of a generation: it listens, or fails with an error in bounded time."""
 
+import contextlib
 import os
 import socket
 import time
@@ -20,6 +21,14 @@ def test_store_listens_until_it_is_stopped() -> None:
     found.stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", found.port))
+
+
+def test_store_starts_beside_a_thousand_connections() -> None:
+    """select() refuses numbers of files from 1,024 on."""
+    with contextlib.ExitStack() as files:
+        for _ in range(1100):
+            files.callback(os.close, os.dup(0))
+        Store.start().stop()
 
 
 @pytest.mark.parametrize("ends", [pytest.param(False, id="it hangs"), pytest.param(True, id="it dies")])

@@ -44,7 +44,7 @@ def sent() -> list[Message]:
 @pytest.fixture
 def events(sent: list[Message]) -> RankEvents:
     return RankEvents(
-        Status(), HeartbeatReader(of_rank_0=True), send=sent.append, log=lambda _: None, grace_s=None
+        Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=lambda _: None, grace_s=None
     )
 
 

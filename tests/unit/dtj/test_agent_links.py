@@ -46,6 +46,22 @@ def test_all_that_wait_are_accepted_in_one_round(links: AgentLinks, selector: se
         agent.close()
 
 
+def test_hello_that_waited_behind_others_is_read_before_its_connection_is_closed(
+    links: AgentLinks, selector: selectors.BaseSelector
+) -> None:
+    """Thousands of agents connect in one second, and reading their hellos takes several."""
+    heard: list[tuple[object, float]] = []
+    links._on_message = lambda link, message: heard.append((message, links._unnamed.pop(link)))
+    agent = connect(links)
+    look(selector)
+    (at,) = links._unnamed.values()
+    agent.sendall(b'{"hello": {}}\n')
+    links.keep_alive({}, at + 5.1)
+    assert [message for message, _ in heard] == [{"hello": {}}]
+    assert [link.is_open for link in links.hellos] == [True]
+    agent.close()
+
+
 def test_connection_without_a_hello_is_closed_after_some_seconds(
     links: AgentLinks, selector: selectors.BaseSelector
 ) -> None:

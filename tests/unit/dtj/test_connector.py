@@ -1,4 +1,4 @@
-"""How often agents try to reach replica 0, and how many files they may open."""
+"""How often agents try to reach replica 0, how often they write to it, and how many files they may open."""
 
 import itertools
 import resource
@@ -6,6 +6,7 @@ import resource
 import pytest
 
 from dtj.agent.connector import pauses
+from dtj.agent.link import SILENCE_S, pace_s
 from dtj.agent.open_files import wanted
 
 
@@ -39,3 +40,9 @@ def test_jitter_at_most_halves_a_pause() -> None:
 )
 def test_limit_of_open_files(soft: int, hard: int, expected: int) -> None:
     assert wanted(soft, hard) == expected
+
+
+@pytest.mark.parametrize(("agents", "seconds"), [(2, 0.25), (250, 0.25), (2000, 2.0), (10_000, 5.0)])
+def test_agents_of_large_jobs_write_less_often(agents: int, seconds: float) -> None:
+    assert pace_s(agents, least_s=0.25) == seconds
+    assert 3 * pace_s(agents, least_s=0.25) < SILENCE_S, "one late message must not look like a loss"

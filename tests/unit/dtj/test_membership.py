@@ -142,7 +142,7 @@ def test_agent_whose_connection_was_lost_returns_to_the_same_generation(
     found = formed(holding=holds)
     found.leave("pod-1", NOW)
     assert found.missing == [1]
-    assert found.join(back(1, holds=holds), NOW + seconds) == [Go(1)], what
+    assert found.join(back(1, holds=holds), NOW + seconds) == [Go(1, "pod-1")], what
     assert (found.state.generation, found.missing, found.waited_for(NOW)) == (1, [], {})
     assert found.tick(NOW + 1000) == []
 
@@ -151,8 +151,8 @@ def test_all_agents_return_after_replica_0_did_not_answer() -> None:
     found = formed(holding=False)
     for replica in (1, 2):
         found.leave(f"pod-{replica}", NOW)
-    assert found.join(back(1, is_ready=False), NOW + 25) == [Go(1)]
-    assert found.join(back(2, is_ready=False), NOW + 25) == [Go(1)]
+    assert found.join(back(1, is_ready=False), NOW + 25) == [Go(1, "pod-1")]
+    assert found.join(back(2, is_ready=False), NOW + 25) == [Go(1, "pod-2")]
     assert found.away == set()
 
 

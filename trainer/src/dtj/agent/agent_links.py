@@ -84,6 +84,15 @@ class AgentLinks:
             if hello and to(hello):
                 link.write(line)
 
+    def named(self) -> list[Hello]:
+        """The hellos of all agents that are connected."""
+        return [hello for hello in self.hellos.values() if hello]
+
+    def tell(self, incarnation: str, message: Message) -> None:
+        """Send a message to one agent."""
+        for link in self._of(incarnation):
+            link.send(message)
+
     def refuse(self, incarnation: str, message: Message) -> None:
         """Send a last message to an agent and drop its connections."""
         for link in self._of(incarnation):
@@ -101,6 +110,8 @@ class AgentLinks:
             if hello:  # say nothing to a stranger
                 link.write(line)
         silent = [link for link in self.hellos if link.is_silent(now)]
+        for link in [link for link, at in self._unnamed.items() if now - at > _HELLO_S]:
+            self._on_ready(link)  # its hello may have waited for this process, behind thousands of others
         late = [link for link, at in self._unnamed.items() if now - at > _HELLO_S]
         for link in (*silent, *late):
             link.close()

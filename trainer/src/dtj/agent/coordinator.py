@@ -17,7 +17,7 @@ from dtj.agent.checked import printable
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import Heartbeat
 from dtj.agent.ledger import Ledger
-from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message
+from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message, pace_s
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
 from dtj.agent.outcome import Ending
@@ -86,7 +86,7 @@ class Coordinator:
             self._monitor.cancel_probe()
         if now < self._keepalive_at:
             return
-        self._keepalive_at = now + KEEPALIVE_S
+        self._keepalive_at = now + pace_s(self.membership.job.most, least_s=KEEPALIVE_S)
         for hello in self._links.keep_alive(self._with_state({"keepalive": True}), now):
             if hello and self._is_present(hello):
                 self._log(f"no message from replica {hello.replica} for {SILENCE_S:.0f} s")
@@ -222,8 +222,10 @@ class Coordinator:
             match action:
                 case Form():
                     self._form(action)
-                case Go(generation):
+                case Go(generation, None):
                     self._broadcast({"go": generation})
+                case Go(generation, str(agent)):
+                    self._links.tell(agent, self._with_state({"go": generation}))
                 case Refuse(incarnation, why, for_good):
                     self._links.refuse(incarnation, refusal(why, for_good=for_good))
                 case End(culprit):
@@ -243,7 +245,11 @@ class Coordinator:
         self.steps = {rank: step for rank, step in self.steps.items() if rank in kept}
         if self._left_out:
             self._log_waiting(self._left_out)
-        self._broadcast({"form": asdict(form) | {"port": self._store.port, "kept": sorted(kept)}})
+        order = asdict(form) | {"port": self._store.port, "heals": bool(kept)}
+        for hello in self._links.named():
+            if self._is_present(hello):  # each gets its own ranks: all ranks to all agents would be megabytes
+                mine = sorted(kept.intersection(job.ranks_of(hello.replica)))
+                self._links.tell(hello.incarnation, self._with_state({"form": order | {"kept": mine}}))
         if old:
             old.stop()  # wakes ranks that still wait in it
 

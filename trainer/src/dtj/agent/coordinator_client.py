@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from dtj.agent.connector import Connector
-from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message
+from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message, pace_s
 
 _RECONNECT_S = 1.0
 
@@ -43,6 +43,7 @@ class CoordinatorClient:
         self._link: Link | None = None
         self._connector: Connector | None = None
         self._reconnect_at: float | None = None
+        self._sent_at = 0.0
         self._heard_at = time.monotonic()  # on the last connection
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
@@ -69,8 +70,10 @@ class CoordinatorClient:
             self.connect()
         if now < self._keepalive_at:
             return
-        self._keepalive_at = now + KEEPALIVE_S
-        self.send({"keepalive": True})
+        pace = pace_s(self._agents, least_s=KEEPALIVE_S)
+        self._keepalive_at = now + pace
+        if now - self._sent_at >= pace:  # else replica 0 knows that this agent is alive
+            self.send({"keepalive": True})
         if self._link and not self._link.is_open:
             self._on_message()  # its last message may have arrived, for example that the job is over
         elif self._link and self._link.is_silent(now):
@@ -91,6 +94,7 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         """Send a message to the coordinator."""
         if self._link:
+            self._sent_at = time.monotonic()
             self._link.send(message)
 
     def disconnect(self, *, reconnect_in_s: float | None = None) -> None:

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dtj.agent.activity import ActivityReader
+from dtj.agent.link import pace_s
 from dtj.agent.rank_process import RankProcess
 
-# Rank 0 (True) often enough to see every step; other ranks only to see that they are alive.
-_POLL_S = {True: 0.05, False: 0.25}
+# Rank 0 often enough to see every step; other ranks only to see that they are alive.
+_RANK_0_S = 0.05
+_OTHERS_S = 0.25
 
 
 class Heartbeat(NamedTuple):
@@ -26,15 +28,21 @@ class Heartbeat(NamedTuple):
     at: float = 0.0
 
 
+def interval_s(agents: int, *, of_rank_0: bool) -> float:
+    """Seconds between two messages about the heartbeats of a pod's ranks."""
+    return _RANK_0_S if of_rank_0 else pace_s(agents, least_s=_OTHERS_S)
+
+
 class HeartbeatReader:
     """Remembers the last heartbeat of each process.
 
+    every_s   seconds between two reads, see `interval_s`
     activity  reads the activity of processes without a step
     """
 
-    def __init__(self, *, of_rank_0: bool) -> None:
+    def __init__(self, *, every_s: float) -> None:
         self.activity = ActivityReader()
-        self._every_s = _POLL_S[of_rank_0]
+        self._every_s = every_s
         self._stepped_at: dict[int, float] = {}
         self._last_read: dict[int, tuple[int, int, float | None]] = {}  # by pid
         self.step_s = 0.0  # duration of the last step

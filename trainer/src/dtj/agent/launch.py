@@ -25,7 +25,7 @@ from dtj.agent.console import Console, choose_console
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.hang import Watchdog
-from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.heartbeats import HeartbeatReader, interval_s
 from dtj.agent.link import Message
 from dtj.agent.looks import Looks
 from dtj.agent.membership import Membership
@@ -76,7 +76,9 @@ class _Agent:
         self._stop_requests = 0
         self._has_dead = False
         self._stop_signal = signal.SIGTERM
-        self._heartbeats = HeartbeatReader(of_rank_0=placement.node_rank == 0)
+        self._heartbeats = HeartbeatReader(
+            every_s=interval_s(self._job.most, of_rank_0=placement.node_rank == 0)
+        )
         self._stacks = Stacks()
         self._client = CoordinatorClient(
             self._selector,

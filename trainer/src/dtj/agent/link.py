@@ -21,6 +21,14 @@ _KEPT_BYTES = 4 * 1024 * 1024
 # Both sides send at least every KEEPALIVE_S and treat SILENCE_S without a message as loss of the other.
 KEEPALIVE_S = 2.0
 SILENCE_S = 20.0
+# All agents of a large job together send so many messages a second, but each at least one every few seconds.
+_MESSAGES_PER_S = 1000.0
+_LONGEST_PACE_S = 5.0
+
+
+def pace_s(agents: int, *, least_s: float) -> float:
+    """Seconds between two messages of an agent: `least_s`, and longer in a job with thousands of agents."""
+    return max(least_s, min(_LONGEST_PACE_S, agents / _MESSAGES_PER_S))
 
 
 class Link:

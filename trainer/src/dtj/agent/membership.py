@@ -303,13 +303,14 @@ class Membership:
             return [End(self.culprit)]
         generation = self.state.generation
         states = {rank: hello.ranks[rank] for rank in self.job.ranks_of(hello.replica)}
+        had_started = len(self._ready) == len(self.job.ranks)
         self._ready |= {rank for rank, known in states.items() if known.is_ready}
         if hello.replica in self._silent:
             self._silent.discard(hello.replica)
             self._step_due = now + max(PROOF_S, 3 * self._step_s)
         actions: list[Action] = []
         if len(self._ready) == len(self.job.ranks):
-            actions.append(Go(generation))  # the agent may have missed it
+            actions.append(Go(generation, hello.incarnation if had_started else None))
         for rank, known in states.items():
             if known.lost:
                 self._is_unformed = self._is_unformed or known.is_unformed

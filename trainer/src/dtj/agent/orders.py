@@ -106,11 +106,16 @@ class Orders:
         generation: int,
         port: int,
         kept: list[int],
+        heals: bool,
         replicas: int,
         gracefully: bool,
         connect_s: float,
     ) -> None:
-        """Bring the ranks into a generation: send it to those that hold the run, restart the others."""
+        """Bring the ranks into a generation: send it to those that hold the run, restart the others.
+
+        kept   ranks of this pod
+        heals  some rank of the job holds the run
+        """
         if self.is_stopping:
             self._client.send({"stopping": True})
             return
@@ -129,7 +134,7 @@ class Orders:
                 process.order({"number": generation, "addr": addr, "port": port, "connect_s": connect_s})
                 continue
             env = self._placement.env_of(
-                rank, generation=generation, store=(addr, port), heals=bool(kept), connect_s=connect_s
+                rank, generation=generation, store=(addr, port), heals=heals, connect_s=connect_s
             )
             env[contract.INCARNATION] = self._incarnation
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)

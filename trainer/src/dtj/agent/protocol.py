@@ -179,9 +179,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Go:
-    """All ranks of the generation are ready: open the process groups."""
+    """All ranks of the generation are ready: open the process groups.
+
+    agent  its incarnation: only this one may have missed it
+    """
 
     generation: int
+    agent: str | None = None
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,10 @@ class Store:
         read, write = os.pipe()
         pid = fork_helper(lambda: _serve(write))
         os.close(write)
+        poll = select.poll()  # unlike select(), for any number of open files
+        poll.register(read, select.POLLIN)
         with os.fdopen(read) as answer:
-            port = answer.readline() if select.select([answer], [], [], _START_S)[0] else ""
+            port = answer.readline() if poll.poll(1000 * _START_S) else ""
         store = cls(pid, int(port or 0))
         if not port:
             store.stop()

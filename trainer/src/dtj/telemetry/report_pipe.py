@@ -34,7 +34,9 @@ def send(report: dict[str, Any], *, wait_s: float = 0.0) -> None:
     if len(line) > MAX_BYTES:
         raise ValueError(f"a report of {len(line)} bytes does not fit into {MAX_BYTES}")
     if wait_s:
-        select.select([], [_pipe], [], wait_s)
+        poll = select.poll()  # unlike select(), for any number of open files
+        poll.register(_pipe, select.POLLOUT)
+        poll.poll(1000 * wait_s)
     try:
         os.write(_pipe, line)
     except (BlockingIOError, BrokenPipeError):
