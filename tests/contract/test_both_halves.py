@@ -18,6 +18,7 @@ from dtj.agent import outcome
 from dtj.agent.options import Options
 from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
+from dtj.agent.protocol import CoordinatorState, RestartBudget
 from dtj.agent.status import Facts, Status
 from dtj_operator.model import agent_status, exit_report, names, spec
 from dtj_operator.plan.children.env import PodContext, environment
@@ -42,7 +43,7 @@ def environment_of(job: JobBuilder, *, replica: int = 0) -> dict[str, str]:
     """Return the variables that the operator sets for a replica."""
     parsed = spec.parse(job.raw())
     container = parsed.template["spec"]["containers"][0]
-    place = PodContext(index=replica, attempt=0, size=parsed.replicas, restarts_left=0)
+    place = PodContext(index=replica, attempt=0, size=parsed.replicas, restarts_left=0, highest_step=7)
     return {variable["name"]: variable["value"] for variable in environment(parsed, container, place)}
 
 
@@ -72,7 +73,20 @@ def test_trainer_reads_only_variables_that_the_page_names():
     read = {getattr(trainer, name) for name in names_read.split()}
     assert read <= set(flat("Environment of the training container"))
     optional = {trainer.MAX_RESTARTS, trainer.RESTARTS_IN_PLACE, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}
+    optional |= {trainer.RESTART_WINDOW_SECONDS, trainer.RESTARTS_WITHOUT_PROGRESS, trainer.HIGHEST_STEP}
     assert all(f"`{name}`" in PAGE for name in optional)
+
+
+def test_agents_continue_the_counts_of_the_operator():
+    parsed = spec.parse(JobBuilder().recovery(windowSeconds=600, maxRestartsWithoutProgress=2).raw())
+    place = PodContext(
+        index=0, attempt=1, size=1, restarts_left=4, in_place_restarts=3, without_progress=2, highest_step=41
+    )
+    env = {each["name"]: each["value"] for each in environment(parsed, {}, place)}
+    options = Options.read(env, shown=None, as_json=False, port=None, termination_log=None, max_restarts=None)
+
+    assert options.budget == RestartBudget(restarts=7, spent=3, without_progress=2, window_s=600)
+    assert options.past == CoordinatorState(in_place=3, without_progress=2, best_step=41)
 
 
 def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():

@@ -235,9 +235,11 @@ class JobBuilder:
     def refused(self, reason: str, message: str = "no") -> Self:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
-    def answering(self, *, attempt: int = 0, in_place: int = 0, **fields: Any) -> Self:
+    def answering(
+        self, *, attempt: int = 0, in_place: int = 0, without_progress: int | None = None, **fields: Any
+    ) -> Self:
         """Replica 0's agent has answered."""
-        restarts = InPlace(in_place=in_place)
+        restarts = InPlace(in_place=in_place, without_progress=without_progress)
         return self.seeing(progress=Progress(attempt=attempt, observed_at=NOW, restarts=restarts, **fields))
 
     def at_step(self, step: int, *, attempt: int = 0, total: int | None = None) -> Self:

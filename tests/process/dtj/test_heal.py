@@ -189,6 +189,17 @@ def test_script_that_resumes_from_its_own_checkpoint_makes_progress_after_every_
     assert (fields["step"], fields["inPlace"]) == (20, 6)
 
 
+def test_life_of_a_plain_script_that_trains_is_progress_and_one_that_dies_early_is_not(
+    finish: Finish, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    flags = ("run", "--max-restarts", 10, "--termination-log", log, PROGRAMS / "forgets.py")
+    ended = finish(*flags, OUT=tmp_path, LIVES="24,23,3,3,3", DTJ_MAX_RESTARTS_WITHOUT_PROGRESS=2)
+    assert ended.code == 137
+    fields = json.loads(log.read_text())
+    assert (fields["inPlace"], fields["withoutProgress"], fields["generation"]) == (3, 2, 4)
+
+
 def test_when_the_budget_is_spent_the_last_failure_ends_the_job(finish: Finish, tmp_path: Path) -> None:
     log = tmp_path / "log"
     flags = ("run", "--nproc", 3, "--max-restarts", 2, "--termination-log", log, SMALL)

@@ -198,6 +198,7 @@ def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: 
         "checkpoint": str(saved / "step-20"),
         "generation": 1,
         "inPlace": 0,
+        "withoutProgress": 0,
         "at": "",
         "culprit": None,
     }

@@ -470,6 +470,70 @@ def test_spent_budget_ends_the_job() -> None:
     assert found.tick(NOW + VERDICT_S) == [End(last)]
 
 
+def fails(found: Membership, now: float) -> bool:
+    """A rank of a plain program fails, so that all ranks start again; False if that was the last time."""
+    actions = found.ended(end(1, 1), found.state.generation, now) or found.tick(now + VERDICT_S)
+    return isinstance(actions[0], Form)
+
+
+def plain(*, restarts: int = 5, **budget: float) -> Membership:
+    found = membership(restarts=restarts)
+    found.budget = replace(found.budget, **budget)  # type: ignore[arg-type]
+    for replica in range(3):
+        found.join(hello(replica), NOW)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("last_step", "seconds", "is_counted", "row"),
+    [
+        pytest.param(11, 2.0, True, 1, id="a life of a plain program that trains"),
+        pytest.param(10, 2.0, True, 2, id="too few steps"),
+        pytest.param(11, 1.9, True, 2, id="too short a time"),
+        pytest.param(11, 2.0, False, 2, id="repeated steps of a program that reports them"),
+        pytest.param(21, 0.1, False, 1, id="a new step"),
+    ],
+)
+def test_what_is_progress(last_step: int, seconds: float, is_counted: bool, row: int) -> None:
+    found = plain()
+    found.stepped(20, NOW, is_counted=is_counted)
+    assert fails(found, NOW)
+    assert found.state.without_progress == 1
+
+    found.stepped(1, NOW, is_counted=is_counted)
+    found.stepped(last_step, NOW + seconds, is_counted=is_counted)
+    assert fails(found, NOW + seconds)
+
+    assert found.state.without_progress == row
+
+
+def test_plain_program_that_dies_at_the_same_early_step_is_given_up_exactly_after_its_budget() -> None:
+    found = plain(without_progress=2)
+    lives = []
+    for _ in range(3):
+        found.stepped(3, NOW, is_counted=True)
+        lives.append(fails(found, NOW))
+    assert lives == [True, True, False]
+    assert (found.state.in_place, found.state.without_progress) == (2, 2)
+
+
+def test_restarts_that_the_operator_counted_belong_to_the_row() -> None:
+    found = plain(without_progress=2)
+    found.stepped(3, NOW)
+    assert fails(found, NOW)
+
+    found.join(hello(1, "new pod", state=CoordinatorState(without_progress=2)), NOW)
+
+    assert found.state.without_progress == 2
+    assert not fails(found, NOW)
+
+
+def test_restart_in_place_counts_for_the_window_of_the_budget() -> None:
+    found = plain(restarts=2, window_s=60.0)
+    assert [fails(found, NOW + s) for s in (0, 30, 65, 70)] == [True, True, True, False]
+    assert found.state.in_place == 3
+
+
 @pytest.mark.parametrize("theirs", [0, 2])
 def test_restart_count_is_the_highest_that_is_remembered(theirs: int) -> None:
     """By the operator, if the pods that saw them are gone; or by a survivor, which may have seen one more."""

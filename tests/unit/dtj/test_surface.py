@@ -125,13 +125,13 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        3,
+        5,
         [
-            "uid attempt replica incarnation is_stopping ranks state",
+            "uid attempt replica incarnation restarts is_stopping ranks state",
             "generation holds is_ready is_unformed lost ending",
             "generation in_place without_progress unformed best_step replicas",
             "generation kept replicas gracefully connect_s",
-            "generation step pause_s busy_time at",
+            "generation step pause_s busy_time at is_counted",
             "place moved does responds is_stopped asleep_s",
             "generation is_stopped",
             "loops step is_over verb data_position",

@@ -33,7 +33,10 @@ MAX_REPLICAS: Final = "DTJ_MAX_REPLICAS"
 RESTARTS: Final = "DTJ_RESTARTS"
 MAX_RESTARTS: Final = "DTJ_MAX_RESTARTS"
 RESTARTS_IN_PLACE: Final = "DTJ_RESTARTS_IN_PLACE"
+RESTART_WINDOW_SECONDS: Final = "DTJ_RESTART_WINDOW_SECONDS"
 MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
+RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_RESTARTS_WITHOUT_PROGRESS"
+HIGHEST_STEP: Final = "DTJ_HIGHEST_STEP"
 
 # Set by the agent for its ranks, in addition to the names above; torchrun sets the first five, too.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
@@ -65,6 +68,7 @@ TERMINATION_FIELDS: Final = (
     "checkpoint",
     "generation",
     "inPlace",
+    "withoutProgress",
     "at",
     "culprit",
 )

@@ -48,6 +48,7 @@ class InPlace(_Reported, frozen=True, kw_only=True):
     """Failures of ranks that the agents healed without a new pod."""
 
     in_place: _Heals = 0
+    without_progress: _Heals | None = None  # of these and of the operator's, since the last progress
 
 
 class Ledger(_Reported, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     generation: int | None = None
     step: int | None = None
     in_place: int | None = None  # restarts in place of this attempt
+    without_progress: int | None = None  # restarts in a row since the last progress
     culprit: Culprit | None = None
 
 
@@ -54,6 +55,7 @@ def parse(message: str) -> ExitReport:
         generation=count(found.get("generation")),
         step=count(found.get("step")),
         in_place=count(found.get("inPlace")),
+        without_progress=count(found.get("withoutProgress")),
         culprit=_culprit(found.get("culprit")),
     )
 

@@ -44,7 +44,7 @@ def faults(s: Snapshot) -> list[Fault]:
     isolated = isolated_since(s)
     pods = faulty(s, isolated)
     found = [_fault_of(s, pod, isolated) for pod in pods.values()]
-    reports = {index: _exit_report(s, pod).culprit for index, pod in pods.items()}
+    reports = {index: exit_report(s, pod).culprit for index, pod in pods.items()}
     repeated = {
         culprit.replica: _repeated(s, culprit, reporter)
         for reporter, culprit in reports.items()
@@ -159,13 +159,13 @@ def in_place_fault(s: Snapshot) -> Fault | None:
 def step_at_exit(s: Snapshot) -> int | None:
     """The last step that replica 0 reported when it exited."""
     pod = s.current.get(0)
-    return None if pod is None else _exit_report(s, pod).step
+    return None if pod is None else exit_report(s, pod).step
 
 
 def exit_reports(s: Snapshot) -> list[ExitReport]:
     """What the exited ranks of the current attempt report; the exit of replica 0 may be seen last."""
     ended = (pod for pod in s.current.values() if s.succeeded(pod) or s.failed(pod))
-    return [report for pod in ended if (report := _exit_report(s, pod)) != NO_REPORT]
+    return [report for pod in ended if (report := exit_report(s, pod)) != NO_REPORT]
 
 
 def run_finished_at(s: Snapshot) -> float | None:
@@ -177,7 +177,8 @@ def run_finished_at(s: Snapshot) -> float | None:
     return s.now if ended.finished_at is None else min(ended.finished_at, s.now)
 
 
-def _exit_report(s: Snapshot, pod: PodView) -> ExitReport:
+def exit_report(s: Snapshot, pod: PodView) -> ExitReport:
+    """What the ranks of the pod reported when they exited."""
     trainer = s.trainers.get(pod.uid)
     return trainer.report if trainer else NO_REPORT
 

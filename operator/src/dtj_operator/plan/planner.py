@@ -155,6 +155,8 @@ def _pod_context(s: Snapshot, index: int) -> PodContext:
         restarts_left=left,
         restarts=restarts.counted + restarts.disruptions,
         in_place_restarts=restarts.in_place_of_attempt,
+        without_progress=restarts.without_progress,
+        highest_step=restarts.highest_step,
     )
 
 

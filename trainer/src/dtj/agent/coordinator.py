@@ -202,7 +202,7 @@ class Coordinator:
             self.steps[rank] = step
             if rank == 0:
                 self.ledger.stepped(step, heartbeat.at or now)  # rank 0's clock is this machine's
-                actions += self.membership.stepped(step, now)
+                actions += self.membership.stepped(step, now, is_counted=heartbeat.is_counted)
         return actions
 
     def _on_activity(self, activities: Mapping[int, Activity], now: float) -> None:
@@ -272,7 +272,8 @@ class Coordinator:
             what = "restarted all ranks"
         job, budget = self.membership.job, self.membership.budget
         size = f"{job.replicas} replica{'s' if job.replicas > 1 else ''}; " if job.limits else ""
-        used = f"({self.membership.state.in_place} of {budget.restarts} in-place restarts used)"
+        spent = self.membership.used(time.monotonic())
+        used = f"({spent} of {budget.restarts} in-place restarts used)"
         return f"generation {generation}: {size}{what} {used}"
 
     def _broadcast(self, message: Message) -> None:
@@ -312,6 +313,7 @@ class Coordinator:
             world_size=len(member.job.ranks) if member.state.generation else None,
             steps=self.steps,
             in_place=member.state.in_place,
+            without_progress=member.state.without_progress,
             failure=failure,
             ledger={kind: round(s, 3) for kind, s in self.ledger.at(now).items()},
         )

@@ -16,9 +16,10 @@ _OTHERS_S = 0.25
 class Heartbeat(NamedTuple):
     """A rank is working.
 
-    pause_s    its present work may take this long; 0 for any time, None if it declared nothing
-    busy_time  number of steps whose work was measured, and seconds of work in them
-    at         when the step was completed, by time.monotonic() of the rank's machine
+    pause_s     its present work may take this long; 0 for any time, None if it declared nothing
+    busy_time   number of steps whose work was measured, and seconds of work in them
+    at          when the step was completed, by time.monotonic() of the rank's machine
+    is_counted  its optimizer's steps were counted, since the program reports none
     """
 
     generation: int
@@ -26,6 +27,7 @@ class Heartbeat(NamedTuple):
     pause_s: float | None
     busy_time: tuple[int, float] = (0, 0.0)
     at: float = 0.0
+    is_counted: bool = False
 
 
 def interval_s(agents: int, *, of_rank_0: bool) -> float:
@@ -73,7 +75,12 @@ class HeartbeatReader:
         self._stepped_at[process.pid] = heartbeat.stepped_at
         self._last_read[process.pid] = current
         return Heartbeat(
-            process.generation, heartbeat.step, heartbeat.pause_s, heartbeat.busy_time, heartbeat.stepped_at
+            process.generation,
+            heartbeat.step,
+            heartbeat.pause_s,
+            heartbeat.busy_time,
+            heartbeat.stepped_at,
+            heartbeat.is_counted,
         )
 
     def forget(self, process: RankProcess) -> None:

@@ -35,7 +35,7 @@ from dtj.agent.orders import Orders
 from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement, threads
 from dtj.agent.preload import preload
-from dtj.agent.protocol import CoordinatorState, Job
+from dtj.agent.protocol import Job
 from dtj.agent.rank_events import RankEvents
 from dtj.agent.signals import SignalPipe
 from dtj.agent.stacks import Stacks, as_text
@@ -122,6 +122,7 @@ class _Agent:
             client=self._client,
             log=_log,
         )
+        self._orders.remember(self._options.past)
         try:
             self._connect()
             self._publish()
@@ -217,8 +218,7 @@ class _Agent:
         if self._placement.node_rank > 0:
             self._client.connect()
             return
-        budget = self._options.budget
-        membership = Membership(job=self._job, budget=budget, state=CoordinatorState(in_place=budget.spent))
+        membership = Membership(job=self._job, budget=self._options.budget, state=self._options.past)
         watchdog = Watchdog(timeout_s=self._options.hang_s)
         self._coordinator = Coordinator(
             membership,
@@ -268,14 +268,17 @@ class _Agent:
         self._status.state = "Failed" if outcome.first_cause(endings) else "Done"
         self._publish()
         if self._options.termination_log:
-            termination.write(
-                self._options.termination_log,
+            fields = outcome.termination_fields(
                 endings,
-                self._status,
-                self._orders.in_place,
                 ranks=self._placement.ranks,
                 elsewhere=elsewhere,
+                checkpoint=self._status.checkpoint,
+                generation=self._status.generation,
+                in_place=self._orders.in_place,
+                without_progress=self._orders.without_progress,
+                now=datetime.now(UTC),
             )
+            termination.write(self._options.termination_log, fields)
         self._client.disconnect()
         if self._coordinator:
             self._coordinator.close()

@@ -46,6 +46,10 @@ VERDICT_S = 0.5
 LONGEST_CONNECT_S = 240.0
 # Every rank connects to every other, so that a large job needs more time.
 _RANKS_PER_S = 25
+# A life of a program that reports no steps is progress if it trains for this long: its optimizer may count
+# from 1 again, so it is not known whether it continues from a checkpoint.
+LIFE_STEPS = 10  # beyond its first
+LIFE_S = 2.0  # after its first step
 
 
 @dataclass(kw_only=True)
@@ -82,7 +86,8 @@ class Membership:
     _stepped_at: float | None = None
     _step_s: float = 0.0  # duration of the last step
     _is_unformed: bool = False  # some rank did not reach its peers in this generation
-    _best_at_fault: int | None = None
+    _first_step: tuple[int, float] | None = None  # of rank 0 in this generation, and when
+    _spent_at: list[float] = field(default_factory=list)  # in-place restarts that may still count
     _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
     _resize_at: float | None = None
     _shrink_at: float | None = None
@@ -133,11 +138,18 @@ class Membership:
         if hello.state.generation > self.state.generation:
             # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
             healed = max(self.state.in_place, hello.state.in_place)
-            self.state = replace(hello.state, in_place=healed)
+            self._spent_at += [now] * (healed - self.state.in_place)
+            row = max(self.state.without_progress, hello.state.without_progress)
+            steps = (self.state.best_step, hello.state.best_step)
+            best = max((step for step in steps if step is not None), default=None)
+            self.state = replace(hello.state, in_place=healed, without_progress=row, best_step=best)
             if self.job.limits and hello.state.replicas:
                 self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
             for replica in self.missing:  # all of these were part of that generation
                 self._lost_at.setdefault(replica, now)
+        elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
+            row = max(self.state.without_progress, hello.state.without_progress)
+            self.state = replace(self.state, without_progress=row)
         self._schedule_resize(now)
         return actions + self._form()
 
@@ -172,13 +184,21 @@ class Membership:
         self._ready.add(rank)
         return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
 
-    def stepped(self, step: int, now: float) -> list[Action]:
-        """Rank 0 completed a step."""
+    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> list[Action]:
+        """Rank 0 completed a step.
+
+        is_counted  its optimizer's steps were counted, since the program reports none
+        """
         if self._stepped_at is not None:
             self._step_s = now - self._stepped_at
         self._stepped_at, self._step_due = now, None
-        if self.state.best_step is None or step > self.state.best_step or self.state.unformed:
-            self.state = replace(self.state, best_step=max(step, self.state.best_step or 0), unformed=0)
+        first, began = self._first_step = self._first_step or (step, now)
+        best, row = self.state.best_step, self.state.without_progress
+        is_new = best is None or step > best
+        trains = is_counted and step - first >= LIFE_STEPS and now - began >= LIFE_S
+        if is_new or (trains and row) or self.state.unformed:
+            row = 0 if is_new or trains else row
+            self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
         return []
 
     def stop(self, incarnation: str, now: float) -> list[Action]:
@@ -264,14 +284,16 @@ class Membership:
         if self.state.unformed == 1:  # the first time is free: more time may be enough
             return self.renew()
         self.failure, self.failed_in = culprit, self.state.generation
-        if culprit.is_final or self._is_spent(culprit):
+        if culprit.is_final or self._is_spent(culprit, now):
             if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
                 self._waited_for_verdict = True
                 self._decide_by(now + VERDICT_S)
                 return []
             return self._over(culprit)
         if self._counts(culprit):
-            self.state = self._counted()
+            self._spent_at.append(now)
+            counted, row = self.state.in_place + 1, self.state.without_progress + 1
+            self.state = replace(self.state, in_place=counted, without_progress=row)
         return self.renew()
 
     def _admit(self, hello: Hello) -> None:
@@ -401,7 +423,7 @@ class Membership:
         # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
         self._kept = frozenset() if self._done else frozenset(self._healable)
         self._healable = set(self._kept)
-        self._ready, self._done, self._gone = set(), set(), set()
+        self._ready, self._done, self._gone, self._first_step = set(), set(), set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
         self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
         self._shrink_at = None
@@ -418,22 +440,19 @@ class Membership:
         """A survivor that dies before it is ready again belongs to the fault that is being healed."""
         return culprit.rank not in self._kept or culprit.rank in self._ready
 
-    def _is_spent(self, culprit: Ending) -> bool:
+    def _is_spent(self, culprit: Ending, now: float) -> bool:
         if not self._counts(culprit):
             return False
-        stuck = self.state.best_step is not None and not self._has_grown()
-        return self.state.in_place >= self.budget.restarts or (
-            stuck and self.state.without_progress >= self.budget.without_progress
-        )
+        is_stuck = self.state.best_step is not None
+        is_stuck = is_stuck and self.state.without_progress >= self.budget.without_progress
+        return is_stuck or self.used(now) >= self.budget.restarts
 
-    def _has_grown(self) -> bool:
-        best, before = self.state.best_step, self._best_at_fault
-        return best is not None and (before is None or best > before)
-
-    def _counted(self) -> CoordinatorState:
-        row = 0 if self._has_grown() else self.state.without_progress
-        self._best_at_fault = self.state.best_step
-        return replace(self.state, in_place=self.state.in_place + 1, without_progress=row + 1)
+    def used(self, now: float) -> int:
+        """In-place restarts of this attempt that count towards the budget now."""
+        window_s = self.budget.window_s
+        if window_s is not None:
+            self._spent_at = [at for at in self._spent_at if now - at < window_s]
+        return self.budget.spent + len(self._spent_at)
 
     def _blame(self, incident: dict[int, Ending], ending: Ending) -> None:
         if ending.failed and incident:

@@ -7,7 +7,7 @@ from typing import Self
 
 from dtj import contract
 from dtj.agent.placement import number
-from dtj.agent.protocol import RestartBudget
+from dtj.agent.protocol import CoordinatorState, RestartBudget
 from dtj.errors import RecipeError
 
 
@@ -22,6 +22,7 @@ class Options:
     termination_log  file for the termination message; None writes none
     job, uid, attempt  the job, as set by the operator
     budget           of in-place restarts
+    past             what the operator knows of the restarts before this agent started
     grace_s          the pod's termination grace period; None if unknown
     hang_s           seconds without a step that count as a hang; None derives them from the steps
     working_s        seconds without a step until a rank at work counts as hung; None for the default
@@ -29,6 +30,7 @@ class Options:
     """
 
     budget: RestartBudget
+    past: CoordinatorState
     shown: frozenset[int] | None = None
     as_json: bool = False
     port: int | None = None
@@ -66,6 +68,7 @@ class Options:
             uid=env.get(contract.JOB_UID, ""),
             attempt=number(env, contract.ATTEMPT, default=0, least=0),
             budget=_budget(max_restarts, env),
+            past=_past(env),
             grace_s=_seconds(env, contract.GRACE_SECONDS),
             hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: derived from the steps
             working_s=_seconds(env, contract.HANG_WORKING_SECONDS),
@@ -88,7 +91,17 @@ def _budget(flag: int | None, env: Mapping[str, str]) -> RestartBudget:
     without = number(
         env, contract.MAX_RESTARTS_WITHOUT_PROGRESS, default=RestartBudget.without_progress, least=0
     )
-    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without)
+    window_s = _seconds(env, contract.RESTART_WINDOW_SECONDS)
+    return RestartBudget(restarts=left + spent, spent=spent, without_progress=without, window_s=window_s)
+
+
+def _past(env: Mapping[str, str]) -> CoordinatorState:
+    best_step = number(env, contract.HIGHEST_STEP, default=-1, least=0)
+    return CoordinatorState(
+        in_place=number(env, contract.RESTARTS_IN_PLACE, default=0, least=0),
+        without_progress=number(env, contract.RESTARTS_WITHOUT_PROGRESS, default=0, least=0),
+        best_step=None if best_step < 0 else best_step,
+    )
 
 
 def _seconds(env: Mapping[str, str], name: str) -> float | None:

@@ -15,7 +15,7 @@ from dtj.agent.link import Message
 from dtj.agent.looks import Looks
 from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import PROTOCOL, Job
+from dtj.agent.protocol import PROTOCOL, CoordinatorState, Job
 from dtj.agent.stacks import RankStacks
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor
@@ -61,6 +61,16 @@ class Orders:
     def in_place(self) -> int | None:
         """In-place restarts in this attempt, as last reported by the coordinator; None before that."""
         return self._coordinator_state.get("in_place")
+
+    @property
+    def without_progress(self) -> int | None:
+        """Restarts in a row since the last progress, likewise."""
+        return self._coordinator_state.get("without_progress")
+
+    def remember(self, past: CoordinatorState) -> None:
+        """Tell the coordinator what the operator counted before this agent started, such as a lost pod."""
+        known = {"without_progress": past.without_progress, "best_step": past.best_step}
+        self._coordinator_state = known
 
     def hello(self) -> Message:
         """The first message on every new connection; repeats all that the coordinator must know."""

@@ -104,13 +104,15 @@ def termination_fields(
     checkpoint: str | None,
     generation: int,
     in_place: int | None = None,
+    without_progress: int | None = None,
     now: datetime,
 ) -> dict[str, Any]:
     """The fields of the termination message, uncut; `fit` makes them short enough.
 
-    ranks      of this pod
-    elsewhere  `failure_fields` of the rank of another replica that failed the job
-    in_place   in-place restarts in this attempt, as far as this agent knows
+    ranks             of this pod
+    elsewhere         `failure_fields` of the rank of another replica that failed the job
+    in_place          in-place restarts in this attempt, as far as this agent knows
+    without_progress  restarts in a row since the last progress, likewise
     """
     endings = list(endings)
     culprit = first_cause(endings)
@@ -126,6 +128,7 @@ def termination_fields(
         "checkpoint": checkpoint,
         "generation": generation,
         "inPlace": in_place,
+        "withoutProgress": without_progress,
         "at": stamp(culprit.at if culprit else now),
         "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
     }

@@ -10,7 +10,7 @@ from dtj.agent.sizing import Limits
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 4
+PROTOCOL = 5
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -52,16 +52,21 @@ class RestartBudget:
 
     restarts  allowed in this attempt, including the spent ones
     spent     before this agent started
+    window_s  a later one counts for so long; None: forever
     """
 
     restarts: int = 0
     spent: int = 0
     without_progress: int = 3
+    window_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
-    """Sent to all agents, so that the next coordinator can continue after replica 0 was replaced."""
+    """Sent to all agents, so that the next coordinator can continue after replica 0 was replaced.
+
+    without_progress  counted restarts in a row since the last progress, those by the operator included
+    """
 
     generation: int = 0
     in_place: int = 0

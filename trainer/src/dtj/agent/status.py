@@ -23,6 +23,7 @@ class Facts:
     hang: dict[str, Any] | None = None
     missing: Sequence[dict[str, Any]] = ()
     in_place: int = 0
+    without_progress: int = 0
     failure: dict[str, Any] | None = None
     ledger: dict[str, float] | None = None
 
@@ -96,7 +97,7 @@ class Status:
             "hang": known.hang,
             "missing": known.missing[:_MAX_LISTED],
             "rejoin": True,
-            "restarts": {"inPlace": known.in_place},
+            "restarts": {"inPlace": known.in_place, "withoutProgress": known.without_progress},
             "failure": known.failure,
             "ledger": known.ledger,
             "at": stamp(now),

@@ -18,12 +18,13 @@ _ANY_TIME = 0
 
 
 class SharedHeartbeat:
-    """Seven numbers; the rank writes, the agent reads. An inconsistent read is corrected by the next one.
+    """Eight numbers; the rank writes, the agent reads. An inconsistent read is corrected by the next one.
 
     0  last completed step      3  steps whose work was measured
     1  signs of life            4  nanoseconds of work in these steps
     2  pauses in effect         5  time.monotonic() in ns when the last step was completed
                                 6  nanoseconds that they may take, 0: any time
+                                7  1 if steps of an optimizer are counted, since the program reports none
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,11 @@ class SharedHeartbeat:
     def step(self) -> int | None:
         """The last completed step of this rank, None before the first."""
         return None if self._values[0] == NONE else self._values[0]
+
+    @property
+    def is_counted(self) -> bool:
+        """The program reports no steps: those of its optimizer are counted, often from 1 in each life."""
+        return self._values[7] > 0
 
     @property
     def signs(self) -> int:
@@ -76,6 +82,10 @@ class SharedHeartbeat:
     def stepped(self, step: int) -> None:
         """Record a completed step."""
         self._reports = True
+        self._record(step, is_counted=False)
+
+    def _record(self, step: int, *, is_counted: bool) -> None:
+        self._values[7] = is_counted
         self._values[5] = time.monotonic_ns()
         self._values[0] = step
         self._values[1] += 1
@@ -85,8 +95,7 @@ class SharedHeartbeat:
         if self._reports:
             self._values[1] += 1
             return
-        self.stepped(count)
-        self._reports = False
+        self._record(count, is_counted=True)
 
     def sign(self) -> None:
         """Record a sign of life from work that is not part of a step."""

@@ -23,6 +23,8 @@ class PodContext:
     restarts_left: int
     restarts: int = 0  # of the job so far: grows from each pod of a replica to the next one
     in_place_restarts: int = 0  # of this attempt; its agents continue counting from there
+    without_progress: int = 0  # restarts in a row, which its agents continue too
+    highest_step: int | None = None  # ever reported
 
 
 def environment(job: Job, container: Json, context: PodContext) -> list[Json]:
@@ -70,7 +72,11 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield from (("DTJ_AGENT_PORT", names.AGENT_PORT), ("DTJ_MAX_RESTARTS", context.restarts_left))
     yield "DTJ_RESTARTS", context.restarts
     yield "DTJ_RESTARTS_IN_PLACE", context.in_place_restarts
+    yield "DTJ_RESTART_WINDOW_SECONDS", job.recovery.window_s
     yield "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS", job.recovery.max_restarts_without_progress
+    yield "DTJ_RESTARTS_WITHOUT_PROGRESS", context.without_progress
+    if context.highest_step is not None:
+        yield "DTJ_HIGHEST_STEP", context.highest_step
     yield "DTJ_GRACE_SECONDS", job.grace_s
     yield "DTJ_HANG_ACTION", job.hang.action
     if job.hang.timeout_s is not None:

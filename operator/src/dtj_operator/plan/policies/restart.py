@@ -4,8 +4,10 @@ The first matching rule wins: the user's rules, then 78 -> FailJob, stops on req
 RestartUncounted, else Restart. Counted restarts have two budgets: restarts within a window of time, and
 consecutive restarts without progress. An in-place restart by the agents counts like a restart.
 
-Progress is a new step. A program that reports no steps makes progress by running for ten minutes; without
-that, its restarts spend the second budget only if it ends with the same error every time.
+Progress is a new step. The agents see every life of the ranks, so what they report of the row of restarts
+since the last progress is believed, and new pods continue that row. A program that reports no steps makes
+progress by running for ten minutes; without that, its restarts spend the second budget only if it ends with
+the same error every time.
 
 With scope Replica only the failed pods are replaced, as long as a survivor is left to recover from.
 """
@@ -57,14 +59,19 @@ def counters(s: Snapshot) -> Restarts:
     new = max(0, reported - old.in_place_of_attempt)
     steps = [old.highest_step, s.progress.step if s.progress else None, *(report.step for report in reports)]
     highest = max((step for step in steps if step is not None), default=None)
+    known = None if highest is None else _reported_row(s)
+    row = old.without_progress + new if known is None else known
     progressed = highest != old.highest_step or (highest is None and _ran_well(s))
+    if known is None and progressed:
+        row = 0
+    progressed = progressed or row < old.without_progress + new
     return Restarts(
         counted=old.counted + new,
         counted_at=within_window(s, (*old.counted_at, *(int(s.now),) * min(new, MOST_RESTARTS))),
         disruptions=old.disruptions,
         in_place=old.in_place + new,
         in_place_of_attempt=max(reported, old.in_place_of_attempt),
-        without_progress=0 if progressed else old.without_progress + new,
+        without_progress=row,
         identical=0 if progressed else old.identical,
         uncounted=0 if progressed else old.uncounted,
         highest_step=highest,
@@ -85,6 +92,20 @@ def counters_after(s: Snapshot, verdict: Verdict | None) -> Restarts:
         return replace(now, counted=now.counted + 1, counted_at=counted_at, without_progress=more)
     another = not _is_old(s, verdict.fault)
     return replace(now, disruptions=now.disruptions + 1, uncounted=now.uncounted + another)
+
+
+def _reported_row(s: Snapshot) -> int | None:
+    """Restarts in a row without progress as the coordinator counts them; None if that is not known.
+
+    It learns of a pod that we replaced once the new pod has joined.
+    """
+    first = s.current.get(0)
+    row = None if first is None else blame.exit_report(s, first).without_progress
+    began, answer = s.memory.changed_at, s.answer
+    is_current = answer is not None and began is not None and answer.observed_at >= began
+    if row is None and answer is not None and is_current and s.memory.phase == RUNNING:
+        row = None if answer.silent_replicas or answer.restarts is None else answer.restarts.without_progress
+    return row if row is not None and row <= MAX_IN_PLACE else None
 
 
 def _identical_failures(s: Snapshot, fault: Fault) -> int:
@@ -150,7 +171,7 @@ def _within_budget(s: Snapshot, fault: Fault) -> Restart | Fail:
         row = f"{restarts.without_progress} consecutive restarts"
         why = f"{row} completed no step beyond {restarts.highest_step}"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
-    if _identical_failures(s, fault) > most:
+    if restarts.highest_step is None and _identical_failures(s, fault) > most:
         why = f"the same error after each of {restarts.identical} consecutive restarts"
         return Fail("NoProgress", f"{fault.sentence}; {why}", fault)
     return Restart(fault, counts=True, replaces=_broken(s))

@@ -5,6 +5,7 @@ from unittest.mock import ANY
 
 import pytest
 
+from dtj_operator.model.agent_status import SilentReplica
 from dtj_operator.plan.actions import (
     AwaitCause,
     DeleteChild,
@@ -400,6 +401,50 @@ def test_back_off_doubles_per_restart_without_progress(without_progress, delay) 
     waits = restart_policy.backoff_until(waiting.recovery(backoffSeconds=2).snapshot()) - NOW
 
     assert 0.8 * delay <= waits <= 1.2 * delay
+
+
+ROW = TWO.was("Running", **restarts(counted=2, withoutProgress=2, highest_step=40))
+LATER = ROW.but(pod(0).reported(1, step=9, withoutProgress=1, inPlace=0))
+
+
+@pytest.mark.parametrize(
+    ("given", "row"),
+    [
+        param(ROW, 2, id="no agent"),
+        param(ROW.answering(in_place=1, step=9), 3, id="an agent that does not count it"),
+        param(ROW.at_step(41), 0, id="a new step"),
+        param(ROW.answering(in_place=1, without_progress=1, step=9), 1, id="progress, then one in place"),
+        param(ROW.answering(in_place=1, without_progress=1, step=41), 1, id="a new step, then one in place"),
+        param(
+            ROW.was("Recovering").answering(without_progress=1, step=9),
+            2,
+            id="the coordinator does not know of the restart yet",
+        ),
+        param(
+            ROW.answering(without_progress=1, missing=(SilentReplica(replica=1, seconds=3),)),
+            2,
+            id="the new pod has not joined",
+        ),
+        param(
+            ROW.was("Running", lastTransitionTime=at(5)).answering(without_progress=1), 2, id="an old answer"
+        ),
+        param(LATER.answering(without_progress=2, step=9), 1, id="the last word of replica 0"),
+        param(TWO.answering(in_place=2, without_progress=7), 2, id="no steps: the operator's own count"),
+    ],
+)
+def test_row_of_restarts_without_progress_is_that_of_the_agents(given, row) -> None:
+    assert restart_policy.counters(given.snapshot()).without_progress == row
+
+
+def test_row_that_the_agents_have_spent_ends_the_job() -> None:
+    spent = TWO.was("Running", **restarts(highest_step=3)).recovery(maxRestartsWithoutProgress=2)
+    ended = spent.but(pod(0).reported(1, step=3, inPlace=2, withoutProgress=2), pod(1).crashed(76))
+
+    verdict = restart(ended.snapshot())
+
+    assert isinstance(verdict, Fail)
+    assert verdict.reason == "NoProgress"
+    assert verdict.message.endswith("2 consecutive restarts completed no step beyond 3")
 
 
 TAKEN = TWO.but(pod(1).running().deleting())
