@@ -32,7 +32,12 @@ def install(*packages: str, why: str) -> None:
 
 
 def program(name: str, *, package: str) -> Path:
-    """Return a program of a package that is only unpacked: to install some packages starts their services."""
+    """Return a program: the installed one, or that of a package which is only unpacked.
+
+    The installation of some packages starts their services.
+    """
+    if installed_program := shutil.which(name):
+        return Path(installed_program)
     folder = config.cache() / "debian" / package
     found = folder / "usr/bin" / name
     with proc.lock(config.cache() / "locks" / f"debian-{package}"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
 
 import dtj_operator.job_metrics  # noqa: F401 - registers all metrics
 from dtj import contract
@@ -110,17 +110,23 @@ ROWS: list[tuple[str, Series, Series]] = [
 ]
 
 
-def promtool(*words: str | Path) -> None:
-    """Run promtool and check that it is content."""
+def promtool(*words: str | Path, given: bytes = b"") -> None:
+    """Run promtool and check that it reports no problem."""
     program = debian.program("promtool", package="prometheus")
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([program, *words], input=given, capture_output=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
 
 
 def alerts() -> dict[str, Json]:
     """Return the alerts by name."""
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def test_names_of_metrics_follow_the_conventions_of_prometheus():
+    ours = re.split(r"^(?=# HELP )", generate_latest().decode(), flags=re.MULTILINE)
+    text = "".join(family for family in ours if family.startswith("# HELP dtj_"))
+    promtool("check", "metrics", given=text.encode())
 
 
 def test_every_alert_fires_and_is_silent_on_the_control(tmp_path: Path):
