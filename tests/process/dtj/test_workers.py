@@ -85,7 +85,7 @@ def test_noise_depends_only_on_the_samples_so_a_resumed_run_repeats_it(
     whole = batches(feed(batch=8, micro=2, workers=2, **how), 5)
     later = feed(batch=8, micro=2, workers=workers, **how)
     later.load_state_dict(state)
-    random_state.begin(0, step=3, verb=1, stream=workers, device=torch.device("cpu"))  # as another rank
+    random_state.begin(0, step=3, verb=1, stream=workers, devices=[torch.device("cpu")])  # as another rank
     assert all(torch.equal(a, b) for a, b in zip(whole[12:], batches(later, 2), strict=True))
     assert len({(sample % 1).item() for batch in whole for sample in batch}) > 30, (
         "each sample has its own noise"

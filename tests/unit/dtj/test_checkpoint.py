@@ -13,7 +13,8 @@ from torch import nn
 
 from dtj.checkpoint import paths, reader, save, sharded
 from dtj.checkpoint.owner import Owner
-from dtj.checkpoint.parts import Parts
+from dtj.checkpoint.parts import Parts, Snapshot
+from dtj.checkpoint.writer import Writer
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
@@ -229,3 +230,17 @@ def test_part_that_cannot_be_saved_is_refused_before_training(part: Any, message
     parts = Parts(Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu")))
     with pytest.raises(RecipeError, match=message):
         parts.register({"model": part})
+
+
+def test_any_error_of_the_thread_that_writes_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(Owner(tmp_path, {}), keep=2, is_rank0=True, is_replicated=True, clock=lambda: 0.0)
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("gloo: connection closed by peer")
+
+    monkeypatch.setattr(writer, "write", broken)
+    writer.start(Snapshot(step=7, tree={}, shards={}), score=0.0, began=0.0, group=None)
+    writer.wait()
+    assert "step-7 could not be written: gloo: connection closed" in str(writer.failure)

@@ -51,7 +51,7 @@ def test_state_is_the_position_with_length_and_seed() -> None:
     f = feed(10, batch=4)
     f.batch()
     f.advance()
-    assert f.state_dict() == {"position": 4, "length": 10, "seed": 0}
+    assert f.state_dict() == {"position": 4, "length": 10, "seed": 0, "global_batch": 4}
 
 
 @pytest.mark.parametrize(

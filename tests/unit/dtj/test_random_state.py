@@ -1,8 +1,10 @@
 """Generators of a rank: the same draws at the same point of the program, different ones at any other."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from dtj import random_state
@@ -11,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def draw(base: int, step: int, verb: int, rank: int) -> tuple[float, float, float, float]:
-    random_state.begin(base, step=step, verb=verb, stream=rank, device=CPU)
+    random_state.begin(base, step=step, verb=verb, stream=rank, devices=[CPU])
     return random.random(), np.random.random(), np.random.normal(), torch.rand(()).item()
 
 
@@ -33,3 +35,12 @@ def test_each_step_verb_and_rank_draws_different_numbers() -> None:
         (0, 1, 0, 10),
     ]
     assert len({draw(*point) for point in points}) == len(points)
+
+
+def test_generators_of_all_devices_of_a_rank_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    fake = SimpleNamespace(manual_seed=None, manual_seed_all=seeded.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: fake)
+    devices = [torch.device("cuda", index) for index in range(2)]
+    random_state.begin(0, step=1, verb=1, stream=0, devices=devices)
+    assert len(seeded) == 1

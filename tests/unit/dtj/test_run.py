@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -100,3 +101,62 @@ def test_function_without_data_is_refused() -> None:
     for batch in run.steps(1):
         with pytest.raises(dtj.RecipeError, match="got a function, but no batch with samples"):
             run.backward(lambda mb: mb.mean(), batch)
+
+
+@pytest.mark.parametrize("step_s", [0.01, 15.0])
+def test_stop_takes_effect_after_the_present_step_if_steps_are_long(
+    step_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("DTJ_CHECKPOINT_DIR", str(tmp_path))
+    run = dtj.init(device="cpu", save_every=1000)
+    run.state(model=run.parallel(nn.Linear(1, 1)))
+    clock = count()
+    monkeypatch.setattr("dtj.boundary.time.monotonic", lambda: step_s * next(clock))
+    with pytest.raises(dtj.Stopped):  # noqa: PT012
+        for _ in run.steps(1000):
+            if run.step == 5:
+                signal.raise_signal(signal.SIGTERM)
+    assert (run.step == 6) == (step_s > 1)
+    assert (tmp_path / f"step-{run.step}").is_dir()
+
+
+def test_signal_after_the_loop_ends_the_process_as_before() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    run = dtj.init(device="cpu")
+    for _ in run.steps(1):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            nn.Linear(1, 1).to(torch.bfloat16),
+            "weight is bfloat16, in which most of an optimizer's small updates",
+        ),
+        (torch.compile(nn.Linear(1, 1)), "run.parallel got the result of torch.compile"),
+    ],
+)
+def test_model_that_would_be_trained_or_saved_wrongly_is_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(dtj.RecipeError, match=message):
+        dtj.init(device="cpu").parallel(model)
+
+
+def test_frozen_weights_may_be_half_precision() -> None:
+    model = nn.Sequential(
+        nn.Linear(1, 1).to(torch.bfloat16).requires_grad_(requires_grad=False), nn.Linear(1, 1)
+    )
+    assert dtj.init(device="cpu").parallel(model) is model
+
+
+@pytest.mark.parametrize("batch", [6, 4])
+def test_epochs_do_not_change_with_the_global_batch(batch: int) -> None:
+    """Steps per epoch would."""
+    state = dtj.init(device="cpu").data(TensorDataset(X), global_batch=6).state_dict()
+    data = dtj.init(device="cpu").data(TensorDataset(X), global_batch=batch)
+    data.load_state_dict(state)  # the program counts in steps
+    assert data.steps_per_epoch == 12 // batch
+    if batch != 6:
+        with pytest.raises(dtj.RecipeError, match="made with a global_batch of 6, this run has 4"):
+            data.load_state_dict(state)

@@ -61,7 +61,7 @@ def test_epoch_is_complete_when_the_world_size_changes_at_every_step(
             f.advance()
         state, step = ranks[0].state_dict(), step + 1
     assert sorted(seen) == list(range(n))
-    assert state == {"epoch": 2, "consumed": 0}
+    assert state == {"epoch": 2, "consumed": 0, "global_batch": batch}
 
 
 @given(samples=st.integers(1, 40), size=st.integers(1, 5), micro=st.none() | st.integers(1, 9))
@@ -100,3 +100,36 @@ def test_steps_per_epoch_are_known_if_the_stream_has_a_length() -> None:
     assert feed(data=Measured(10), batch=4).steps_per_epoch == 3
     with pytest.raises(RecipeError, match=r"stream without __len__(.|\n)*Recipe\(steps=1000\)"):
         feed(data=Stream(10)).steps_per_epoch  # noqa: B018
+
+
+def digests(*streams: Any) -> list[int]:
+    """What the ranks compare, if each reads one of these streams."""
+    found: list[int] = []
+    for stream in streams:
+        feed(batch=4, data=stream).check_alike(lambda number: (found.append(number), [number])[1])  # type: ignore[func-returns-value]
+    return found
+
+
+def test_ranks_that_read_the_same_stream_agree() -> None:
+    class Noisy(Stream):
+        def __iter__(self) -> Iterator[int]:
+            torch.rand(self.reads)  # another state of the global generator on each rank
+            return iter([i + float(torch.rand(())) for i in range(self.n)])  # type: ignore[misc]
+
+    for kind in (Stream, Noisy):
+        assert len(set(digests(kind(10), kind(10)))) == 1
+
+
+def test_stream_that_divides_itself_among_ranks_is_refused() -> None:
+    first, second = digests(range_of(0), range_of(1))
+    assert first != second
+    with pytest.raises(RecipeError, match="the stream Part yields other samples on each rank"):
+        feed(batch=4, data=range_of(0)).check_alike(lambda number: [number, second])
+
+
+def range_of(rank: int) -> Any:
+    class Part(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(rank, 20, 2))
+
+    return Part()

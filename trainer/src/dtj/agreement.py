@@ -1,6 +1,7 @@
 """A small asynchronous all-reduce by which the ranks agree on what to do together.
 
-It starts at the end of step k and is read at the end of step k+1, so one step hides its latency. It carries
+It starts at the end of step k and is read at the end of step k+1, so one step hides its latency; if steps are
+long, it is read at the end of step k. It carries
 what all ranks must do after the same step: stop, finish, save, log.
 
     step k    ... start
@@ -19,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 # Target time between messages. If steps are short, a stop takes effect about this long after the signal. If
-# steps are longer than this, it takes up to two steps: the current one ends with a message, which is read at
-# the end of the next one.
+# steps are longer than this, a message is read where it was started: its latency hardly delays such a step,
+# and a stop takes effect at the end of the current one.
 _INTERVAL_S = 0.2
 
 
@@ -33,7 +34,8 @@ class Message:
     save        save a checkpoint
     log         log the step after which this is read, and deliver the lines of earlier ones
     not_finite  a loss was NaN or infinite
-    interval    steps until the next message; rank 0 decides, the others send 0
+    interval    steps until the next message, 0: steps are so long that it is read after the step it was
+                started after; rank 0 decides, the others send 0
     """
 
     stop: bool = False
@@ -45,8 +47,8 @@ class Message:
 
 
 def interval(steps: int, seconds: float) -> int:
-    """Steps until the next message, given that the last `steps` took `seconds`: at least one."""
-    return max(1, int(steps * _INTERVAL_S / seconds)) if seconds > 0 else 1
+    """Steps until the next message, given that the last `steps` took `seconds`; see Message."""
+    return int(steps * _INTERVAL_S / seconds) if seconds > 0 else 1
 
 
 class Agreement:
@@ -83,7 +85,7 @@ class Agreement:
             save=sums[2] > 0,
             log=sums[3] > 0,
             not_finite=sums[4] > 0,
-            interval=max(1, int(sums[5])),
+            interval=int(sums[5]),
         )
 
 

@@ -58,6 +58,7 @@ class Boundary:
         self._agreement = Agreement(groups.control)
         self._sent = (0, 0.0)  # step and time of the last message
         self._next = 0  # step after which the next message is sent
+        self._reads_at_once = False  # because steps are long; the same on every rank
 
     def begin(self, logger: Logger) -> None:
         """Training starts or continues after the present step."""
@@ -74,6 +75,7 @@ class Boundary:
         All ranks, also restarted ones, send the next message after the next step.
         """
         self._agreement, self._next = Agreement(self._groups.control), 0
+        self._reads_at_once = False
         if self.logger:
             self.logger.forget()
 
@@ -83,7 +85,9 @@ class Boundary:
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
         decided = Message()
-        if is_last or step > self._sent[0] + self._strategy.max_steps_ahead:
+        if self._reads_at_once and not self._agreement.is_pending:
+            self._send()
+        if is_last or self._reads_at_once or step > self._sent[0] + self._strategy.max_steps_ahead:
             decided = self._receive()
         if decided.finish:
             self._progress.ends_at, is_last = step, True
@@ -103,7 +107,8 @@ class Boundary:
                 self._checkpointer.save(step, group=self._groups.control)
         ends = is_last or decided.stop
         self._log(epoch, ends=ends)
-        if (step >= self._next or ends) and not self._agreement.is_pending:
+        is_due = step >= self._next and not self._reads_at_once
+        if (is_due or ends) and not self._agreement.is_pending:
             self._send()
         if ends and self._receive().finish:  # read the message that is still in flight
             self._progress.ends_at = step
@@ -153,7 +158,8 @@ class Boundary:
         decided = self._agreement.read()
         if decided is None:
             return Message()
-        self._next = self._sent[0] + decided.interval
+        self._next = self._sent[0] + max(1, decided.interval)
+        self._reads_at_once = decided.interval == 0 and not self._strategy.max_steps_ahead
         if decided.log:
             self._need_logger().require_line()
         return decided

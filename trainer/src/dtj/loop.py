@@ -17,6 +17,7 @@ def train(recipe: Recipe) -> None:
     parts = {"schedule": schedule} if schedule else {}
     run.state(model=model, optimizer=optimizer, data=data, **parts)
 
+    score = None
     for batch in run.steps(steps):
         loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
         if recipe.clip is not None:
@@ -31,9 +32,12 @@ def train(recipe: Recipe) -> None:
             run.log(**{recipe.metric: score}, now=True)
             if recipe.best:
                 run.keep_best(score if recipe.best == "highest" else -score)
+        else:
+            score = None  # of weights that have changed since
 
     if recipe.held_out is not None:
-        run.say(f"done: {run.step} steps, held-out {recipe.metric} {evaluate(run, model, recipe):.4f}")
+        score = evaluate(run, model, recipe) if score is None else score
+        run.say(f"done: {run.step} steps, held-out {recipe.metric} {score:.4f}")
     else:
         run.say(f"done: {run.step} steps")
     if recipe.sample is not None:

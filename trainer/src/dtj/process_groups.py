@@ -121,7 +121,8 @@ class ProcessGroups:
             use_libuv=os.environ.get("USE_LIBUV") != "0",
         )
         self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
-        self._sockets = frozenset(_open_sockets().values()) - before
+        if self._devices[0].type == "cpu":  # NCCL's sockets are left alone: its groups end by themselves
+            self._sockets = frozenset(_open_sockets().values()) - before
 
     def _break(self) -> None:
         """Make every collective in flight fail now, in any thread.

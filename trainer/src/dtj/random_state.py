@@ -9,7 +9,7 @@ set draws while it loads a sample is the same on every rank that needs it, and i
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -26,16 +26,18 @@ def seed(value: int) -> None:
     _seed_host(value)
 
 
-def begin(base: int, *, step: int, verb: int, stream: int, device: torch.device) -> None:
+def begin(base: int, *, step: int, verb: int, stream: int, devices: Sequence[torch.device]) -> None:
     """Seed the generators that this rank uses; takes about 10 us, a tenth of `seed`.
 
     verb    0 before the first verb of a step, then 1, 2, ...
     stream  see Layout.stream
+    devices of this rank; the generator of each is seeded
     """
     value = _derived_seed(base, step, verb, stream)
     _seed_host(value)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(value)
+    if devices[0].type != "cpu":
+        module = torch.get_device_module(devices[0])
+        (module.manual_seed_all if len(devices) > 1 else module.manual_seed)(value)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from dtj import random_state
+from dtj import exchange, random_state
 from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
@@ -29,7 +29,7 @@ from dtj.data.loader import Collate, Loader
 from dtj.data.splitter import Splitter
 from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
-from dtj.parallel.strategy import Strategy, blocks
+from dtj.parallel.strategy import Strategy, blocks, check_model
 from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress, whole_steps
 from dtj.recovery import Recovery
@@ -78,6 +78,7 @@ class Run:
         self._tokens: int | None = None
         self._global_batch = 256 * strategy.layout.data_size
         self._no_loss = torch.zeros((), device=self.device)
+        self._stop = stop
         self._finite = FiniteCheck(self.device)
         self._progress = Progress(feed=Feed(Nothing(), device=self.device))
         self._has_data = False
@@ -136,6 +137,7 @@ class Run:
         A model whose parts are already on several devices (see `devices`) is not moved.
         Returns the wrapped model; call it and pass its parameters to the optimizer as usual.
         """
+        check_model(model)
         if self._settings.weights and not self._strategy.models:
             weights.assign(model, Path(self._settings.weights))
         layers = blocks(model)
@@ -223,7 +225,9 @@ class Run:
             }
         )
         if self._strategy.extra:
-            self._checkpointer.parts.internal_parts["sync"] = self._strategy.extra
+            # By its class: the state of another --sync in the checkpoint is then left out.
+            name = f"sync {type(self._strategy.extra).__name__}"
+            self._checkpointer.parts.internal_parts[name] = self._strategy.extra
         if not self._checkpointer.run_dir:
             self.say("no checkpoint folder is set: state is in memory only and lost when the job ends")
         if self._recovery.joins_survivors():
@@ -254,6 +258,8 @@ class Run:
             )
         if self._checkpointer.run_dir and not self._checkpointer.parts.user_parts:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
+        if not progress.has_begun and self.size > 1 and self.step < total:
+            self._recovery.run_verb(self._check_alike, rollback=None, skipped=None)
         logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
@@ -262,31 +268,32 @@ class Run:
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._checkpointer.report_if_nothing_is_left(self.step, total)
         self._recovery.report_state()
-        try:
-            while True:
-                self._recovery.hand_over()
-                if self.step >= total or progress.is_over:
-                    break
-                logger.begin(self.step + 1)
-                self._seed_generators(verb=0)
-                batch = self._batch = replace(feed.batch(), over=self._plain.over)
-                yield batch
-                feed.advance()
-                progress.step += 1
-                progress.verb = 0
-                if not self._recovery.is_behind:
-                    try:
-                        self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
-                    except RuntimeError as error:
-                        self._recovery.rejoin(error)
-        finally:
-            feed.close()
-        if progress.is_over:
-            self.say(f"finished at step {self.step} of {total}: the program called run.finish")
-        self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
-        heartbeat.mine.rest()
-        if self.step > started:
-            self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
+        with self._stop.installed():
+            try:
+                while True:
+                    self._recovery.hand_over()
+                    if self.step >= total or progress.is_over:
+                        break
+                    logger.begin(self.step + 1)
+                    self._seed_generators(verb=0)
+                    batch = self._batch = replace(feed.batch(), over=self._plain.over)
+                    yield batch
+                    feed.advance()
+                    progress.step += 1
+                    progress.verb = 0
+                    if not self._recovery.is_behind:
+                        try:
+                            self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
+                        except RuntimeError as error:
+                            self._recovery.rejoin(error)
+            finally:
+                feed.close()
+            if progress.is_over:
+                self.say(f"finished at step {self.step} of {total}: the program called run.finish")
+            self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
+            heartbeat.mine.rest()
+            if self.step > started:
+                self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
 
     @overload
     def backward(self, loss: step_backward.LossOf, batch: Batch) -> torch.Tensor: ...
@@ -485,6 +492,11 @@ class Run:
                 fix="use run.data(..., equal_shares=True)",
             )
 
+    def _check_alike(self) -> None:
+        group = self._groups.control
+        if group is not None:
+            self._progress.feed.check_alike(lambda number: exchange.all_gather(number, group=group))
+
     def _use(self, feed: Feed, *, tokens: int | None, global_batch: int) -> Feed:
         if self._has_data:
             raise RecipeError(
@@ -509,7 +521,7 @@ class Run:
 
     def _seed_generators(self, *, verb: int) -> None:
         stream = self._strategy.layout.stream
-        random_state.begin(self._seed, step=self.step, verb=verb, stream=stream, device=self.device)
+        random_state.begin(self._seed, step=self.step, verb=verb, stream=stream, devices=self.devices)
 
     def _splitter(self, **how: Any) -> Splitter:
         layout = self._strategy.layout

@@ -49,7 +49,6 @@ def init(
     groups = ProcessGroups(world, devices, stop, in_place=strategy.heals)
     groups.open()
     atexit.register(groups.close)
-    stop.install()
     random_state.seed(seed)
     if settings.tf32:
         torch.set_float32_matmul_precision("high")

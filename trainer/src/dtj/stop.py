@@ -4,7 +4,10 @@ A handler runs between any two bytecodes, so a collective in it could deadlock, 
 flag is sent with the next message of agreement.py; all ranks then stop after the same step.
 """
 
+import contextlib
 import signal
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 
@@ -17,10 +20,18 @@ class StopFlag:
     def __bool__(self) -> bool:
         return self.signal is not None
 
-    def install(self) -> None:
-        """Install the handler; only the main thread may call this."""
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, self._handle)
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Context with the handler installed, in training. Outside, a signal ends the process as usual."""
+        if threading.current_thread() is not threading.main_thread():  # which alone may install one
+            yield
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:

@@ -94,10 +94,11 @@ def parse(data: bytes) -> dict[str, Any]:
     return state
 
 
-def whole(folder: Path) -> dict[str, Any]:
+def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
     """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
 
-    Reads all shards, those of the optimizer too. RecipeError if `folder` is not a readable checkpoint,
+    only  the part whose tensors to read from shards; the others keep placeholders. None: all parts
+    RecipeError if `folder` is not a readable checkpoint,
     CheckpointError if its shards cannot be read.
     """
     try:
@@ -110,8 +111,9 @@ def whole(folder: Path) -> dict[str, Any]:
         return state
     from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
 
-    parts = sharded.load_tensors(state["parts"], shards, sharded.LoadPlan({}, keeps=lambda _: True))
-    return state | {"parts": parts}
+    wanted = {name: part for name, part in state["parts"].items() if only in {None, name}}
+    parts = sharded.load_tensors(wanted, shards, sharded.LoadPlan({}, keeps=lambda _: True))
+    return state | {"parts": state["parts"] | parts}
 
 
 def read(folder: Path) -> bytes:

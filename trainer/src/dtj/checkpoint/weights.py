@@ -22,7 +22,7 @@ def export(source: Path, target: Path, *, part: str) -> int:
     source  a step-N folder, or the folder of a run, whose newest checkpoint is used
     target  .safetensors, or any other suffix for torch.save
     """
-    state = reader.whole(_newest(source))
+    state = reader.whole(_newest(source), only=part)
     if part not in state["parts"]:
         raise RecipeError(
             f"the checkpoint has no part {part!r}",

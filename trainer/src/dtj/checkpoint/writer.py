@@ -98,13 +98,20 @@ class Writer:
             self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         self._score = score  # now, not once the thread runs
         self._thread = threading.Thread(
-            target=self.write,
+            target=self._write_in_thread,
             args=(snapshot.copied(),),
             kwargs={"score": score, "began": began, "group": self._group},
             name="checkpoint",
             daemon=True,
         )
         self._thread.start()
+
+    def _write_in_thread(self, snapshot: Snapshot, **how: Any) -> None:
+        """`write`; any error is stored, because an exception of a thread is not raised here."""
+        try:
+            self.write(snapshot, **how)
+        except Exception as error:  # noqa: BLE001 - e.g. of a process group that broke
+            self.failure = save.not_written(self._need_owner().run_dir, snapshot.step, error)
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""

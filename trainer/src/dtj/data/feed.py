@@ -103,6 +103,7 @@ class Feed:
         self._source = source
         self._device = device
         self._rank_batch: RankBatch | None = None
+        self._counts_epochs = False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -113,6 +114,7 @@ class Feed:
                 "the dataset is a stream without __len__, so the number of steps per epoch is unknown",
                 fix="count in steps (run.steps(1000), Recipe(steps=1000)), or give the stream __len__",
             )
+        self._counts_epochs = True
         return steps
 
     @property
@@ -146,6 +148,11 @@ class Feed:
             if batch.ends_epoch:
                 return
 
+    def check_alike(self, gather: Callable[[int], list[int]]) -> None:
+        """RecipeError on all ranks if the data is a stream that has other samples on another rank."""
+        if isinstance(self._source, Streamed):
+            self._source.check_alike(self.position, gather)
+
     def close(self) -> None:
         """Stop the worker processes, if there are any."""
         self._source.close()
@@ -155,7 +162,17 @@ class Feed:
         return self._source.state(self.position)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Raise RecipeError if the state was saved with another dataset or seed."""
+        """Raise RecipeError if the state was saved with another dataset or seed.
+
+        Also if it was saved with another global batch, and the program counts its steps by epochs.
+        """
+        was, now = state.get("global_batch"), self._source.state(0).get("global_batch")
+        if None not in {was, now} and was != now and self._counts_epochs:
+            raise RecipeError(
+                f"the checkpoint was made with a global_batch of {was}, this run has {now}, so the number of "
+                "epochs would change",
+                fix=f"use global_batch={was}, or count in steps: run.steps(1000), Recipe(steps=1000)",
+            )
         self.position = self._source.position(state)
 
     def _timed(self, load: Callable[..., Any], *args: Any) -> Any:

@@ -96,7 +96,8 @@ class Indexed:
 
     def state(self, position: int) -> dict[str, int]:
         """A position, and what must be the same for it to be valid."""
-        return {"position": position, "length": self._length, "seed": self._seed}
+        fixed = {"length": self._length, "seed": self._seed, "global_batch": self._global_batch}
+        return {"position": position} | fixed
 
     def position(self, state: dict[str, int]) -> int:
         """Raise RecipeError if the position was saved with another dataset or another seed."""
@@ -114,11 +115,11 @@ class Indexed:
         raise RecipeError(what, fix=f"use the same {other}, or start a new run without the checkpoint")
 
     def _await(self, position: int, number: int) -> Any:
-        """What the workers loaded; if they are at another position, as after a loss, restart them here."""
+        """What the workers loaded; if they are further, as after a loss, restart them here."""
         for at, found, data in self._items if self._items is not None else ():
             if (at, found) == (position, number):
                 return data
-            if at != position or found > number:
+            if (at, found) > (position, number):
                 break
         loading = _Loading(self._look_up)
         self._items = self._loader.ahead(loading, of=self._dataset, sampler=self._tickets(position))

@@ -6,7 +6,7 @@ yields the same samples in the same order on every rank, and each time that an e
 (decoding) into `collate`, which only gets the rank's own samples.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,19 +17,27 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from dtj import random_state
+from dtj.data.digest import digest
 from dtj.data.loader import Collate, Loader, as_batch
 from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
 
 # A position is epoch x _EPOCH + samples consumed in that epoch: one integer, even if the length is unknown.
 _EPOCH = 1 << 40
+# Samples that the ranks compare at the start.
+_COMPARED = 8
 
 
 class _Loaded(NamedTuple):
-    """This rank's part of a global batch; data: its collated micro-batches."""
+    """This rank's part of a global batch.
+
+    data    its collated micro-batches
+    digest  of the first samples of the global batch, which every rank must have read alike
+    """
 
     rank_batch: RankBatch
     data: list[Any]
+    digest: int
 
 
 class Streamed:
@@ -70,6 +78,7 @@ class Streamed:
             collate=loader.collate,
         )
         self._dataset = dataset
+        self._global_batch = global_batch
         self._loader = loader
         self._items: Iterator[_Loaded] | None = None
         self._present: _Loaded | None = None
@@ -101,6 +110,21 @@ class Streamed:
             return (rank_batch.epoch + 1) * _EPOCH
         return rank_batch.position + rank_batch.samples
 
+    def check_alike(self, position: int, gather: Callable[[int], list[int]]) -> None:
+        """RecipeError on all ranks if they read different samples at `position`.
+
+        gather  this rank's number -> those of all ranks
+        """
+        self.at(position)
+        assert self._present is not None
+        if len(set(gather(self._present.digest))) > 1:
+            raise RecipeError(
+                f"the stream {type(self._dataset).__name__} yields other samples on each rank; dtj divides a "
+                "stream itself, so most samples would never be used",
+                fix="turn off the division among ranks in your data library, or pass a loader of your own to "
+                "run.loader; a stream in random order must seed its generator alike on every rank",
+            )
+
     def close(self) -> None:
         """Stop the worker processes."""
         self._items = None
@@ -108,11 +132,11 @@ class Streamed:
     def state(self, position: int) -> dict[str, int]:
         """A position in a readable form."""
         epoch, consumed = divmod(position, _EPOCH)
-        return {"epoch": epoch, "consumed": consumed}
+        return {"epoch": epoch, "consumed": consumed, "global_batch": self._global_batch}
 
     def position(self, state: dict[str, int]) -> int:
         """Raise RecipeError if the checkpoint was made with a map-style dataset."""
-        if set(state) != {"epoch", "consumed"}:
+        if not {"epoch", "consumed"} <= state.keys():
             raise RecipeError(
                 "the checkpoint was made with a map-style dataset; this one is a stream",
                 fix="use the same data, or start a new run without the checkpoint",
@@ -145,11 +169,11 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
         for number, (rank_batch, samples) in enumerate(self._batches()):
             is_empty = False
             if number % workers == mine:
-                yield self._collated(rank_batch, samples)
+                yield self._collated(rank_batch, samples, digest(samples[:_COMPARED]) if number == 0 else 0)
         if is_empty:
             yield self._nothing_left()
 
-    def _collated(self, rank_batch: RankBatch, samples: list[Any]) -> _Loaded:
+    def _collated(self, rank_batch: RankBatch, samples: list[Any], compared: int) -> _Loaded:
         start = rank_batch.position % _EPOCH
         first = int(rank_batch.micro_batches[0].indices[0])
         with random_state.of_samples(self.seed, position=rank_batch.position, first=first):
@@ -157,14 +181,14 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
                 as_batch(self.collate([samples[i - start] for i in mb.indices.tolist()]))
                 for mb in rank_batch.micro_batches
             ]
-        return _Loaded(rank_batch, data)
+        return _Loaded(rank_batch, data, compared)
 
     def _batches(self) -> Iterator[tuple[RankBatch, list[Any]]]:
         """(this rank's part, all samples) of each global batch; ends at an epoch with no samples left."""
         epoch, start = divmod(self.position, _EPOCH)
-        while batch := self._next_of(samples := self._epoch(epoch, skip=start)):
+        while batch := self._next_of(samples := self._epoch(epoch, skip=start), epoch, start):
             while batch:
-                following = self._next_of(samples)
+                following = self._next_of(samples, epoch, start + len(batch))
                 mine = self.splitter.rank_range(len(batch)) or range(1)  # a dummy if the rank has no sample
                 indices = start + np.arange(mine.start, mine.stop)
                 micro = self.splitter.split(indices, samples=len(batch))
@@ -175,17 +199,19 @@ class _Reading(IterableDataset[_Loaded | RecipeError]):
                 return
             epoch, start = epoch + 1, 0
 
-    def _next_of(self, samples: Iterator[Any]) -> list[Any]:
+    def _next_of(self, samples: Iterator[Any], epoch: int, start: int) -> list[Any]:
         """The samples of the next global batch; empty at the end of the epoch."""
-        found = list(islice(samples, self.global_batch))
+        with random_state.of_samples(self.seed, position=epoch * _EPOCH + start, first=0):
+            found = list(islice(samples, self.global_batch))
         return [] if self.drop_last and len(found) < self.global_batch else found
 
     def _epoch(self, epoch: int, *, skip: int) -> Iterator[Any]:
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
-        if skip and hasattr(self.stream, "skip"):
-            return iter(self.stream.skip(skip))
-        return islice(iter(self.stream), skip, None)
+        with random_state.of_samples(self.seed, position=epoch * _EPOCH + skip, first=0):
+            if skip and hasattr(self.stream, "skip"):
+                return iter(self.stream.skip(skip))
+            return islice(iter(self.stream), skip, None)
 
     def _nothing_left(self) -> RecipeError:
         if consumed := self.position % _EPOCH:

@@ -223,3 +223,19 @@ def check_trainable(model: nn.Module) -> None:
             f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to train",
             fix="unfreeze a layer, or leave the model out of run.parallel",
         )
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise RecipeError for a model that would be trained or saved wrongly."""
+    if hasattr(model, "_orig_mod"):
+        raise RecipeError(
+            "run.parallel got the result of torch.compile, whose parameters have other names in a checkpoint",
+            fix="pass the model itself and use --compile, or compile it in place: model.compile()",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype in {torch.float16, torch.bfloat16}:
+            raise RecipeError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}, in which most of an optimizer's "
+                "small updates are lost to rounding",
+                fix="call model.float() first; --precision bf16 still computes in bfloat16",
+            )
