@@ -81,12 +81,12 @@ def test_ranks_of_a_cut_off_pod_that_start_later_do_not_take_the_folder_back(fol
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
-def test_second_agent_in_the_same_pod(folder: Folder, tmp_path: Path, *, sharded: bool) -> None:
-    """`kubectl exec digits-0 -- dtj run ...`: it has the variables of the job."""
+def test_pod_on_a_lost_node_and_its_replacement(folder: Folder, tmp_path: Path, *, sharded: bool) -> None:
+    """Both have the variables of the job, and reach its volume."""
     env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": "0b5c", "DTJ_AGENT_PORT": free_port()}
     flags = ("--nproc", 2, "--parallel", "fsdp" if sharded else "ddp", "--termination-log")
     old = folder.train("old", *flags, tmp_path / "log", hold_at=5, **env)
-    new = folder.train("new", *flags, os.devnull, hold_at=9, **env)
+    new = folder.train("new", *flags, os.devnull, hold_at=9, DTJ_RESTARTS=1, **env)
     before = folder.content
     folder.go_on("old")
     assert_ends_alone(folder, old, before)
@@ -95,3 +95,18 @@ def test_second_agent_in_the_same_pod(folder: Folder, tmp_path: Path, *, sharded
     assert "job digits, host " in told["message"]
     folder.go_on("new")
     assert new.wait().code == 0
+
+
+def test_second_agent_in_a_pod_runs_alone(folder: Folder, start: Start, tmp_path: Path) -> None:
+    """`kubectl exec digits-1 -- dtj run check.py`: it has the variables of the job."""
+    env = {"DTJ_JOB": "digits", "DTJ_JOB_UID": "0b5d", "DTJ_AGENT_PORT": free_port(), "WORLD_SIZE": 1}
+    first = folder.train("first", "--termination-log", os.devnull, hold_at=5, **env)
+    before = folder.content
+    check = tmp_path / "check.py"
+    check.write_text("import os; print(sorted(name for name in os.environ if name.startswith('DTJ_CHECK')))")
+    second = start("run", "--nproc", 2, check, **env | {"DTJ_CHECKPOINT_DIR": folder.path}).wait()
+    assert (second.code, sorted(second.out.splitlines())) == (0, ["[rank 0] []", "[rank 1] []"])
+    assert "another agent runs this replica of the job; this one runs alone" in second.err
+    assert folder.content == before
+    folder.go_on("first")
+    assert first.wait().code == 0

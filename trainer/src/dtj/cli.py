@@ -10,7 +10,7 @@ import click
 
 import dtj
 from dtj import contract, flags, recipe_cli, settings
-from dtj.agent import program, torchrun
+from dtj.agent import alone, program, torchrun
 from dtj.agent.launch import launch
 from dtj.agent.options import Options
 from dtj.agent.placement import Placement
@@ -188,6 +188,8 @@ def _check_folder_of(target: Path) -> None:
 
 
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
+    if alone.leave_job_to_first_agent(os.environ):
+        _note("another agent runs this replica of the job; this one runs alone, without the job's variables")
     os.environ.update(_environment(given))
     placement = Placement.read(os.environ, nproc=given["nproc"])
     options = Options.read(
@@ -232,6 +234,10 @@ def _text(kind: flags.Kind, value: Any) -> str:
 def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     return f"see {context.command_path} --help" if context else ""
+
+
+def _note(what: str) -> None:
+    print(f"dtj: {what}", file=sys.stderr, flush=True)
 
 
 def _complain(what: str, *, fix: str) -> None:

@@ -38,6 +38,8 @@ MAX_RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS"
 RESTARTS_WITHOUT_PROGRESS: Final = "DTJ_RESTARTS_WITHOUT_PROGRESS"
 HIGHEST_STEP: Final = "DTJ_HIGHEST_STEP"
 
+PRELOAD: Final = "DTJ_PRELOAD"  # 0: the agent imports nothing for its ranks; set by the user or by the agent
+
 # Set by the agent for its ranks, in addition to the names above; torchrun sets the first five, too.
 USE_AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
 RUN_ID: Final = "TORCHELASTIC_RUN_ID"  # shows scripts and libraries that a launcher started them

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from dtj import contract
-from dtj.agent import outcome, rank_main, termination
+from dtj.agent import cuda, outcome, rank_main, termination
 from dtj.agent.console import Console, choose_console
 from dtj.agent.coordinator import Coordinator
 from dtj.agent.coordinator_client import CoordinatorClient
@@ -100,6 +100,7 @@ class _Agent:
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
+        cuda.start_again_if_initialized(_log)
         self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=_log)
         self._page.watch(self._selector, self._on_stacks_requested)
         self._supervisor = Supervisor(

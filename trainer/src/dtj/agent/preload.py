@@ -4,6 +4,8 @@ import importlib
 import os
 import tempfile
 
+from dtj import contract
+
 
 def preload(nthreads: int) -> None:
     """Import what every rank needs; DDP and the optimizers would load torch._dynamo at their first use."""
@@ -15,6 +17,8 @@ def preload(nthreads: int) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("TRITON_NVML_BASED_CUDA_CHECK", "1")
     _find_temporary_folder()
+    if os.environ.get(contract.PRELOAD) == "0":
+        return
     for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
         importlib.import_module(name)
 
