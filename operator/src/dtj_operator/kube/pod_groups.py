@@ -14,7 +14,7 @@ import msgspec
 from dtj_operator.kube.api import Api, decode
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.errors import ApiError, Unavailable
-from dtj_operator.kube.wire import Meta, Wire, decoders
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import PodGroupView
@@ -34,14 +34,8 @@ class _Spec(Wire):
     scheduling_policy: _Policy = msgspec.field(default_factory=_Policy)
 
 
-class _Condition(Wire):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
 class _Status(Wire):
-    conditions: list[_Condition] = []
+    conditions: list[Condition] = []
 
 
 class _PodGroup(Wire):

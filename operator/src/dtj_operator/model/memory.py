@@ -5,7 +5,7 @@ from functools import cached_property
 
 from dtj_operator.model import private, ranges, times
 from dtj_operator.model.json import Json
-from dtj_operator.model.private import Private, Shortage
+from dtj_operator.model.private import Private
 
 PENDING, STARTING, RUNNING, RECOVERING = "Pending", "Starting", "Running", "Recovering"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
@@ -85,10 +85,6 @@ class Memory:
         return private.read(self.raw)
 
     @property
-    def scope(self) -> str:
-        return self.private.recovery_scope
-
-    @property
     def replacing(self) -> dict[int, str]:
         """Uids of the pods that a verdict replaces, by index; empty if the pod was already gone."""
         return self.private.replacing
@@ -117,10 +113,6 @@ class Memory:
     def recorded_size(self) -> int | None:
         """The recorded size of the current attempt; elastic jobs only."""
         return self.private.wanted_replicas
-
-    @property
-    def shortage(self) -> Shortage | None:
-        return self.private.shortage
 
     @cached_property
     def restarts(self) -> Restarts:

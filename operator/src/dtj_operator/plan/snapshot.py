@@ -97,7 +97,7 @@ class Snapshot(PodsOnNodes):
     def scope(self) -> str:
         """What a recovery restarts; Auto means Replica once this attempt's agents report that they can."""
         configured = self.job.recovery.scope
-        return self.memory.scope if configured == "Auto" else configured
+        return self.memory.private.recovery_scope if configured == "Auto" else configured
 
     @cached_property
     def size(self) -> int:

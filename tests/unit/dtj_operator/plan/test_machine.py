@@ -347,7 +347,7 @@ class Jobs(RuleBasedStateMachine):
             assert {pod.attempt for pod in world.pods.values()} == {world.status["attempt"]}
             assert {pod.index for pod in world.pods.values()} <= set(range(rest.size))
             assert rest.memory.replacing == {}
-            assert rest.size == rest.job.replicas or rest.memory.shortage is not None
+            assert rest.size == rest.job.replicas or rest.memory.private.shortage is not None
 
 
 TestJobs = Jobs.TestCase

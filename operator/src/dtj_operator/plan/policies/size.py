@@ -78,7 +78,7 @@ def remaining_shortage(s: Snapshot, phase: str) -> Shortage | None:
 
 def _shortage(s: Snapshot) -> Shortage | None:
     """The recorded shortage, if it is about the current spec.replicas."""
-    shortage = s.memory.shortage
+    shortage = s.memory.private.shortage
     return shortage if shortage is not None and shortage.replicas == s.job.replicas else None
 
 

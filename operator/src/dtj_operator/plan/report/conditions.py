@@ -54,7 +54,7 @@ def obstacle(s: Snapshot) -> Refusal | None:
 
 def shortage(s: Snapshot) -> str | None:
     """The message if the attempt is smaller than spec.replicas because pods were unschedulable, else None."""
-    known = s.memory.shortage
+    known = s.memory.private.shortage
     if known is None or s.size >= s.job.replicas:
         return None
     again = times.rfc3339(known.retry_at)
