@@ -7,8 +7,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Created on first use, shared by all clones with the same lock files; prints its folder.
 VENV = $(eval VENV := $$(shell tests/support/setup-venv.sh "$$(DTJ_CACHE)"))$(or $(VENV),$(error the Python packages could not be set up, see above))
-RUN   = @PYTHONPATH=operator/src:trainer/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
-CODE  = operator/src trainer/src tests examples
+RUN   = @PYTHONPATH=operator/src:trainer/src:client/src:. PATH="$(VENV)/bin:$$PATH" $(VENV)/bin/python -m
+CODE  = operator/src trainer/src client/src tests examples
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test lint format unit process integration e2e soak mutants bench bench-recovery images cluster cluster-delete clean lock

@@ -21,9 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGET = Path(__file__).with_name("budget.toml")
-CODE = ("operator/src", "trainer/src", "tests", "examples")
+CODE = ("operator/src", "trainer/src", "client/src", "tests", "examples")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "charts", "examples")
-PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml")
+PROJECTS = ("pyproject.toml", "operator/pyproject.toml", "trainer/pyproject.toml", "client/pyproject.toml")
 PROSE = (*sorted({*PAGES, *CODE}), ".ci", "Makefile", "crds", "images", *PROJECTS)
 DOCKERFILES = tuple(sorted(map(str, (ROOT / "images").rglob("Dockerfile*"))))
 PYTEST = ("pytest", "-q", "--durations=10")

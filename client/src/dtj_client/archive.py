@@ -1,0 +1,89 @@
+"""Packs the folder of a program into an archive that fits into a ConfigMap."""
+
+import base64
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pathspec
+
+from dtj_client.errors import ClientError
+
+LIMIT = 900 * 1024  # bytes of the archive; the API server accepts objects of about 1 MiB
+IGNORE_FILES = (".gitignore", ".dtjignore")
+NEVER = (".git/", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
+# Everybody who may read ConfigMaps in the namespace could read these.
+SECRETS = (
+    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc"),
+    *("*kubeconfig*", ".kube/", ".aws/", ".ssh/", "credentials*.json", "service-account*.json"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A tar.gz of a folder.
+
+    files    paths inside the folder
+    secrets  paths that look like secrets and were left out
+    """
+
+    data: bytes
+    files: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+
+def pack(folder: Path) -> Archive:
+    """Pack what .gitignore and .dtjignore leave. Raises ClientError if it is too large.
+
+    The same files give the same bytes: no times, no owners.
+    """
+    ignored = pathspec.GitIgnoreSpec.from_lines((*NEVER, *_patterns(folder)))
+    secret = pathspec.GitIgnoreSpec.from_lines(SECRETS)
+    found = [path for path in _walk(folder, ignored) if not ignored.match_file(path)]
+    hidden = tuple(path for path in found if secret.match_file(path))
+    files = tuple(path for path in found if path not in hidden)
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for path in files:
+            tar.add(folder / path, arcname=path, recursive=False, filter=_anonymous)
+    data = buffer.getvalue()
+    if len(data) > LIMIT:
+        by_size = sorted(files, key=lambda path: (folder / path).stat().st_size, reverse=True)
+        raise ClientError(
+            f"the archive of {folder} has {len(data) // 1024} KiB; at most {LIMIT // 1024} go along",
+            f"list what is not needed in .dtjignore (the largest: {', '.join(by_size[:3])}), or build "
+            "an image with the code, and name it with --image and --no-code",
+        )
+    return Archive(data=data, files=files, secrets=hidden)
+
+
+def _patterns(folder: Path) -> Iterator[str]:
+    for name in IGNORE_FILES:
+        if (folder / name).is_file():
+            yield from (folder / name).read_text().splitlines()
+
+
+def _walk(folder: Path, ignored: pathspec.GitIgnoreSpec) -> Iterator[str]:
+    """Yield the files, without looking into ignored folders or following links."""
+    for root, folders, files in os.walk(folder):
+        inside = Path(root).relative_to(folder)
+        folders[:] = sorted(name for name in folders if not ignored.match_file(f"{inside / name}/"))
+        for name in sorted(files):
+            if (Path(root) / name).is_file() and not (Path(root) / name).is_symlink():
+                yield str(inside / name)
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+    return member

@@ -1,0 +1,130 @@
+"""Runs the user's kubectl. Everything that this package asks of the cluster passes here."""
+
+import difflib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtj_client.errors import ClientError
+
+Json = dict[str, Any]
+KIND = "distributedtrainingjobs.dtj.dev"
+JOB_LABEL = "dtj.dev/job-name"
+
+_NO_KIND = re.compile(r"the server doesn't have a resource type|no matches for kind")
+_FORBIDDEN = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"')
+_NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
+_UNREACHABLE = re.compile(r"connection refused|no such host|i/o timeout|no configuration has been provided")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubectl:
+    """kubectl with the options that choose cluster and namespace.
+
+    options   such as --context=a and --namespace=b; kubectl's own defaults without them
+    program   name or path of kubectl
+    """
+
+    options: tuple[str, ...] = ()
+    program: str = "kubectl"
+
+    def command(self, *words: str) -> list[str]:
+        """Return the whole command line. Raises ClientError if there is no kubectl."""
+        found = shutil.which(self.program)
+        if found is None:
+            raise ClientError(
+                "kubectl is not on the PATH", "install kubectl; kubectl dtj uses its logins and contexts"
+            )
+        return [found, *self.options, *words]
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
+        done = subprocess.run(self.command(*words), input=given, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise self._error(done.stderr.strip())
+        return done.stdout
+
+    def show(self, *words: str) -> int:
+        """Let kubectl print to the terminal; return its exit code."""
+        return subprocess.run(self.command(*words), check=False).returncode
+
+    def job(self, name: str) -> Json:
+        """Return a job."""
+        return self._object("get", KIND, name, "-o", "json")
+
+    def pods(self, name: str) -> list[Json]:
+        """Return the pods of a job, by index."""
+        found = self._object("get", "pods", "-l", f"{JOB_LABEL}={name}", "-o", "json")["items"]
+        return sorted(found, key=lambda pod: index_of(pod, name))
+
+    def create(self, manifest: Json) -> Json:
+        """Create an object and return it as the API server stored it."""
+        return self._object("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+
+    def patch(self, kind: str, name: str, change: Json) -> None:
+        """Merge a change into an object."""
+        self.run("patch", kind, name, "--type=merge", "-p", json.dumps(change))
+
+    def _object(self, *words: str, given: str | None = None) -> Json:
+        answer: Json = json.loads(self.run(*words, given=given))
+        return answer
+
+    def _error(self, said: str) -> ClientError:
+        """What kubectl said, in one sentence, with the fix if it is known."""
+        if _NO_KIND.search(said):
+            return ClientError(
+                "this cluster does not know DistributedTrainingJobs",
+                "install the operator, or choose another cluster with --context",
+            )
+        if right := _FORBIDDEN.search(said):
+            fix = f"ask for a role that allows {right['verb']} on {right['kind']}, such as edit"
+            return ClientError(f"{right['user']} may not {right['verb']} {right['kind']} here", fix)
+        if missing := _NOT_FOUND.search(said):
+            return ClientError(
+                f"there is no job {missing['name']} in this namespace", self._near(missing["name"])
+            )
+        if _UNREACHABLE.search(said):
+            return ClientError(
+                f"kubectl cannot reach a cluster: {said}", "check kubectl config current-context"
+            )
+        return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
+
+    def _near(self, name: str) -> str:
+        listed = subprocess.run(
+            self.command("get", KIND, "-o", "name"), capture_output=True, text=True, check=False
+        )
+        known = [line.partition("/")[2] for line in listed.stdout.split()]
+        near = difflib.get_close_matches(name, known)
+        return f"did you mean {' or '.join(near)}?" if near else "kubectl dtj get lists the jobs"
+
+
+def index_of(pod: Json, job: str) -> int:
+    """Index of a pod's replica."""
+    return int(pod["metadata"]["name"].removeprefix(f"{job}-"))
+
+
+def parse_indices(text: str) -> set[int]:
+    """The numbers of a list such as 0-3,7. Raises ClientError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise ClientError(
+                f"{text!r} is not a list of replicas", "write numbers and ranges, such as 0-3,7"
+            )
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
+
+
+def replicas_of(job: Json, wanted: set[int] | None) -> Sequence[int]:
+    """The replicas to show. Raises ClientError for one that the job does not have."""
+    every = range(int(job["spec"].get("replicas", 1)))
+    unknown = sorted((wanted or set()) - set(every))
+    if unknown:
+        last = every[-1] if every else 0
+        raise ClientError(f"job {job['metadata']['name']} has no replica {unknown[0]}", f"it has 0 to {last}")
+    return every if wanted is None else sorted(wanted)

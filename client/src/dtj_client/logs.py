@@ -1,0 +1,125 @@
+"""The logs of all replicas of a job as one."""
+
+import heapq
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json, Kubectl, index_of
+
+NEXT_POD_S = 1.0  # between two looks for the pod that replaces one
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """One line of a pod's log; `at` is the kubelet's time in RFC 3339, which sorts as text."""
+
+    at: str
+    replica: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.replica}| {self.text}"
+
+
+def parse(replica: int, lines: Iterable[str]) -> Iterator[Line]:
+    """Yield the lines of `kubectl logs --timestamps`."""
+    for raw in lines:
+        at, _, text = raw.rstrip("\n").partition(" ")
+        yield Line(at, replica, text)
+
+
+def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
+    """Yield the lines of all replicas in the order of their times."""
+    return heapq.merge(*logs)
+
+
+def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> Iterator[Line]:
+    """Yield what the pods have written so far; a pod whose container has not started has nothing."""
+
+    def read(pod: Json) -> list[Line]:
+        try:
+            said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags)
+        except ClientError as error:
+            if "waiting to start" in error.message or "ContainerCreating" in error.message:
+                return []
+            raise
+        return list(parse(index_of(pod, job), said.splitlines()))
+
+    return merge([read(pod) for pod in pods])
+
+
+def follow_job(
+    kubectl: Kubectl, job: str, replicas: Sequence[int], *, finished: Callable[[], bool]
+) -> Iterator[Line]:
+    """Yield lines as they come, also of pods that replace others, until the job has finished.
+
+    finished   whether the job is over, so that no further pod comes
+    """
+    lines: queue.Queue[Line | None] = queue.Queue()
+    stop = threading.Event()
+    for replica in replicas:
+        arguments = (kubectl, job, replica, lines, stop, finished)
+        threading.Thread(target=_follow_replica, args=arguments, daemon=True).start()
+    left = len(replicas)
+    try:
+        while left:
+            line = lines.get()
+            if line is None:
+                left -= 1
+            else:
+                yield line
+    finally:
+        stop.set()
+
+
+def _follow_replica(
+    kubectl: Kubectl,
+    job: str,
+    replica: int,
+    lines: "queue.Queue[Line | None]",
+    stop: threading.Event,
+    finished: Callable[[], bool],
+) -> None:
+    """Follow one pod after the other of a replica; the last item is None."""
+    read: set[str] = set()  # uids of pods whose logs were read to the end
+    try:
+        while not stop.is_set():
+            over = finished()
+            found = kubectl.run(
+                "get",
+                "pod",
+                f"{job}-{replica}",
+                "--ignore-not-found",
+                "-o",
+                "jsonpath={.metadata.uid} {.status.phase}",
+            )
+            uid, _, phase = found.partition(" ")
+            if uid and uid not in read and phase not in ("", "Pending"):
+                _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop)
+                read.add(uid)
+            elif over:
+                return
+            else:
+                time.sleep(NEXT_POD_S)
+    except ClientError as error:
+        lines.put(Line("", replica, f"(no more lines of this replica: {error.message})"))
+    finally:
+        lines.put(None)
+
+
+def _follow_pod(
+    kubectl: Kubectl, pod: str, replica: int, lines: "queue.Queue[Line | None]", stop: threading.Event
+) -> None:
+    command = kubectl.command("logs", pod, "--timestamps", "--follow")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in parse(replica, process.stdout):
+            if stop.is_set():
+                process.kill()
+                return
+            lines.put(line)

@@ -1,0 +1,106 @@
+"""The objects that `kubectl dtj submit` creates. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtj_client.archive import Archive
+
+Json = dict[str, Any]
+
+CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
+GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
+CODE_FOLDER = "/code"  # where the archive is mounted
+WORK_FOLDER = "/app"  # where the program runs
+ARCHIVE = "code.tar.gz"
+_UNPACK = (
+    f"import tarfile; tarfile.open('{CODE_FOLDER}/{ARCHIVE}').extractall('{WORK_FOLDER}', filter='data')"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to run.
+
+    command   the program and its arguments; a Python file runs under `dtj run`
+    replicas  number of pods
+    gpus      per pod; 0: CPUs only
+    image     empty: the trainer image
+    env       variables of the program
+    claim     name of a PersistentVolumeClaim for checkpoints; empty: none
+    queue     name of a Kueue LocalQueue; empty: none
+    """
+
+    name: str
+    command: Sequence[str]
+    replicas: int = 1
+    gpus: int = 0
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    claim: str = ""
+    queue: str = ""
+
+
+def code_name(job: str) -> str:
+    """Name of the ConfigMap with the code of a job."""
+    return f"{job}-code"
+
+
+def config_map(request: Request, archive: Archive) -> Json:
+    """The code, as an object that cannot change while the job runs."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": code_name(request.name), "labels": {"dtj.dev/code-of": request.name}},
+        "immutable": True,
+        "binaryData": {ARCHIVE: archive.base64},
+    }
+
+
+def owned_by(job: Json) -> Json:
+    """The change that lets Kubernetes delete an object together with the job."""
+    owner = {key: job[key] for key in ("apiVersion", "kind")} | {
+        key: job["metadata"][key] for key in ("name", "uid")
+    }
+    return {"metadata": {"ownerReferences": [owner]}}
+
+
+def job(request: Request, *, with_code: bool) -> Json:
+    """The job; `with_code`: an init container unpacks the ConfigMap into the working directory."""
+    image = request.image or (GPU_IMAGE if request.gpus else CPU_IMAGE)
+    trainer: Json = {"name": "trainer", "image": image, "command": _command(request.command)}
+    if request.env:
+        trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+    if request.gpus:
+        trainer["resources"] = {"limits": {"nvidia.com/gpu": request.gpus}}
+    pod: Json = {"containers": [trainer]}
+    if with_code:
+        trainer |= {"workingDir": WORK_FOLDER, "volumeMounts": [{"name": "app", "mountPath": WORK_FOLDER}]}
+        pod["volumes"] = [
+            {"name": "code", "configMap": {"name": code_name(request.name)}},
+            {"name": "app", "emptyDir": {}},
+        ]
+        unpack = {
+            "name": "code",
+            "image": image,
+            "command": ["python3", "-c", _UNPACK],
+            "volumeMounts": [
+                {"name": "code", "mountPath": CODE_FOLDER},
+                {"name": "app", "mountPath": WORK_FOLDER},
+            ],
+        }
+        pod["initContainers"] = [unpack]
+    spec: Json = {"replicas": request.replicas, "template": {"spec": pod}}
+    if request.claim:
+        spec["checkpoint"] = {"volume": {"persistentVolumeClaim": {"claimName": request.claim}}}
+    labels = {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else {}
+    return {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": request.name, **({"labels": labels} if labels else {})},
+        "spec": spec,
+    }
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    return ["dtj", "run", *words] if words[0].endswith(".py") else list(words)

@@ -1,0 +1,147 @@
+"""One screen about a job: what it does, since when and why, and what to do next. Pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from dtj_client.kubectl import index_of
+
+Json = dict[str, Any]
+
+LINES_OF_TRACEBACK = 12
+_OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
+
+
+def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
+    """Yield the lines."""
+    name, status = job["metadata"]["name"], job.get("status") or {}
+    yield f"{name}: {_headline(status, now)}"
+    if status.get("message"):
+        yield f"  {status['message']}"
+    yield from _progress(status)
+    yield from _replicas(job, pods)
+    yield from _failure(status, now)
+    yield f"next: {_advice(name, status)}"
+
+
+def age(seconds: float) -> str:
+    """A duration as kubectl writes it: 45s, 3m20s, 5h12m, 3d4h."""
+    total = max(0, int(seconds))
+    minutes, hours, days = total // 60, total // 3600, total // 86400
+    if total < 120:
+        return f"{total}s"
+    if hours < 2:
+        return f"{minutes}m{total % 60}s" if minutes < 10 else f"{minutes}m"
+    if days < 2:
+        return f"{hours}h{minutes % 60}m"
+    return f"{days}d{hours % 24}h"
+
+
+def _headline(status: Json, now: datetime) -> str:
+    if not status.get("phase"):
+        return "the operator has not seen this job yet"
+    since = _since(status.get("lastTransitionTime"), now)
+    restarts = (status.get("restarts") or {}).get("total", 0)
+    again = f", {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
+    return f"{status['phase']}{f' for {since}' if since else ''}, attempt {status.get('attempt', 0)}{again}"
+
+
+def _progress(status: Json) -> Iterator[str]:
+    progress = status.get("progress") or {}
+    words = [f"step {status['step']}"] if status.get("step") else []
+    if progress.get("samplesPerSecond"):
+        words.append(f"{progress['samplesPerSecond']} samples/s")
+    if progress.get("loss") is not None:
+        words.append(f"loss {progress['loss']}")
+    if progress.get("eta") and status.get("phase") == "Running":
+        words.append(f"done at about {progress['eta']}")
+    if (status.get("goodput") or {}).get("percent") is not None:
+        words.append(f"goodput {status['goodput']['percent']} %")
+    if words:
+        yield f"  {', '.join(words)}"
+
+
+def _replicas(job: Json, pods: Sequence[Json]) -> Iterator[str]:
+    by_index = {index_of(pod, job["metadata"]["name"]): pod for pod in pods}
+    rows = [("replica", "pod", "node")]
+    for index in range(int(job["spec"].get("replicas", 1))):
+        pod = by_index.get(index)
+        state = "no pod" if pod is None else _state(pod)
+        rows.append((str(index), state, pod["spec"].get("nodeName", "-") if pod else "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for row in rows:
+        yield f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}"
+
+
+def _state(pod: Json) -> str:
+    """What the kubelet or the scheduler says about a pod, in a word or two."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    status = pod.get("status") or {}
+    for container in status.get("containerStatuses") or ():
+        state = container.get("state") or {}
+        if "waiting" in state:
+            return str(state["waiting"].get("reason", "Waiting"))
+        if state.get("terminated", {}).get("exitCode"):
+            return f"exit code {state['terminated']['exitCode']}"
+    unbound = [
+        c for c in status.get("conditions") or () if c["type"] == "PodScheduled" and c["status"] == "False"
+    ]
+    if unbound:
+        return str(unbound[0].get("reason", "Unschedulable"))
+    return str(status.get("phase", "Pending"))
+
+
+def _failure(status: Json, now: datetime) -> Iterator[str]:
+    failure = status.get("failure")
+    if not failure:
+        return
+    who = (
+        f"rank {failure['rank']} (replica {failure['replica']})"
+        if "rank" in failure
+        else (f"replica {failure.get('replica', '?')}")
+    )
+    where = f" on node {failure['node']}" if failure.get("node") else ""
+    code = f", exit code {failure['exitCode']}" if failure.get("exitCode") is not None else ""
+    when = _since(failure.get("at"), now)
+    yield f"  last failure: {failure.get('reason')} of {who}{where}{code}{f', {when} ago' if when else ''}"
+    for line in str(failure.get("message", "")).rstrip().splitlines()[-LINES_OF_TRACEBACK:]:
+        yield f"    {_plain(line)}"
+
+
+def _advice(name: str, status: Json) -> str:
+    """What a user can do now."""
+    blocked = _condition(status, "PodsReady")
+    match status.get("phase"):
+        case "Succeeded":
+            return f"kubectl dtj logs {name}"
+        case "Failed":
+            return f"correct the cause above and submit the job again; kubectl dtj logs {name} has the logs"
+        case "Suspended":
+            return f"kubectl dtj resume {name}"
+        case "Recovering":
+            return "nothing: the operator is replacing what failed"
+        case "Pending" | "Starting" if (
+            blocked.get("status") == "False" and blocked.get("reason") != "Starting"
+        ):
+            return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
+        case "Running" if _condition(status, "Healthy").get("status") == "False":
+            return f"{_condition(status, 'Healthy').get('message')}"
+        case None:
+            return f"if this lasts, check that the operator runs: {_OPERATOR}"
+    return f"kubectl dtj logs -f {name}"
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
+
+
+def _since(moment: str | None, now: datetime) -> str:
+    if not moment:
+        return ""
+    return age((now - datetime.fromisoformat(moment).astimezone(UTC)).total_seconds())
+
+
+def _plain(line: str) -> str:
+    """Without control characters, which a program could use to change the terminal."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)

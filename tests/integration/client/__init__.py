@@ -1,0 +1,1 @@
+"""`kubectl dtj` against a real API server."""

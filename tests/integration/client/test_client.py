@@ -1,0 +1,178 @@
+"""Each command of `kubectl dtj` as a process, with the rights of `edit` in one namespace."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.chart.conftest import CHART, Helm, helm
+from tests.integration.controlplane import ControlPlane
+from tests.support.kubectl import Kubectl
+
+__all__ = ["helm"]
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+
+Dtj = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def user(plane: ControlPlane, helm: Helm) -> ControlPlane:
+    """Return the control plane, with what the chart adds to the role `edit`, granted to alice."""
+    rendered = helm("template", "dtj", str(CHART), "--show-only=templates/user-roles.yaml")
+    plane.kubectl("apply", "-f", "-", given=rendered)
+    return plane
+
+
+@pytest.fixture
+def dtj(user: ControlPlane, namespace: str, tmp_path: Path) -> Dtj:
+    """Return what runs `kubectl dtj` as alice in a folder with a program."""
+    # Without a controller manager nothing adds these roles to `edit`.
+    for level in ("view", "edit"):
+        label = f"rbac.authorization.k8s.io/aggregate-to-{level}=true"
+        for role in user.kubectl("get", "clusterrole", "-l", label, "-o", "name").split():
+            name = role.partition("/")[2]
+            words = (f"--clusterrole={name}", "--user=alice", "-n", namespace)
+            user.kubectl("create", "rolebinding", f"alice-{level}-{name}".replace(":", "-"), *words)
+    options = (f"--kubeconfig={user.kubeconfig('alice')}", f"--namespace={namespace}")
+    path = f"{user.kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src")}
+    (tmp_path / "train.py").write_text("print('hello')\n")
+
+    def run(*words: str, given: str = "", options: tuple[str, ...] = options) -> Done:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtj_client.cli", *options, *words],
+            cwd=tmp_path,
+            env=environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def submitted(dtj: Dtj, *options: str) -> str:
+    """Submit the program as job `digits`, and return its name."""
+    done = dtj("submit", "--name=digits", *options, "--", "train.py", "--lr", "1")
+    assert (done.code, done.err) == (0, "sending 1 files, 0 KiB\n")
+    assert done.out.startswith("submitted digits")
+    return "digits"
+
+
+def set_status(kubectl: Kubectl, **status: Any) -> None:
+    patch = json.dumps({"status": status})
+    kubectl("patch", "dtj", "digits", "--subresource=status", "--type=merge", "-p", patch)
+
+
+def test_submitted_job_has_its_code_and_the_code_belongs_to_it(dtj: Dtj, kubectl: Kubectl):
+    name = submitted(dtj, "--replicas=2", "--env=A=b=c")
+
+    job, code = kubectl.get("dtj", name), kubectl.get("configmap", "digits-code")
+    assert job is not None
+    assert code is not None
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["dtj", "run", "train.py", "--lr", "1"]
+    assert container["env"] == [{"name": "A", "value": "b=c"}]
+    (owner,) = code["metadata"]["ownerReferences"]
+    assert owner["uid"] == job["metadata"]["uid"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(code["binaryData"]["code.tar.gz"]))) as tar:
+        assert tar.getnames() == ["train.py"]
+
+
+def test_refused_job_leaves_nothing_behind(dtj: Dtj, kubectl: Kubectl):
+    done = dtj("submit", "--name=Bad_Name", "--", "train.py")
+    assert done.code == 1
+    assert "Bad_Name" in done.err
+
+    long = "a" * 63
+    done = dtj("submit", f"--name={long}", "--", "train.py")
+    assert (done.code, "metadata.name is too long" in done.err or "may not be" in done.err) == (1, True)
+    assert not [each for each in kubectl.list("configmap") if each["metadata"]["name"].endswith("-code")]
+
+
+def test_dry_run_prints_objects_that_the_api_server_accepts(dtj: Dtj, kubectl: Kubectl):
+    done = dtj("submit", "--name=digits", "--dry-run", "--gpus=2", "--", "train.py")
+    assert done.code == 0
+    kubectl("create", "--dry-run=server", "-f", "-", given=done.out)
+    assert kubectl.get("dtj", "digits") is None
+
+
+def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
+    submitted(dtj)
+    assert "the operator has not seen this job yet" in dtj("status", "digits").out
+    assert dtj("suspend", "digits").out == "digits: suspended\n"
+    suspended = kubectl.get("dtj", "digits")
+    assert suspended is not None
+    assert suspended["spec"]["suspend"] is True
+    set_status(kubectl, phase="Suspended")
+    assert dtj("status", "digits").out.endswith("next: kubectl dtj resume digits\n")
+    assert dtj("resume", "digits").code == 0
+    fixed = dtj("scale", "digits", "3")
+    assert (fixed.code, "replicas" in fixed.err) == (1, True), "the job is not elastic"
+    set_status(kubectl, phase="Running")
+    assert dtj("delete", "digits", given="n\n").code == 130
+    assert kubectl.get("dtj", "digits") is not None
+    assert dtj("delete", "digits", "--yes").out == "digits: deleted\n"
+    assert kubectl.get("dtj", "digits") is None
+
+
+def test_wait_tells_by_its_exit_code_how_the_job_ended(dtj: Dtj, kubectl: Kubectl):
+    submitted(dtj)
+    assert dtj("wait", "digits", "--timeout=0").code == 3
+    set_status(kubectl, phase="Failed")
+    assert dtj("wait", "digits").code == 1
+    set_status(kubectl, phase="Succeeded")
+    assert dtj("wait", "digits").code == 0
+
+
+def test_get_takes_the_options_of_kubectl(dtj: Dtj, kubectl: Kubectl):
+    submitted(dtj)
+    assert dtj("get", "-o", "name").out == "distributedtrainingjob.dtj.dev/digits\n"
+    assert json.loads(dtj("get", "digits", "-o", "json").out)["metadata"]["name"] == "digits"
+    assert dtj("events", "digits").code == 0
+
+
+def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
+    submitted(dtj)
+    missing = dtj("status", "digit")
+    assert (missing.code, missing.err) == (
+        1,
+        "error: there is no job digit in this namespace\n  fix: did you mean digits?\n",
+    )
+    here = f"--kubeconfig={plane.kubeconfig('alice')}"
+    forbidden = dtj("suspend", "digits", options=(here, "--namespace=kube-system"))
+    assert "alice may not" in forbidden.err
+    assert "fix: ask for a role" in forbidden.err
+    logs = dtj("logs", "digits")
+    assert "has no pods" in logs.err
+    nowhere = dtj("get", "digits", options=("--kubeconfig=/dev/null",))
+    assert nowhere.code == 1
+    assert dtj("submit", "--", "nothing.py").err.startswith(
+        "error: there is no file nothing.py in this folder"
+    )
+    assert dtj("scale", "digits", "0").code == 2

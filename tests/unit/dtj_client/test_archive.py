@@ -1,0 +1,75 @@
+"""What of a folder goes along with a job."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from dtj_client import archive
+from dtj_client.archive import pack
+from dtj_client.errors import ClientError
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def unpacked(data: bytes) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {member.name: tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
+
+
+def test_archive_has_what_the_ignore_files_leave(tmp_path: Path) -> None:
+    write(tmp_path, train_py="print(1)", lib__model_py="x = 1", data__big="0" * 100, note="n")
+    (tmp_path / ".gitignore").write_text("data/\n")
+    (tmp_path / ".dtjignore").write_text("note\n.*ignore\n")
+    write(tmp_path / ".git", config="c")
+
+    packed = pack(tmp_path)
+    assert unpacked(packed.data) == {"train.py": "print(1)", "lib/model.py": "x = 1"}
+    assert packed.files == ("train.py", "lib/model.py")
+
+
+def test_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    write(tmp_path, train_py="print(1)")
+    first = pack(tmp_path).data
+    os.utime(tmp_path / "train.py", (1, 1))
+    assert pack(tmp_path).data == first
+
+
+@pytest.mark.parametrize(
+    "name", [".env", ".env.local", "tls/server.key", "id_rsa", "my.kubeconfig", ".aws/credentials"]
+)
+def test_secrets_are_never_sent_and_are_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, train_py="print(1)")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("secret")
+
+    packed = pack(tmp_path)
+    assert packed.secrets == (name,)
+    assert list(unpacked(packed.data)) == ["train.py"]
+
+
+def test_links_are_not_followed_out_of_the_folder(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    write(outside, passwords="p")
+    inside = tmp_path / "inside"
+    write(inside, train_py="print(1)")
+    (inside / "link").symlink_to(outside / "passwords")
+    (inside / "folder").symlink_to(outside)
+    assert pack(inside).files == ("train.py",)
+
+
+def test_folder_that_is_too_large_is_refused_with_the_largest_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "LIMIT", 200)
+    write(tmp_path, train_py="print(1)")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(5000))
+    with pytest.raises(ClientError, match=r"(?s)weights\.bin.*--no-code"):
+        pack(tmp_path)

@@ -1,0 +1,95 @@
+"""The objects of a submitted job."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import yaml
+
+from dtj_client import manifest
+from dtj_client.archive import pack
+from dtj_client.manifest import Request, config_map, job, owned_by
+from dtj_operator.model.spec import parse
+
+
+def parsed(made: manifest.Json) -> object:
+    """The job as the operator reads it."""
+    meta = {"namespace": "team-a", "uid": "u", **made["metadata"]}
+    return parse({**made, "metadata": meta})
+
+
+def test_python_file_runs_under_dtj_run_and_any_other_program_as_it_is() -> None:
+    for command, expected in (
+        (["train.py", "--lr", "3e-4"], ["dtj", "run", "train.py", "--lr", "3e-4"]),
+        (["torchrun", "train.py"], ["torchrun", "train.py"]),
+    ):
+        (trainer,) = job(Request(name="a", command=command), with_code=True)["spec"]["template"]["spec"][
+            "containers"
+        ]
+        assert trainer["command"] == expected
+
+
+def test_code_is_unpacked_into_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "app").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "train.py").write_text("print(1)")
+    request = Request(name="digits", command=["train.py"], replicas=2)
+    packed = pack(tmp_path / "folder")
+
+    made = job(request, with_code=True)
+    pod = made["spec"]["template"]["spec"]
+    stored = config_map(request, packed)
+    assert stored["immutable"]
+    assert pod["volumes"][0]["configMap"]["name"] == stored["metadata"]["name"]
+    assert pod["containers"][0]["workingDir"] == pod["initContainers"][0]["volumeMounts"][1]["mountPath"]
+    script = pod["initContainers"][0]["command"][2]
+    (tmp_path / "code" / manifest.ARCHIVE).write_bytes(packed.data)
+    here = script.replace("'/code/", f"'{tmp_path}/code/").replace("'/app'", f"'{tmp_path}/app'")
+    exec(here, {})
+    assert (tmp_path / "app" / "train.py").read_text() == "print(1)"
+    with tarfile.open(fileobj=io.BytesIO(packed.data)) as tar:
+        assert tar.getnames() == ["train.py"]
+
+
+def test_options_become_fields() -> None:
+    made = job(
+        Request(
+            name="big",
+            command=["a.py"],
+            replicas=4,
+            gpus=8,
+            env={"A": "1"},
+            claim="runs",
+            queue="team",
+            image="my:1",
+        ),
+        with_code=False,
+    )
+    pod = made["spec"]["template"]["spec"]
+    assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
+    assert made["spec"]["checkpoint"]["volume"]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert "initContainers" not in pod
+    (trainer,) = pod["containers"]
+    assert (trainer["image"], trainer["env"]) == ("my:1", [{"name": "A", "value": "1"}])
+    read = parsed(made)
+    assert (read.error, read.replicas, read.processes) == (None, 4, 8)  # type: ignore[attr-defined]
+    assert yaml.safe_load(yaml.safe_dump(made)) == made
+
+
+def test_gpus_choose_the_gpu_image() -> None:
+    for gpus, image in ((0, manifest.CPU_IMAGE), (1, manifest.GPU_IMAGE)):
+        pod = job(Request(name="a", command=["a.py"], gpus=gpus), with_code=False)["spec"]["template"]["spec"]
+        assert pod["containers"][0]["image"] == image
+
+
+def test_code_goes_with_the_job() -> None:
+    stored = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "K",
+        "metadata": {"name": "a", "uid": "u", "x": 1},
+        "spec": {},
+    }
+    assert owned_by(stored)["metadata"]["ownerReferences"] == [
+        {"apiVersion": "dtj.dev/v1alpha1", "kind": "K", "name": "a", "uid": "u"}
+    ]

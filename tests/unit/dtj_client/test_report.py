@@ -1,0 +1,116 @@
+"""The screen of `kubectl dtj status`."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from dtj_client.report import age, report
+
+param = pytest.param
+Json = dict[str, Any]
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def shown(status: Json, *pods: Json, replicas: int = 1) -> str:
+    job = {"metadata": {"name": "digits"}, "spec": {"replicas": replicas}, "status": status}
+    return "\n".join(report(job, pods, NOW))
+
+
+def pod(index: int, node: str = "node-a", **status: Any) -> Json:
+    return {"metadata": {"name": f"digits-{index}"}, "spec": {"nodeName": node}, "status": status}
+
+
+def test_running_job() -> None:
+    text = shown(
+        {
+            "phase": "Running",
+            "lastTransitionTime": "2026-01-01T11:56:40Z",
+            "attempt": 1,
+            "restarts": {"total": 2},
+            "step": "120/2000",
+            "progress": {"samplesPerSecond": "812", "loss": "0.21", "eta": "2026-01-01T13:00:00Z"},
+            "goodput": {"percent": "97.0"},
+        },
+        pod(0, phase="Running"),
+        pod(1, "node-b", phase="Running"),
+        replicas=3,
+    )
+    assert text.splitlines() == [
+        "digits: Running for 3m20s, attempt 1, 2 restarts",
+        "  step 120/2000, 812 samples/s, loss 0.21, done at about 2026-01-01T13:00:00Z, goodput 97.0 %",
+        "  replica  pod      node",
+        "  0        Running  node-a",
+        "  1        Running  node-b",
+        "  2        no pod   -",
+        "next: kubectl dtj logs -f digits",
+    ]
+
+
+def test_failed_job_shows_the_end_of_the_traceback_and_no_control_character() -> None:
+    failure = {
+        "reason": "Exception",
+        "rank": 3,
+        "replica": 1,
+        "node": "node-b",
+        "exitCode": 1,
+        "at": "2026-01-01T11:59:00Z",
+        "message": "\n".join(f"line {n}" for n in range(40)) + "\nValueError: \x1b[2Jbad",
+    }
+    text = shown({"phase": "Failed", "failure": failure})
+    assert "last failure: Exception of rank 3 (replica 1) on node node-b, exit code 1, 60s ago" in text
+    assert "ValueError: ?[2Jbad" in text
+    assert "line 39" in text
+    assert "line 5\n" not in text
+    assert "submit the job again" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        param({}, "check that the operator runs", id="not seen by the operator"),
+        param({"phase": "Suspended"}, "kubectl dtj resume digits", id="suspended"),
+        param({"phase": "Succeeded"}, "kubectl dtj logs digits", id="succeeded"),
+        param({"phase": "Recovering"}, "nothing", id="recovering"),
+        param(
+            {
+                "phase": "Pending",
+                "conditions": [{"type": "PodsReady", "status": "False", "reason": "Unschedulable"}],
+            },
+            "remove the obstacle: Unschedulable",
+            id="blocked",
+        ),
+        param(
+            {
+                "phase": "Running",
+                "conditions": [{"type": "Healthy", "status": "False", "message": "rank 3 is slow"}],
+            },
+            "rank 3 is slow",
+            id="straggler",
+        ),
+    ],
+)
+def test_advice(status: Json, advice: str) -> None:
+    assert advice in shown(status).splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}, "ImagePullBackOff"),
+        ({"containerStatuses": [{"state": {"terminated": {"exitCode": 137}}}]}, "exit code 137"),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+            "Unschedulable",
+        ),
+        ({"phase": "Succeeded"}, "Succeeded"),
+    ],
+)
+def test_state_of_a_pod(status: Json, state: str) -> None:
+    assert f"  0        {state}" in shown({"phase": "Running"}, pod(0, **status))
+
+
+def test_age_is_written_as_kubectl_does() -> None:
+    assert [age(s) for s in (5, 119, 200, 1800, 3 * 3600 + 60, 50 * 3600)] == [
+        *("5s", "119s", "3m20s", "30m", "3h1m", "2d2h")
+    ]
