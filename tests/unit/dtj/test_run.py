@@ -160,3 +160,40 @@ def test_epochs_do_not_change_with_the_global_batch(batch: int) -> None:
     if batch != 6:
         with pytest.raises(dtj.RecipeError, match="made with a global_batch of 6, this run has 4"):
             data.load_state_dict(state)
+
+
+def test_any_setting_can_be_given_in_code_and_flags_win(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("DTJ_SAVE_EVERY", "5")
+    run = dtj.init(
+        device="cpu", precision="bf16", checkpoint=tmp_path, recompute=True, save_every=7, metrics=["m.csv"]
+    )
+    found = run._settings
+    assert (found.precision, found.checkpoint_dir, found.recompute) == ("bf16", str(tmp_path), True)
+    assert (found.save_every, found.metrics) == (5, ("m.csv",))
+    with run.autocast():
+        assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precison": "bf16"}, "dtj.init got precison, which is not a setting\n.*, parallel, "),
+        ({"precision": "bf8"}, r"dtj.init\(precision=...\) is 'bf8', which is not a known value"),
+        ({"micro_batch": 0}, r"dtj.init\(micro_batch=...\) is '0', expected a whole number of at least 1"),
+    ],
+)
+def test_setting_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(dtj.RecipeError, match=message):
+        dtj.init(device="cpu", **settings)
+
+
+def test_reduce_and_unwrap() -> None:
+    run = dtj.init(device="cpu")
+    model = nn.Linear(1, 1)
+    assert run.unwrap(run.parallel(model)) is model
+    assert run.reduce(3).item() == 3.0
+    assert run.reduce(torch.tensor([1, 2]), "max").tolist() == [1, 2]
+    with pytest.raises(dtj.RecipeError, match=r"run.reduce got 'median'"):
+        run.reduce(1.0, "median")

@@ -35,6 +35,7 @@ def test_public_names() -> None:
 def test_public_verbs_of_a_run() -> None:
     verbs = {name for name in vars(dtj.Run) if not name.startswith("_")}
     assert verbs == {
+        "autocast",
         "backward",
         "clip",
         "data",
@@ -46,11 +47,13 @@ def test_public_verbs_of_a_run() -> None:
         "parallel",
         "pause",
         "rank",
+        "reduce",
         "say",
         "size",
         "state",
         "step",
         "steps",
+        "unwrap",
     }
 
 

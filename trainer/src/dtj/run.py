@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -46,6 +47,7 @@ from dtj.telemetry.logger import Logger
 from dtj.telemetry.metrics import Meter
 from dtj.world import World
 
+_REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -443,6 +445,34 @@ class Run:
             )
 
         return self._recovery.run_verb(verb, rollback=None, skipped=math.nan)
+
+    def reduce(self, value: torch.Tensor | float, how: str = "mean") -> torch.Tensor:
+        """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.
+
+        how  "mean", "sum", "max" or "min"; RecipeError for another word
+        Every rank calls it with a tensor of the same shape.
+        """
+        if how not in _REDUCTIONS:
+            raise RecipeError(f"run.reduce got {how!r}", fix=f"choose one of {', '.join(_REDUCTIONS)}")
+        mine = torch.as_tensor(value).detach().to(self.device)
+        if how == "mean" and not mine.is_floating_point():
+            mine = mine.float()
+
+        def verb() -> torch.Tensor:
+            found = mine.clone()
+            if self.size > 1:
+                dist.all_reduce(found, op=getattr(dist.ReduceOp, _REDUCTIONS[how]))
+            return found / self.size if how == "mean" else found
+
+        return self._recovery.run_verb(verb, rollback=None, skipped=mine)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Context for forward passes outside `backward` and `evaluate`, in the type of --precision."""
+        return self._precision.autocast()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model that was passed to `parallel`, e.g. to call a method of it that is not forward."""
+        return self._strategy.unwrap(model)
 
     def keep_best(self, score: float) -> None:
         """Save a checkpoint of this step if its score is the highest yet; it is kept besides the newest ones.

@@ -6,8 +6,9 @@ the command line (cli.py) is generated from the same declarations.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
+from dtj.errors import RecipeError
 from dtj.flags import (
     Choice,
     Flag,
@@ -115,11 +116,24 @@ class Settings:
     )
 
     @classmethod
-    def read(cls, env: Mapping[str, str], **defaults: int | None) -> Self:
-        """Settings from the job's flags (env); a keyword applies if its flag is not set."""
-        texts = {name: env.get(variable(name)) or defaults.get(name) for name in FLAGS}
-        given = {name: str(text) for name, text in texts.items() if text is not None and text != ""}
-        return cls(**{name: FLAGS[name].kind.read(_both(name), text) for name, text in given.items()})
+    def read(cls, env: Mapping[str, str], **in_code: Any) -> Self:
+        """Settings from the job's flags (env); a keyword applies if its flag is not set, None: not given.
+
+        in_code  names of flags without dashes (`checkpoint`, `save_every`) -> numbers, strings or booleans
+        """
+        names = {argument(name): name for name in FLAGS}
+        if unknown := in_code.keys() - names.keys():
+            raise RecipeError(
+                f"dtj.init got {min(unknown)}, which is not a setting",
+                fix=f"the settings are {', '.join(sorted(names))}",
+            )
+        found = {}
+        for keyword, name in names.items():
+            if text := env.get(variable(name)):
+                found[name] = FLAGS[name].kind.read(f"{option(name)} ({variable(name)})", text)
+            elif (value := in_code.get(keyword)) is not None:
+                found[name] = FLAGS[name].kind.read(f"dtj.init({keyword}=...)", _as_text(value))
+        return cls(**found)
 
 
 FLAGS: Mapping[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Settings)}
@@ -135,6 +149,13 @@ def option(name: str) -> str:
     return FLAGS[name].option or f"--{name.replace('_', '-')}"
 
 
-def _both(name: str) -> str:
-    """Both names, for errors: a user who passed the flag does not know the variable."""
-    return f"{option(name)} ({variable(name)})"
+def argument(name: str) -> str:
+    """Argument of `dtj.init` for a setting: its option without dashes."""
+    return option(name).removeprefix("--").replace("-", "_")
+
+
+def _as_text(value: Any) -> str:
+    """A value in code as its variable would have it."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return "\n".join(value) if isinstance(value, list | tuple) else str(value)

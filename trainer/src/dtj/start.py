@@ -2,6 +2,7 @@
 
 import atexit
 import os
+from typing import Any
 
 import torch
 
@@ -17,46 +18,38 @@ from dtj.strategies import select
 from dtj.world import World, choose_devices
 
 
-def init(
-    *,
-    seed: int = 0,
-    device: str | None = None,
-    micro_batch: int | None = None,
-    save_every: int | None = None,
-    log_every: int | None = None,
-) -> Run:
+def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:
     """Join the distributed job that the environment describes; without one, run as a single process.
 
-    seed         of weights, data order and augmentation; the same on every rank
-    device       "cpu", "cuda", ...; default: the accelerator of this machine, else the CPU
-    micro_batch  maximum number of samples per forward pass of a rank
-    save_every   steps between checkpoints
-    log_every    steps between log lines
-    The job's flags (settings.py) take precedence over these arguments.
+    seed      of weights, data order and augmentation; the same on every rank
+    device    "cpu", "cuda", ...; default: the accelerator of this machine, else the CPU
+    settings  any flag of `dtj run` about training, with underscores: precision="bf16", parallel="fsdp",
+              micro_batch=4, checkpoint="/runs/1", compile=True; see settings.py, or `dtj run --help`
+    The job's flags take precedence over these arguments. RecipeError for an unknown or invalid one.
     """
     if seed < 0:
         raise RecipeError(
             f"seed is {seed}, expected at least 0", fix="pass another seed to dtj.init or Recipe"
         )
-    settings = Settings.read(os.environ, micro_batch=micro_batch, save_every=save_every, log_every=log_every)
+    chosen = Settings.read(os.environ, **settings)
     world = World.from_env(os.environ)
-    layout = lay_out(settings.parallel, settings.mesh, world)
-    devices = choose_devices(world, requested=device, count=settings.devices)
-    precision = Precision(settings.precision, devices[0])
-    strategy = select(settings, layout, devices[0], half=precision.half)
+    layout = lay_out(chosen.parallel, chosen.mesh, world)
+    devices = choose_devices(world, requested=device, count=chosen.devices)
+    precision = Precision(chosen.precision, devices[0])
+    strategy = select(chosen, layout, devices[0], half=precision.half)
     strategy.autocast = precision.autocast
     stop = StopFlag()
     groups = ProcessGroups(world, devices, stop, in_place=strategy.heals)
     groups.open()
     atexit.register(groups.close)
     random_state.seed(seed)
-    if settings.tf32:
+    if chosen.tf32:
         torch.set_float32_matmul_precision("high")
     return Run(
         world=world,
         devices=devices,
         groups=groups,
-        settings=settings,
+        settings=chosen,
         stop=stop,
         seed=seed,
         strategy=strategy,
