@@ -152,7 +152,7 @@ class Cluster:
         self._pod = json.dumps(made).replace("JOB-0", "JOB-INDEX")
         self._children: dict[str, str] = {}
         policy = network_policy(
-            parsed, operator_peer(process.NAMESPACE, settings.parse([], {}).operator_labels)
+            parsed, [operator_peer(process.NAMESPACE, settings.parse([], {}).operator_labels)]
         )
         for kind, child in (("services", service(parsed)), ("networkpolicies", policy)):
             child["metadata"] |= {"uid": f"{kind}-JOB", "namespace": NAMESPACE, "resourceVersion": "1"}

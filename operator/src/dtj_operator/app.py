@@ -136,7 +136,10 @@ class App:
             follow_pods.refresh,
             self._poller,
             NodeLeases(self._api.get),
-            operator=operator_peer(settings.operator_namespace, settings.operator_labels),
+            readers=(
+                operator_peer(settings.operator_namespace, settings.operator_labels),
+                *settings.agent_readers,
+            ),
             wall=time.time,
             monotonic=time.monotonic,
         )

@@ -39,13 +39,13 @@ class Gatherer:
         poller: Poller,
         leases: NodeLeases,
         *,
-        operator: Json,
+        readers: tuple[Json, ...],
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._api, self._caches = api, caches
         self._verifier = Verifier(api, caches, refresh)
-        self._poller, self._operator = poller, operator
+        self._poller, self._readers = poller, readers
         self._leases, self._wall, self._monotonic = leases, wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
 
@@ -69,7 +69,7 @@ class Gatherer:
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()
         self._recovery[key] = job.recovery
-        wanted = networking(job, self._operator)
+        wanted = networking(job, self._readers)
         pods, nodes = self._caches.pods.of(key), self._caches.nodes()
         reverted_s = min(cache.since_reverted(key) for cache in self._caches.children)
         snapshot = Snapshot(
@@ -86,7 +86,7 @@ class Gatherer:
             gone_since=self._caches.gone_nodes(),
             progress=self._poller.last(key, job.uid, memory.attempt),
             coordinator_silent=self._poller.silent(key, job.uid, memory.attempt),
-            operator=self._operator,
+            readers=self._readers,
             now=now,
             monotonic=self._monotonic(),
         )

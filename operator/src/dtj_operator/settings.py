@@ -1,10 +1,12 @@
 """The operator's flags, each with its unit, default and reason."""
 
 import argparse
+import json
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +16,7 @@ class Settings:
     namespace: str | None
     operator_namespace: str
     operator_labels: Mapping[str, str]
+    agent_readers: Sequence[dict[str, Any]]
     identity: str
     lease_name: str
     leader_election: bool
@@ -53,6 +56,12 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         type=labels,
         default=labels("app.kubernetes.io/name=dtj-operator"),
         help="labels of the operator's pods (app.kubernetes.io/name=dtj-operator)",
+    )
+    add(
+        "--agent-readers",
+        type=peers,
+        default=[],
+        help="JSON list of NetworkPolicyPeers that may read the agents of all jobs, such as Prometheus ([])",
     )
     add("--lease-name", default="dtj-operator", help="name of the leader election Lease (dtj-operator)")
     add(
@@ -124,6 +133,14 @@ def labels(text: str) -> Mapping[str, str]:
     found = dict(part.partition("=")[::2] for part in text.split(","))
     if not all(found) or "=" not in text:
         raise argparse.ArgumentTypeError(f"must be name=value,name=value, got {text!r}")
+    return found
+
+
+def peers(text: str) -> Sequence[dict[str, Any]]:
+    """Parse a JSON list of NetworkPolicyPeers; the API server checks the rest with the policy of a job."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(isinstance(peer, dict) and peer for peer in found):
+        raise argparse.ArgumentTypeError(f"must be a JSON list of NetworkPolicyPeers, got {text!r}")
     return found
 
 

@@ -60,6 +60,7 @@ CASES: dict[str, Json] = {
         "logging": {"level": "debug", "format": "text"},
         "serviceAccount": {"annotations": {"a": "b"}},
         "metrics": {"port": 9000, "service": {"annotations": {"prometheus.io/scrape": "true"}}},
+        "network": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
         "health": {"port": 9001},
         "resources": {"limits": {"cpu": "1"}},
         "priorityClassName": "system-cluster-critical",

@@ -139,3 +139,15 @@ async def test_kind_is_served_if_both_documents_name_it(groups: Any, kinds: Any,
     app._steady.get = get  # type: ignore[method-assign, assignment]
     assert await app._serves_jobs() is served
     await app.stop()
+
+
+def test_peers_that_may_read_the_agents_of_all_jobs_are_a_json_list(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert settings.parse(["--agent-readers", '[{"ipBlock": {"cidr": "10.0.0.0/8"}}]'], {}).agent_readers == [
+        {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    ]
+    for wrong in ("{}", '["prometheus"]', "prometheus"):
+        with pytest.raises(SystemExit):
+            settings.parse(["--agent-readers", wrong], {})
+        assert "--agent-readers" in capsys.readouterr().err

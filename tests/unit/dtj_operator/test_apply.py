@@ -325,7 +325,7 @@ async def test_service_of_an_earlier_job_is_replaced() -> None:
 
 
 async def test_pod_waits_for_service_and_network_policy_which_do_not_wait_for_each_other() -> None:
-    policy = network_policy(JOB, {})
+    policy = network_policy(JOB, ())
     both = asyncio.Barrier(2)
 
     async def create(request: web.Request) -> web.StreamResponse:

@@ -181,7 +181,7 @@ def _networking(s: Snapshot) -> tuple[Action, ...]:
     """Create absent network objects; revert edits of the others."""
     wrong = (Child.ABSENT, Child.EDITED) if s.now >= s.revert_at else (Child.ABSENT,)
     kinds = [kind for kind, child in s.children.items() if child in wrong]
-    bodies = networking(s.job, s.operator) if kinds else {}
+    bodies = networking(s.job, s.readers) if kinds else {}
     return tuple(Ensure(bodies[kind]) for kind in kinds)
 
 

@@ -32,7 +32,7 @@ class Snapshot(PodsOnNodes):
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
     pod_groups: tuple[PodGroupView, ...] = ()
-    operator: Json = field(default_factory=dict)  # NetworkPolicyPeer of the operator's pods
+    readers: tuple[Json, ...] = ()  # NetworkPolicyPeers that may reach the agents of every job
 
     @property
     def recovery(self) -> Recovery:

@@ -15,7 +15,7 @@ param = pytest.param
 Json = dict[str, Any]
 
 _JOB = job().snapshot().job
-MADE = {SERVICE: service(_JOB), NETWORK_POLICY: network_policy(_JOB, {})}
+MADE = {SERVICE: service(_JOB), NETWORK_POLICY: network_policy(_JOB, ())}
 
 
 def stored(kind: ChildKind, change: Callable[[Json], object] = lambda _: None) -> ChildView:

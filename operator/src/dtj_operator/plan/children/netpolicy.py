@@ -1,11 +1,11 @@
 """The NetworkPolicy: a process group trusts every peer that connects, so only the job's own pods may connect.
 
 Ingress: the job's pods on every port (gloo and NCCL choose theirs); on the agent port also the operator's
-pods and the peers of spec.network.allowFrom. Egress: unrestricted (DNS, storage, data sets, experiment
-trackers).
+pods, the peers that the installation admits, and those of spec.network.allowFrom. Egress: unrestricted (DNS,
+storage, data sets, experiment trackers).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
@@ -21,8 +21,8 @@ def operator_peer(namespace: str, labels: Mapping[str, str]) -> Json:
     }
 
 
-def network_policy(job: Job, operator: Json) -> Json:
-    """The policy; `operator` is the peer that `operator_peer` returns."""
+def network_policy(job: Job, readers: Sequence[Json]) -> Json:
+    """The policy; `readers` are the NetworkPolicyPeers that may reach the agents of every job."""
     peers = {"podSelector": {"matchLabels": names.child_labels(job.name, job.uid)}}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -34,7 +34,7 @@ def network_policy(job: Job, operator: Json) -> Json:
             "ingress": [
                 {"from": [peers]},
                 {
-                    "from": [operator, *job.allow_from],
+                    "from": [*readers, *job.allow_from],
                     "ports": [{"port": names.AGENT_PORT, "protocol": "TCP"}],
                 },
             ],

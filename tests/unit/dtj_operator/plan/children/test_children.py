@@ -373,12 +373,12 @@ def test_the_service_is_headless_and_publishes_starting_pods() -> None:
 def test_a_job_without_isolation_has_no_network_policy() -> None:
     open_to_all = job().wants(network={"policy": "None"})
 
-    assert networking(job().job(), OPERATOR).keys() == {"Service", "NetworkPolicy"}
-    assert networking(open_to_all.job(), OPERATOR).keys() == {"Service"}
+    assert networking(job().job(), [OPERATOR]).keys() == {"Service", "NetworkPolicy"}
+    assert networking(open_to_all.job(), [OPERATOR]).keys() == {"Service"}
 
 
 def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
-    spec = network_policy(job().job(), OPERATOR)["spec"]
+    spec = network_policy(job().job(), [OPERATOR])["spec"]
 
     assert spec["podSelector"]["matchLabels"].items() <= built(job())["metadata"]["labels"].items()
     assert spec["policyTypes"] == ["Ingress"], "egress stays open: DNS, storage, data sets"
@@ -395,11 +395,13 @@ def test_the_network_policy_lets_in_the_jobs_pods_and_the_operator() -> None:
 
 def test_the_network_policy_lets_other_peers_reach_the_agents_only() -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    spec = network_policy(job().wants(network={"allowFrom": [prometheus]}).job(), OPERATOR)["spec"]
+    everywhere = {"ipBlock": {"cidr": "10.0.0.0/8"}}  # by the installation, for all jobs
+    known = job().wants(network={"allowFrom": [prometheus]}).job()
+    spec = network_policy(known, [OPERATOR, everywhere])["spec"]
 
     peers, agents = spec["ingress"]
     assert prometheus not in peers["from"]
-    assert agents["from"] == [OPERATOR, prometheus]
+    assert agents["from"] == [OPERATOR, everywhere, prometheus]
     assert agents["ports"] == [{"port": 29400, "protocol": "TCP"}]
 
 
@@ -413,7 +415,7 @@ def test_every_child_is_valid_kubernetes(version: str) -> None:
         built(builder),
         pod(made, place, avoid=["node-1", "node-2"], avoid_if_possible=["node-3"]),
         service(builder.job()),
-        network_policy(builder.job(), OPERATOR),
+        network_policy(builder.job(), [OPERATOR]),
     ]
 
     for child in children:
