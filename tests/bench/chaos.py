@@ -59,6 +59,8 @@ def main() -> None:
     for seed in SEEDS:
         results.append(measure(seed, FAULTS))
         print(f"seed {seed}: {results[-1].faults.total()} faults, {len(results[-1].violations)} violations")
+        for line, times in results[-1].exits.items():
+            print(f"  {times} operator processes exited by themselves: {line}")
     report.write("chaos", text(results))
     wrong = [f"seed {r.seed}: {violation}" for r in results for violation in r.violations]
     if wrong:

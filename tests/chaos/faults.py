@@ -68,6 +68,8 @@ class Chaos:
                 await back()
         for name in list(self.kubelet.holds):
             await self.kubelet.release(name)
+        for node in list(self.kubelet.sick):
+            await self.kubelet.recover(node)
 
     def path(self, folder: str, name: str) -> str:
         """Return the path of an object of the namespace."""
@@ -88,6 +90,7 @@ class Chaos:
                 "backoffSeconds": 0,
                 "maxRestarts": rng.choice([0, 2, 5, 100]),
                 "scope": rng.choice(["Auto", "Job", "Replica"]),
+                "terminationSeconds": rng.choice([1, 300]),
             },
             "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}},
         }
@@ -288,6 +291,18 @@ async def hold_pod(stage: Chaos) -> bool:
     if name is not None:
         stage.kubelet.holds.add(name)
     return name is not None
+
+
+@injection(2)
+async def sicken_node(stage: Chaos) -> bool:
+    """A node stays Ready, but its kubelet neither starts nor stops a pod, until it recovers."""
+    if stage.kubelet.sick and stage.chance.random() < 0.6:
+        await stage.kubelet.recover(stage.chance.choice(sorted(stage.kubelet.sick)))
+        return True
+    nodes = sorted({pod["spec"].get("nodeName", "") for pod in stage.kubelet.pods.values() if runs(pod)})
+    if nodes:
+        stage.kubelet.sick.add(stage.chance.choice(nodes))
+    return bool(nodes)
 
 
 @injection(4)

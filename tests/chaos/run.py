@@ -31,9 +31,12 @@ from tests.integration.api import JOBS, PODS, POLICIES, SERVICES, ApiError
 from tests.integration.controlplane import ControlPlane, install_crd
 from tests.integration.kubelet import runs
 from tests.integration.operator import process
+from tests.integration.operator.process import Operator
 from tests.support.faultproxy import FaultProxy
 
 Json = dict[str, Any]
+NODES = "/api/v1/nodes"
+NODE_NAMES = [f"node-{index}" for index in range(4)]  # a job has at most four replicas
 PAUSE_S = 0.4  # between two faults, at most: jobs need time to start
 SETTLE_S = 120.0  # a lease may have to run out first, and back-offs
 
@@ -44,6 +47,7 @@ class Result:
 
     faults       how many times each fault found a victim
     deaths       how many times an operator's process exited
+    exits        the last line of each that exited with an error
     seconds      of the run, including the time to settle
     violations   empty if all is well
     """
@@ -54,6 +58,7 @@ class Result:
     events: int = 0
     deaths: int = 0
     seconds: float = 0.0
+    exits: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -92,7 +97,9 @@ async def run(
         result.violations += await settled(witness, "after all jobs were deleted")
         result.violations += witness.violations()
         result.jobs, result.pods, result.events = stage.made, witness.births, len(witness.events)
-        result.deaths = sum(len(operator.dead) for operator in stage.operators)
+        dead = [each for operator in stage.operators for each in operator.dead]
+        result.deaths = len(dead)
+        result.exits.update(last_line(each) for each in dead if (each.process.returncode or 0) > 0)
     result.seconds = time.monotonic() - began
     return result
 
@@ -145,6 +152,12 @@ async def finish_all(stage: Chaos) -> None:
         await asyncio.sleep(0.1)  # until the kubelet sees it
 
 
+def last_line(operator: Operator) -> str:
+    """Return the last line of an operator's log, without its time."""
+    lines = operator.log.read_text(errors="replace").splitlines() or [""]
+    return lines[-1].partition(" ")[2][:300]
+
+
 async def settled(witness: Witness, when: str) -> list[str]:
     """Return what is still wrong after the deadline."""
     try:
@@ -152,6 +165,18 @@ async def settled(witness: Witness, when: str) -> list[str]:
     except AssertionError as error:
         return [f"{when}: {error}"]
     return []
+
+
+@contextlib.asynccontextmanager
+async def ready_nodes(api: rest.Api) -> AsyncIterator[None]:
+    """Create the nodes on which the kubelet places pods; they are Ready whatever happens."""
+    for name in NODE_NAMES:
+        await api.create(NODES, {"metadata": {"name": name}})
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": kubelets.now()}
+        await api.patch(f"{NODES}/{name}/status", {"status": {"conditions": [ready]}})
+    yield
+    for name in NODE_NAMES:
+        await api.delete(f"{NODES}/{name}")
 
 
 @contextlib.asynccontextmanager
@@ -182,5 +207,6 @@ async def stage_of(
             )
             for number, proxy in enumerate(proxies)
         ]
+        await stack.enter_async_context(ready_nodes(api))
         agent = await stack.enter_async_context(hostile.agent(Random(chance.random())))
         yield Chaos(plane, api, namespace, kubelet, proxies, operators, clock, agent, chance)

@@ -29,6 +29,7 @@ class Kubelet:
     starts   whether new pods start by themselves
     places   whether it also simulates the scheduler; else a pod starts once a real one has bound it
     holds    names of pods that do not stop: once deleted, they keep terminating until they are released
+    sick     names of nodes that are Ready, but whose kubelet does nothing: no pod starts there or stops
     """
 
     def __init__(self, api: Api, namespace: str, *, places: bool = True) -> None:
@@ -38,6 +39,7 @@ class Kubelet:
         self.born: list[tuple[str, str]] = []
         self.starts = True
         self.holds: set[str] = set()
+        self.sick: set[str] = set()
         self._known: set[tuple[str, str]] = set()
         self._changed = asyncio.Condition()
 
@@ -88,7 +90,7 @@ class Kubelet:
     async def _handle(self, pod: Json) -> None:
         name, meta = pod["metadata"]["name"], pod["metadata"]
         if "deletionTimestamp" in meta:
-            if name not in self.holds:
+            if name not in self.holds and pod["spec"].get("nodeName") not in self.sick:
                 await self.confirm_stopped(name, meta["uid"])
         elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not is_unschedulable(pod):
             placed = "nodeName" in pod["spec"]
@@ -103,8 +105,11 @@ class Kubelet:
         placed_at  the scheduler's timestamp in PodScheduled; None: no timestamp
         node       name of the node; default: the node of the pod's index
         """
+        node = self.pods[name]["spec"].get("nodeName") or node or f"node-{name.rpartition('-')[2]}"
         if not placed:
-            await self._place(name, node or f"node-{name.rpartition('-')[2]}")
+            await self._place(name, node)
+        if node in self.sick:
+            return
         status = {
             "phase": "Running",
             "podIP": "10.1.0.1",
@@ -157,6 +162,13 @@ class Kubelet:
         self.holds.discard(name)
         if name in self.pods:
             await self._tend(self.pods[name])
+
+    async def recover(self, node: str) -> None:
+        """Let the kubelet of a sick node do what it has missed."""
+        self.sick.discard(node)
+        for pod in list(self.pods.values()):
+            if pod["spec"].get("nodeName") == node:
+                await self._tend(pod)
 
     async def until(
         self, holds: Callable[[dict[str, Json]], bool], *, within_s: float = WITHIN_S
