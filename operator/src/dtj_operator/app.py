@@ -274,17 +274,22 @@ class App:
                 self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
 
     async def _refill_caches(self) -> None:
-        """List again what may have changed without an event; retry until it succeeds."""
-        for reflector in self._reflectors:
-            while reflector.current:  # one that is not current is about to relist by itself
-                try:
-                    await reflector.relist()
-                except Exception as error:  # noqa: BLE001 - jobs must be handled again, whatever the list has
-                    fields = {"what": reflector.what, "error": str(error)}
-                    _log.warning("relist failed; retrying", extra=fields)
-                    await asyncio.sleep(self._chance.uniform(1, 2))
-                else:
-                    break
+        """List again what may have changed without an event; retry until it succeeds.
+
+        All kinds at once: a new leader handles no job before it has these lists.
+        """
+        await asyncio.gather(*map(self._relist, self._reflectors))
+
+    async def _relist(self, reflector: Reflector[Any]) -> None:
+        while reflector.current:  # one that is not current is about to relist by itself
+            try:
+                await reflector.relist()
+            except Exception as error:  # noqa: BLE001 - jobs must be handled again, whatever the list has
+                fields = {"what": reflector.what, "error": str(error)}
+                _log.warning("relist failed; retrying", extra=fields)
+                await asyncio.sleep(self._chance.uniform(1, 2))
+            else:
+                return
 
     async def _list_jobs(self) -> bool:
         """List the jobs and queue new ones; return whether it succeeded.

@@ -110,6 +110,41 @@ async def test_new_leader_handles_jobs_with_a_fault_first_and_then_all_others() 
     assert lists.looked[0] == "faulty"
 
 
+class SlowLists(Lists):
+    """Grants the Lease; afterwards, answers no list of a kind before all kinds were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again: set[str] = set()
+        self.leads = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path.endswith("/leases/dtj-operator"):
+            named = {"name": "dtj-operator", "kind": "leases"}
+            return web.json_response({"reason": "NotFound", "details": named}, status=404)
+        if path.endswith("/leases"):
+            self.leads = True
+            return web.json_response(await request.json(), status=201)
+        if self.leads and "watch" not in request.query and path.rpartition("/")[2] in KINDS:
+            self.again.add(path.rpartition("/")[2])
+            self.changed.set()
+            await until(self, lambda: self.again == KINDS)
+        return await super().handle(request)
+
+
+KINDS = {"pods", "services", "networkpolicies", "nodes"}
+
+
+async def test_new_leader_asks_for_all_kinds_at_once_before_it_handles_a_job() -> None:
+    lists = SlowLists()
+    lists.items[PODS] = [pod("known")]
+    async with running(lists):
+        await until(lists, lambda: lists.looked == ["known"])
+
+    assert lists.again == KINDS
+
+
 async def test_known_jobs_are_handled_while_the_api_server_cannot_list_the_jobs() -> None:
     """One custom resource that is too deep can keep the API server from listing all of its kind."""
     lists = Lists()
