@@ -41,7 +41,8 @@ def run(settings: Settings) -> None:
                 raise CannotStart(memo.get("why", str(error))) from error
             pause_s = RESTART_PAUSE_S if time.monotonic() - began > CALM_S else min(2 * pause_s, CALM_S)
             _log.error("kopf failed; restarting it", extra={"error": str(error), "retry_in_s": pause_s})
-            time.sleep(pause_s)
+            # Not time.sleep: libfaketime, with which the tests set the clock, lets it fail.
+            asyncio.run(asyncio.sleep(pause_s))
         else:
             return
 

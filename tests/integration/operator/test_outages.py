@@ -102,7 +102,7 @@ async def test_compacted_history_leads_to_a_new_list(
 async def test_operator_works_without_the_right_to_read_nodes(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):
-    binding = f"{BINDING}-nodes-{NAMESPACE}"  # what the chart leaves out with rbac.readNodes=false
+    binding = f"{BINDING}-nodes"  # what the chart leaves out with rbac.readNodes=false
     async with (
         without(granted, binding, "/api/v1/nodes"),
         process.running(granted, watch=cluster.namespace) as operator,

@@ -1,8 +1,8 @@
 """What ends the process, and what kopf is started again after."""
 
+import asyncio
 import json
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,11 @@ def test_kopf_is_started_again_ever_more_slowly_if_it_ends_after_the_start(
         if failure := next(failures, None):
             raise failure
 
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
     monkeypatch.setattr(shell, "_run_once", once)
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(asyncio, "sleep", pause)
     shell.run(settings.parse([], {}))
 
     assert pauses == [2, 4, 8, 16, 32, 60, 60]
