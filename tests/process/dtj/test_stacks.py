@@ -104,7 +104,7 @@ def wait_in_many_threads() -> None:
 def rank() -> Iterator[RankProcess]:
     """A forked rank with many threads, which shows signs of life all the time."""
     found = RankProcess.fork(
-        wait_in_many_threads, env=dict(ENV), generation=1, threads=1, as_json=False, inherited=[]
+        wait_in_many_threads, env=dict(ENV), generation=1, threads=1, as_json=False, slots=(), inherited=[]
     )
     wait_for(lambda: found.heartbeat.signs, "the threads")
     yield found

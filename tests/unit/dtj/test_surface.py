@@ -70,6 +70,7 @@ def test_commands_and_flags() -> None:
             "--log",
             "--log-every",
             "--max-restarts",
+            "--memory-every",
             "--mesh",
             "--metrics",
             "--micro-batch",
@@ -128,7 +129,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        5,
+        6,
         [
             "uid attempt replica incarnation restarts is_stopping ranks state",
             "generation holds is_ready is_unformed lost ending",
@@ -138,6 +139,6 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
             "place moved does responds is_stopped asleep_s",
             "generation is_stopped",
             "loops step is_over verb data_position",
-            "stop finish save log not_finite interval",
+            "stop finish save copy log not_finite interval",
         ],
     )

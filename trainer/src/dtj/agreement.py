@@ -29,9 +29,10 @@ _INTERVAL_S = 0.2
 class Message:
     """What one rank sends, and what every rank receives.
 
-    stop        received as True if any rank sent True; so are the other flags
+    stop        received as True if any rank sent True; so are the other flags but `copy`
     finish      end training after this step
     save        save a checkpoint
+    copy        copy the state to memory; received as True only if every rank sent True
     log         log the step after which this is read, and deliver the lines of earlier ones
     not_finite  a loss was NaN or infinite
     interval    steps until the next message, 0: steps are so long that it is read after the step it was
@@ -41,6 +42,7 @@ class Message:
     stop: bool = False
     finish: bool = False
     save: bool = False
+    copy: bool = False
     log: bool = False
     not_finite: bool = False
     interval: int = 0
@@ -66,7 +68,7 @@ class Agreement:
 
     def start(self, mine: Message) -> None:
         """Start sending this rank's message; does not block."""
-        numbers = (mine.stop, mine.finish, mine.save, mine.log, mine.not_finite, mine.interval)
+        numbers = (mine.stop, mine.finish, mine.save, mine.copy, mine.log, mine.not_finite, mine.interval)
         self._sums = torch.tensor(numbers, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._sums, group=self._group, async_op=True)
@@ -78,14 +80,16 @@ class Agreement:
         if self._work is not None:
             self._work.wait()
         sums = self._sums.tolist()
+        ranks = dist.get_world_size(self._group) if self._group is not None else 1
         self._sums, self._work = None, None
         return Message(
             stop=sums[0] > 0,
             finish=sums[1] > 0,
             save=sums[2] > 0,
-            log=sums[3] > 0,
-            not_finite=sums[4] > 0,
-            interval=int(sums[5]),
+            copy=sums[3] == ranks,
+            log=sums[4] > 0,
+            not_finite=sums[5] > 0,
+            interval=int(sums[6]),
         )
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from dtj import agreement
 from dtj.agreement import Agreement, Message
-from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
+from dtj.copies.memory_copies import MemoryCopies
 from dtj.errors import Stopped
 from dtj.parallel.strategy import Strategy
 from dtj.process_groups import ProcessGroups
@@ -38,7 +38,7 @@ class Boundary:
         groups: ProcessGroups,
         stop: StopFlag,
         strategy: Strategy,
-        checkpointer: Checkpointer,
+        copies: MemoryCopies,
         finite: FiniteCheck,
         replicas: ReplicaCheck,
         progress: Progress,
@@ -46,11 +46,12 @@ class Boundary:
     ) -> None:
         self.logger: Logger | None = None
         self.wants_finish = False
-        self._save_due = False
+        self._save_due = self._copy_due = False
         self._groups = groups
         self._stop = stop
         self._strategy = strategy
-        self._checkpointer = checkpointer
+        self._checkpointer = copies.checkpointer
+        self._copies = copies
         self._finite = finite
         self._replicas = replicas
         self._progress = progress
@@ -100,11 +101,9 @@ class Boundary:
             group=self._groups.control,
         )
         self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
-        if self._save_due and not decided.stop and self._strategy.in_sync(step):
-            self._save_due = False
-            self._check_finite(weights=True)
-            with heartbeat.mine.saving():
-                self._checkpointer.save(step, group=self._groups.control)
+        self._copy_due = self._copy_due or decided.copy or self._copies.is_due(step)
+        if (self._save_due or self._copy_due) and not decided.stop and self._strategy.in_sync(step):
+            self._keep(step)
         ends = is_last or decided.stop
         self._log(epoch, ends=ends)
         is_due = step >= self._next and not self._reads_at_once
@@ -129,6 +128,17 @@ class Boundary:
                 dist.barrier(group=self._groups.control)
         return folder
 
+    def _keep(self, step: int) -> None:
+        """Save or copy the state. A save is copied, too: the copy is never older than the checkpoint."""
+        saves, self._save_due, self._copy_due = self._save_due, False, False
+        began = time.monotonic()
+        self._check_finite(weights=True)
+        with heartbeat.mine.saving():
+            if saves:
+                self._checkpointer.save(step, group=self._groups.control)
+                began = time.monotonic()
+            self._copies.copy(step, self._groups.control, began=began)
+
     def _log(self, epoch: int, *, ends: bool) -> None:
         """Make the line of this step; deliver all lines if they are due, or if training ends."""
         step, feed, logger = self._progress.step, self._progress.feed, self._need_logger()
@@ -147,6 +157,7 @@ class Boundary:
                 stop=bool(self._stop) and not self._stops_alone,
                 finish=self.wants_finish,
                 save=self._checkpointer.wants_save(),
+                copy=self._copies.wants_copy(),
                 log=logger.wants_line(),
                 not_finite=self._finite.has_seen_one(),
                 interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0 decides

@@ -7,6 +7,7 @@ Every rank calls the same verbs in the same order. In training, only a logged st
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
+from dtj.copies import memory_copies
 from dtj.data.feed import Batch, Feed, Nothing
 from dtj.data.feed import feed as make_feed
 from dtj.data.loader import Collate, Loader
@@ -93,11 +95,20 @@ class Run:
         )
         if precision.scales:
             self._checkpointer.parts.internal_parts["precision"] = precision
+        self._copies = memory_copies.of_rank(
+            os.environ,
+            settings=settings,
+            world=world,
+            layout=strategy.layout,
+            checkpointer=self._checkpointer,
+            is_needless=lambda: groups.can_heal,
+            say=self.say,
+        )
         self._boundary = Boundary(
             groups=groups,
             stop=stop,
             strategy=strategy,
-            checkpointer=self._checkpointer,
+            copies=self._copies,
             finite=self._finite,
             replicas=ReplicaCheck(settings.check_every, optimizers=strategy.same_optimizer_state),
             progress=self._progress,
@@ -235,7 +246,9 @@ class Run:
         if self._recovery.joins_survivors():
             self._checkpointer.claim()
             return
-        restored = self._checkpointer.restore(self._groups.control)
+        restored = self._copies.restore(self._groups.control)
+        if restored is None:
+            restored = self._checkpointer.restore(self._groups.control)
         if restored is not None:
             self._progress.step = restored
             self._progress.needs_warm_up = self._strategy.needs_warm_up

@@ -69,6 +69,10 @@ class Settings:
     # At least two: the newest may be unreadable.
     keep: int = flag(Whole(2), "Number of newest checkpoints to keep. [default: 2]", default=2)
     async_save: bool = flag(Switch(), "Write checkpoints in the background.", default=False)
+    memory_every: int | None = flag(
+        Whole(0),
+        "Copy state into the agent's memory every N steps, 0: never. [default: at most 3 % of the time]",
+    )
     check_every: int | None = flag(
         Whole(), "Verify every N steps that all ranks have identical state. [default: never]"
     )

@@ -3,11 +3,15 @@
 $OUT/losses.txt    the loss of every step, written by rank 0
 $OUT/step          the current step, written by rank 0
 $OUT/ended-<rank>  the step at which a loss that is not finite stopped the rank
+$OUT/trace-<rank>  for every step a line: the step, checksums of the loss and of the rank's weights before it
 $OUT/memory.txt    "<rank> <elements of parameters> <elements of optimizer state>" on this rank, at the end
 """
 
+import contextlib
 import os
+import signal
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +27,7 @@ STEPS = int(os.environ.get("STEPS", "6"))
 BREAK_AT = int(os.environ.get("BREAK_AT", "-1"))  # the loss of this step is NaN on rank $BREAK_RANK
 BREAK_RANK = int(os.environ.get("BREAK_RANK", "0"))
 WAIT_AT = int(os.environ.get("WAIT_AT", "-1"))  # in this step rank 1 waits for the file $OUT/go
+LOSE_AT = int(os.environ.get("LOSE_AT", "-1"))  # after this step the last rank and all checkpoints are lost
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 
 
@@ -38,6 +43,21 @@ def loss_of(run: dtj.Run, model: torch.nn.Module, mb: dtj.Pair) -> torch.Tensor:
             time.sleep(0.005)
     loss = cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten())
     return loss * float("nan") if run.step + 1 == BREAK_AT and run.rank == BREAK_RANK else loss
+
+
+def lose() -> None:
+    """Damage all checkpoints and die; once per job."""
+    with contextlib.suppress(FileExistsError):
+        (OUT / "lost").touch(exist_ok=False)
+        for state in Path(os.environ["DTJ_CHECKPOINT_DIR"]).glob("step-*/state.pt"):
+            state.write_bytes(b"damaged")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def checksum(values: list[torch.Tensor]) -> int:
+    """Of what this process holds of the values, bit by bit."""
+    local = [v.to_local() if hasattr(v, "to_local") else v for v in values]
+    return zlib.crc32(b"".join(v.detach().numpy().tobytes() for v in local if not v.is_meta))
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -68,12 +88,17 @@ def train(run: dtj.Run) -> None:
         Path(os.environ["DTJ_CHECKPOINT_DIR"], name).touch()
     losses = []
     for batch in run.steps(STEPS):
+        if run.step == LOSE_AT and run.rank == run.size - 1:
+            lose()
+        before = checksum(list(model.parameters()))
         loss = run.backward(partial(loss_of, run, model), batch)
         if "CLIP" in os.environ:
             run.clip(float(os.environ["CLIP"]))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)
+        with (OUT / f"trace-{run.rank}").open("a") as file:
+            print(run.step, checksum([loss]), before, file=file, flush=True)
         if run.rank == 0:
             (OUT / "step.tmp").write_text(str(run.step + 1))
             (OUT / "step.tmp").replace(

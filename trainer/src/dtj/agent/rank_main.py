@@ -20,6 +20,7 @@ from typing import Any
 from dtj import contract, control_pipe
 from dtj.agent import heap, outcome
 from dtj.agent.child_process import detach
+from dtj.copies import slot
 from dtj.errors import DtjError, is_peer_loss
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.busy_time import BusyTime
@@ -45,6 +46,7 @@ class Wiring:
     orders: int
     stacks: int  # where faulthandler writes when the agent asks
     heartbeat: SharedHeartbeat
+    slots: tuple[int, ...]  # shared memory for copies of the rank's state
     foreign: Sequence[int]  # the agent's; a data worker that outlives the rank must not hold them open
 
 
@@ -85,6 +87,7 @@ def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
     report_pipe.open_pipe(wiring.reports)
     control_pipe.open_pipe(wiring.orders)
     heartbeat.use(wiring.heartbeat)
+    slot.inherit(wiring.slots)
 
 
 def _prepare_torch(threads: int) -> None:

@@ -77,10 +77,12 @@ class RankProcess:
         generation: int,
         threads: int,
         as_json: bool,
+        slots: tuple[int, ...],
         inherited: list[int],
     ) -> Self:
         """Start the program as the rank that `env` describes; only the parent returns.
 
+        slots      shared memory for copies of its state, which outlives it
         inherited  file descriptors of the agent that the rank must close
         """
         rank = int(env[contract.RANK])
@@ -104,6 +106,7 @@ class RankProcess:
                     orders=orders,
                     stacks=stacks_w,
                     heartbeat=heartbeat,
+                    slots=slots,
                     foreign=[*inherited, out, err, reports, orders_w, stacks],
                 )
                 rank_main.become(program, env, threads=threads, wiring=wiring)

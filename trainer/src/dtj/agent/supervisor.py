@@ -15,6 +15,7 @@ from dtj.agent.oom import OomKills
 from dtj.agent.outcome import Ending
 from dtj.agent.protocol import RankState
 from dtj.agent.rank_process import RankProcess
+from dtj.copies import slot
 
 # A script may clean up when it is restarted; one that ignores SIGTERM must not delay the others.
 _TERM_GRACE_S = 5.0
@@ -59,6 +60,7 @@ class Supervisor:
         self.newest: dict[int, RankProcess] = {}
         # rank -> environment and generation to start once the old process is gone
         self._waiting: dict[int, tuple[dict[str, str], int]] = {}
+        self._slots: dict[int, tuple[int, ...]] = {}  # copies of state, by rank
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
         self._kill_at: float | None = None
@@ -95,13 +97,17 @@ class Supervisor:
             self._waiting[rank] = (env, generation)
             self._end(old, gracefully=gracefully)
             return
+        if rank not in self._slots:
+            self._slots[rank] = slot.create(rank)
+        others = [fd for other, fds in self._slots.items() if other != rank for fd in fds]
         process = RankProcess.fork(
             self._program,
             env=env,
             generation=generation,
             threads=self._threads,
             as_json=self._as_json,
-            inherited=[key.fd for key in self._selector.get_map().values()],
+            slots=self._slots[rank],
+            inherited=[*others, *(key.fd for key in self._selector.get_map().values())],
         )
         self.newest[rank] = process
         self._events.started(process)

@@ -20,13 +20,15 @@ from dtj.checkpoint import paths, reader
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
 from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, on_rank0, report, with_best
-from dtj.errors import SupersededError
+from dtj.errors import CheckpointError, SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0
+# In a copy in memory: what belongs to checkpoints, and to no part.
+_KEPT = "dtj/kept"
 
 
 class Checkpointer:
@@ -172,6 +174,27 @@ class Checkpointer:
         self.parts.load(state, None)
         self._take_over(state)
         self._offered = state["offered"]
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank alone needs to continue, for a copy in memory."""
+        best = self._writer.best
+        kept = {"best": vars(best) if best else None, "offered": self._offered, "saved": self.saved_step}
+        return self.parts.rank_state() | {_KEPT: kept}
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        """Load what `rank_state` returned."""
+        self.parts.load_rank_state(state)
+        kept = state[_KEPT]
+        self._take_over(kept)
+        self._offered, self._writer.saved_step = kept["offered"], kept["saved"]
+
+    def newest_saved(self) -> int | None:
+        """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
+        found: list[Path] = []
+        if self._is_rank0 and self.run_dir:
+            with contextlib.suppress(CheckpointError):
+                found = reader.committed(self.run_dir)
+        return paths.step_of(found[0].name) if found else None
 
     def _claim_and_find(self) -> dict[str, Any] | None:
         self.claim()

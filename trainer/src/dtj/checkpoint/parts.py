@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from dtj import exchange
 from dtj.checkpoint import save
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
+
+if TYPE_CHECKING:
+    from dtj.checkpoint.sharded import LoadPlan
 
 
 class Stateful(Protocol):
@@ -51,6 +54,7 @@ class Parts:
         self.user_parts: dict[str, Stateful] = {}
         self.internal_parts: dict[str, Stateful] = {}
         self._strategy = strategy
+        self._plan: LoadPlan | None = None
 
     def register(self, parts: Mapping[str, Stateful]) -> None:
         """Set `user_parts`. RecipeError for a part that cannot be saved: now, not at the first save."""
@@ -103,6 +107,26 @@ class Parts:
                     f"{name} does not fit the checkpoint of step {state['step']}: {str(error).strip()}",
                     fix="build the same model and optimizer, or start a new run without the checkpoint",
                 ) from error
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank alone holds, by part: shards stay sharded. For this rank, and the same layout."""
+        return {name: part.state_dict() for name, part in self._all.items()}
+
+    def load_rank_state(self, states: Mapping[str, Any]) -> None:
+        """Load what `rank_state` returned."""
+        for name, part in self._all.items():
+            part.load_state_dict(states[name])
+
+    def template(self, path: str) -> torch.Tensor | None:
+        """The tensor that this rank has now at a path of `rank_state`; None if there is none.
+
+        For state of an optimizer, the parameter.
+        """
+        from dtj.checkpoint import sharded  # noqa: PLC0415
+
+        if self._plan is None:
+            self._plan = sharded.LoadPlan(self._all, keeps=self._strategy.keeps)
+        return self._plan.template(path)
 
     @property
     def _all(self) -> dict[str, Stateful]:

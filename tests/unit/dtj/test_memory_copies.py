@@ -1,0 +1,211 @@
+"""When state is copied to memory, and what is loaded from there after a loss. One rank, no processes."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.copies import slot, space
+from dtj.copies.memory_copies import Age, MemoryCopies, choose
+from dtj.copies.slot import Label, Slot
+from dtj.errors import CheckpointError
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy
+from dtj.settings import Settings
+from dtj.world import World
+
+
+@dataclass
+class Rank:
+    """A model with its optimizer, as a newly forked rank has it."""
+
+    slots: Sequence[Slot]
+    run_dir: Path | None = None
+    every: int | None = None
+    generation: int = 1
+    is_needless: bool = False
+    width: int = 3
+    now: float = 0.0
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = nn.Linear(self.width, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
+        self.checkpointer = Checkpointer(
+            settings=Settings(checkpoint_dir=str(self.run_dir) if self.run_dir else None),
+            world=World(),
+            strategy=strategy,
+            clock=lambda: self.now,
+            say=self.said.append,
+        )
+        self.checkpointer.parts.register({"model": self.model, "optimizer": self.optimizer})
+        self.copies = MemoryCopies(
+            self.slots,
+            every=self.every,
+            is_needless=lambda: self.is_needless,
+            label=Label(job=b"j" * 16, rank=0, generation=self.generation, layout=b"l" * 16),
+            local_size=1,
+            checkpointer=self.checkpointer,
+            clock=lambda: self.now,
+            say=self.said.append,
+        )
+
+    def train(self) -> None:
+        self.model(torch.ones(self.width)).sum().backward()
+        self.optimizer.step()
+
+    def copy(self, step: int) -> None:
+        self.copies.copy(step, None, began=self.now)
+
+    def state(self) -> dict[str, Any]:
+        return self.checkpointer.parts.rank_state()
+
+
+@pytest.fixture
+def slots() -> Iterator[list[Slot]]:
+    fds = slot.create(0)
+    yield [Slot(fd) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_next_process_of_the_rank_has_the_newest_state(slots: list[Slot]) -> None:
+    before = Rank(slots)
+    for step in (1, 2, 3):
+        before.train()
+        before.copy(step)
+    after = Rank(slots, generation=2)
+    assert after.copies.restore(None) == 3
+    assert_same(after.state(), before.state())
+    assert after.said == ["resuming from memory, step 3"]
+
+
+def test_damaged_copy_costs_the_steps_since_the_one_before(slots: list[Slot]) -> None:
+    before = Rank(slots)
+    for step in (1, 2):
+        before.copy(step)
+        last = os.fstat(slots[step - 1].fd).st_size
+    os.pwrite(slots[1].fd, b"x", slot.HEADER_BYTES + 99)
+    after = Rank(slots, generation=2)
+    assert after.copies.restore(None) == 1
+    os.ftruncate(slots[0].fd, last - 1)
+    assert after.copies.restore(None) is None
+    assert after.said[-1] == "not resuming from memory: the copy of step 1 of rank 0 is damaged"
+
+
+def test_newer_checkpoint_is_preferred(slots: list[Slot], tmp_path: Path) -> None:
+    before = Rank(slots, run_dir=tmp_path)
+    before.copy(4)
+    before.checkpointer.save(5, group=None)
+    after = Rank(slots, run_dir=tmp_path, generation=2)
+    assert after.copies.restore(None) is None
+    assert after.said == ["not resuming from memory: the checkpoint of step 5 is newer than the copies"]
+    before.copy(5)
+    assert after.copies.restore(None) == 5
+
+
+@pytest.mark.parametrize("other", [{"job": b"x" * 16}, {"rank": 1}, {"layout": b"x" * 16}])
+def test_copy_of_another_job_rank_or_layout_is_ignored(slots: list[Slot], other: dict[str, Any]) -> None:
+    before = Rank(slots)
+    before.copy(4)
+    found = slots[0].label()
+    payload = slots[0].payload()
+    assert found
+    assert payload
+    changed = Label(**(vars(found) | other))
+    kept = bytes(payload)
+    slots[0].write(changed, len(kept), lambda view: view.__setitem__(slice(None), kept))
+    assert Rank(slots, generation=2).copies.restore(None) is None
+
+
+def test_copy_that_does_not_fit_the_program_is_dropped(slots: list[Slot]) -> None:
+    Rank(slots).copy(4)
+    after = Rank(slots, generation=2, width=5)
+    with pytest.raises(CheckpointError, match="step 4 does not fit the program"):
+        after.copies.restore(None)
+    assert after.copies.restore(None) is None
+
+
+def test_copies_take_three_hundredths_of_the_time(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(slots)
+    assert not rank.copies.wants_copy()
+    rank.now = 1.0
+    assert rank.copies.wants_copy()
+    monkeypatch.setattr(Slot, "write", lambda *_: setattr(rank, "now", rank.now + 0.6))
+    rank.copy(1)
+    rank.now += 19.9
+    assert not rank.copies.wants_copy()
+    rank.now += 0.2
+    assert rank.copies.wants_copy()
+
+
+def test_copies_by_number_of_steps(slots: list[Slot]) -> None:
+    rank = Rank(slots, every=3)
+    assert [step for step in range(1, 8) if rank.copies.is_due(step)] == [3, 6]
+    rank.now = 99.0
+    assert not rank.copies.wants_copy()
+
+
+def test_no_copies_while_other_ranks_could_hand_over_the_state(slots: list[Slot]) -> None:
+    rank = Rank(slots, is_needless=True)
+    rank.now = 99.0
+    assert not rank.copies.wants_copy()
+    rank.copy(1)
+    assert Rank(slots, generation=2).copies.restore(None) is None
+    assert not Rank(slots, is_needless=True, every=1).copies.is_due(1)
+    rank.is_needless = False
+    assert rank.copies.wants_copy()
+
+
+@pytest.mark.parametrize("every", [0, None])
+def test_without_copies_nothing_is_allocated(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch, every: int | None
+) -> None:
+    """Switched off, or too little memory is left, which is said once."""
+    monkeypatch.setattr(space, "bytes_left", lambda: 100)
+    rank = Rank(slots, every=every)
+    for step in (1, 2):
+        rank.copy(step)
+    rank.now = 99.0
+    assert not rank.copies.wants_copy()
+    assert sum(each.allocated for each in slots) == 0
+    assert len(rank.said) == (every is None)
+    assert all("no copies in memory" in said for said in rank.said)
+
+
+def test_without_an_agent_there_are_no_copies() -> None:
+    rank = Rank([])
+    rank.now = 99.0
+    assert not rank.copies.wants_copy()
+    rank.copy(1)
+    assert rank.copies.restore(None) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "saved", "expected"),
+    [
+        pytest.param([[(1, 4), (1, 6)], [(1, 6), (1, 4)]], -1, [(1, 6), (1, 4)], id="newest first"),
+        pytest.param([[(1, 4), (1, 6)], [(1, 4), None]], -1, [(1, 4)], id="a rank died while it copied"),
+        pytest.param([[(2, 3), (1, 6)], [(2, 3), (1, 6)]], -1, [(2, 3), (1, 6)], id="generation before step"),
+        pytest.param([[(1, 6), None], [(2, 6), None]], -1, [], id="the same step of two generations"),
+        pytest.param([[(1, 4), (1, 6)], [(1, 4), (1, 6)]], 5, [(1, 6)], id="not older than the checkpoint"),
+        pytest.param([[(1, 4), None], [None, None]], -1, [], id="a rank has none"),
+    ],
+)
+def test_choice(rows: list[list[Age | None]], saved: int, expected: list[Age]) -> None:
+    assert choose(rows, saved=saved)[0] == expected
+
+
+def test_reason_for_no_choice_names_the_rank() -> None:
+    assert choose([[(1, 4)], [None]], saved=-1) == ([], "rank 1 has no copy of its state")

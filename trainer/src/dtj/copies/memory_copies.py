@@ -1,0 +1,251 @@
+"""When each rank copies its state to memory, and which copy all ranks load after a loss.
+
+    copy     all ranks, after the same step, each its own state into the older of its two slots
+    restore  before anything is read from the volume: the newest step of which every rank has a valid copy
+
+The copies are an addition: if anything about one is in doubt, the newest checkpoint is used.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtj import contract
+from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.copies import slot, space, tree
+from dtj.copies.slot import Label, Slot
+from dtj.errors import CheckpointError
+from dtj.parallel.layout import Layout
+from dtj.settings import Settings
+from dtj.world import World
+
+# Without --memory-every: copies take at most this part of the time, and are at least so many seconds apart.
+_MOST_OF_TIME = 0.03
+_LEAST_INTERVAL_S = 1.0
+# Of the memory that is left: as much again stays free for training to grow.
+_USABLE = 0.5
+_GIB = 1 << 30
+# (generation, step) of a copy; greater is newer
+Age = tuple[int, int]
+_NONE: Age = (-1, -1)
+
+
+class MemoryCopies:
+    """This rank's slots.
+
+    every        steps between copies; None: by time; 0: never
+    is_needless  at present the state of a lost rank would come from the other ranks
+    label        of this process; its layout is what all ranks have in common, but for the names of the parts
+    local_size   ranks that share this pod's memory
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        *,
+        every: int | None,
+        is_needless: Callable[[], bool],
+        label: Label,
+        local_size: int,
+        checkpointer: Checkpointer,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self.checkpointer = checkpointer
+        self._slots = tuple(slots)
+        self._every = every
+        self._is_needless = is_needless
+        self._label = label
+        self._local_size = local_size
+        self._clock = clock
+        self._say = say
+        self._is_off = not self._slots
+        self._has_space = False
+        self._interval_s = _LEAST_INTERVAL_S
+        self._copied_at = clock()
+
+    def wants_copy(self) -> bool:
+        """A copy is due by this rank's clock; it is made once all ranks want one."""
+        if self._is_off or self._every is not None or self._is_needless():
+            return False
+        return self._clock() - self._copied_at >= self._interval_s
+
+    def is_due(self, step: int) -> bool:
+        """A copy is due after `step` by --memory-every; the same on every rank."""
+        return bool(self._every) and step % (self._every or 1) == 0 and not self._is_needless()
+
+    def copy(self, step: int, group: "dist.ProcessGroup | None", *, began: float) -> None:
+        """Copy this rank's state after `step`. Every rank calls this after the same step.
+
+        began  clock time at which the ranks started to prepare it
+        If there is no memory for it, say so once and copy no more.
+        """
+        if self._every == 0 or self._is_needless() or not self.checkpointer.parts.user_parts:
+            return
+        packed = self._pack()
+        if not self._fits(packed.length if packed else 0, group) or packed is None:
+            return
+        try:
+            oldest = slot.by_age(self._slots)[0]
+            oldest.write(self._label_of(step), packed.length, packed.fill)
+        except (OSError, ValueError, RuntimeError) as error:
+            self._turn_off(str(error))
+        self._copied_at = self._clock()
+        self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / _MOST_OF_TIME)
+
+    def restore(self, group: "dist.ProcessGroup | None") -> int | None:
+        """Load the newest copies that all ranks have; the step, None if there are none. Every rank calls it.
+
+        As a restore from a checkpoint, it claims the run's folder, with the same errors.
+        CheckpointError if they do not fit the program; the next start does not find them.
+        """
+        if self._every == 0 or self._label.generation == 1:
+            return None
+        held = {_age(label): each for each in self._slots if (label := each.label()) and self._is_own(label)}
+        ages = [*sorted(held, reverse=True), _NONE, _NONE]
+        saved = self.checkpointer.newest_saved()
+        table = _gather([*ages[0], *ages[1], -1 if saved is None else saved], group)
+        rows = [(_known(row[0:2]), _known(row[2:4])) for row in table]
+        candidates, why = choose(rows, saved=table[0][4])
+        for age in candidates:
+            state, problem = self._read(held[age])
+            damaged = [rank for rank, row in enumerate(_gather([problem is not None], group)) if row[0]]
+            if not damaged:
+                self.checkpointer.claim()
+                self._load(state, age)
+                return age[1]
+            why = f"the copy of step {age[1]} of rank {damaged[0]} is damaged"
+        if any(any(row) for row in rows):
+            self._say(f"not resuming from memory: {why}")
+        return None
+
+    def _pack(self) -> tree.Packed | None:
+        if self._is_off:
+            return None
+        try:
+            return tree.Packed(self.checkpointer.rank_state())
+        except tree.NotCopyableError as problem:
+            self._turn_off(str(problem))
+            return None
+
+    def _read(self, held: Slot) -> tuple[Any, str | None]:
+        payload = held.payload()
+        if payload is None:
+            return None, "its checksum is wrong"
+        try:
+            return tree.unpack(payload, self.checkpointer.parts.template), None
+        except (tree.NotCopyableError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            return None, str(error)
+
+    def _load(self, state: Any, age: Age) -> None:
+        try:
+            self.checkpointer.load_rank_state(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            for each in self._slots:
+                each.clear()
+            raise CheckpointError(
+                f"the copy in memory of step {age[1]} does not fit the program: {error}",
+                fix="none is needed: the next start uses the newest checkpoint",
+            ) from error
+        self._say(f"resuming from memory, step {age[1]}")
+
+    def _fits(self, length: int, group: "dist.ProcessGroup | None") -> bool:
+        """Whether all ranks have memory for two copies; asked before the first one only."""
+        if self._has_space:
+            return True
+        left = space.bytes_left()
+        needed = len(self._slots) * length - sum(each.allocated for each in self._slots)
+        needed = max(0, needed) * self._local_size
+        has_space = left is None or needed <= _USABLE * left
+        self._has_space = all(row[0] for row in _gather([has_space], group))
+        if not self._has_space:
+            self._is_off, self._every = True, 0
+            own = f"{needed / _GIB:.1f} GiB, {(left or 0) / _GIB:.1f} GiB are left"
+            where = f"this pod needs {own}" if not has_space else "another pod has too little left"
+            self._say(f"no copies in memory, after a loss ranks resume from the newest checkpoint: {where}")
+        return self._has_space
+
+    def _turn_off(self, why: str) -> None:
+        if not self._is_off:
+            print(f"dtj: no more copies of this rank's state in memory: {why}", file=sys.stderr, flush=True)
+        self._is_off = True
+
+    def _label_of(self, step: int) -> Label:
+        parts = sorted(self.checkpointer.parts.user_parts)
+        layout = slot.digest([self._label.layout.hex(), parts])
+        return replace(self._label, step=step, layout=layout)
+
+    def _is_own(self, label: Label) -> bool:
+        """It is of this job, rank and layout, whatever its age."""
+        return label == replace(self._label_of(label.step), generation=label.generation)
+
+
+def of_rank(
+    env: Mapping[str, str],
+    *,
+    settings: Settings,
+    world: World,
+    layout: Layout,
+    checkpointer: Checkpointer,
+    is_needless: Callable[[], bool],
+    say: Callable[[str], None],
+) -> MemoryCopies:
+    """The copies of this process, which an agent has started, or not."""
+    same = [layout.strategy, dict(layout.sizes), world.size]
+    flags = [settings.precision, str(settings.sync), str(settings.compress)]
+    return MemoryCopies(
+        slot.mine(),
+        every=settings.memory_every,
+        is_needless=is_needless,
+        label=Label(
+            job=slot.digest(env.get(contract.RUN_ID, "")),
+            rank=world.rank,
+            generation=int(env.get(contract.GENERATION) or 1),
+            layout=slot.digest(same + flags),
+        ),
+        local_size=world.local_size,
+        checkpointer=checkpointer,
+        clock=time.monotonic,
+        say=say,
+    )
+
+
+def choose(rows: Sequence[Sequence[Age | None]], *, saved: int) -> tuple[list[Age], str]:
+    """The copies that all ranks have and that are not older than the checkpoint, newest first; else why not.
+
+    rows   for each rank the copies that it holds
+    saved  step of the newest checkpoint, -1 if there is none
+    """
+    held = [{age for age in row if age is not None} for row in rows]
+    empty = [rank for rank, ages in enumerate(held) if not ages]
+    if empty:
+        return [], f"rank {empty[0]} has no copy of its state"
+    common = set.intersection(*held)
+    if not common:
+        return [], "the copies of the ranks are of different steps"
+    found = sorted((age for age in common if age[1] >= saved), reverse=True)
+    return found, f"the checkpoint of step {saved} is newer than the copies"
+
+
+def _age(label: Label) -> Age:
+    return label.generation, label.step
+
+
+def _known(numbers: Sequence[int]) -> Age | None:
+    age = (numbers[0], numbers[1])
+    return None if age == _NONE else age
+
+
+def _gather(numbers: Sequence[int | bool], group: "dist.ProcessGroup | None") -> list[list[int]]:
+    """The numbers of all ranks, in their order."""
+    mine = torch.tensor([int(number) for number in numbers])
+    if group is None:
+        return [mine.tolist()]
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return [each.tolist() for each in found]
