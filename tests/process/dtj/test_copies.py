@@ -41,6 +41,6 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
         steps = trace(tmp_path, rank)
         before, after = steps[:-4], steps[-4:]
         assert [step for step, _ in before] == list(range(len(before)))
-        assert len(before) >= 8, "under diloco a rank may go on until the next sync point"
+        assert len(before) >= 8, "under diloco a rank may train until the next sync point"
         assert [step for step, _ in after] == [6, 7, 8, 9]
         assert len(set(steps)) == 10, "a step that was done again differs"
