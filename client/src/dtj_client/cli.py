@@ -55,7 +55,7 @@ def dtj(context: click.Context, kubeconfig: str | None, cluster: str | None, nam
     context.obj = Kubectl(options=tuple(f"{flag}={value}" for flag, value in given.items() if value))
 
 
-@dtj.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@dtj.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", help="Name of the job. [default: from the program, with a random end]")
 @click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Number of pods.")
 @click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs per pod.")
