@@ -3,13 +3,15 @@
 Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 `wait` ran out of time.
 """
 
+import contextlib
 import re
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import yaml
@@ -21,6 +23,7 @@ from dtj_client.logs import follow_job, snapshot
 from dtj_client.report import report
 
 Json = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 FINAL = ("Succeeded", "Failed")
 POLL_S = 2.0
@@ -43,16 +46,27 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
+def _choose(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Pass an option on to kubectl; a later one wins, as in kubectl."""
+    known = context.obj or Kubectl()
+    if value:
+        context.obj = Kubectl(options=(*known.options, f"--{option.name}={value}"))
+    else:
+        context.obj = known
+
+
+def _for_kubectl(command: F) -> F:
+    """Add the options that choose a cluster, which users of kubectl write before or after the verb."""
+    for names in (("-n", "--namespace"), ("--context",), ("--kubeconfig",)):
+        command = click.option(*names, callback=_choose, expose_value=False, help="As in kubectl.")(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--kubeconfig", help="As in kubectl.")
-@click.option("--context", "cluster", help="As in kubectl.")
-@click.option("-n", "--namespace", help="As in kubectl.")
+@_for_kubectl
 @click.version_option(__version__)
-@click.pass_context
-def dtj(context: click.Context, kubeconfig: str | None, cluster: str | None, namespace: str | None) -> None:
+def dtj() -> None:
     """Submit, follow and steer DistributedTrainingJobs."""
-    given = {"--kubeconfig": kubeconfig, "--context": cluster, "--namespace": namespace}
-    context.obj = Kubectl(options=tuple(f"{flag}={value}" for flag, value in given.items() if value))
 
 
 @dtj.command(context_settings={"allow_interspersed_args": False})
@@ -69,8 +83,9 @@ def dtj(context: click.Context, kubeconfig: str | None, cluster: str | None, nam
 @click.option("--queue", default="", help="Label the job for this queue of Kueue.")
 @click.option("--no-code", is_flag=True, help="The image has the code: send none.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and create nothing.")
-@click.option("-f", "--follow", is_flag=True, help="Then follow the logs until the job has finished.")
+@click.option("--follow", is_flag=True, help="Then follow the logs until the job has finished.")
 @click.argument("command", nargs=-1, required=True, metavar="PROGRAM [ARGUMENTS]...")
+@_for_kubectl
 @click.pass_obj
 def submit(
     kubectl: Kubectl,
@@ -137,7 +152,8 @@ def _create(kubectl: Kubectl, objects: list[Json]) -> None:
         stored = kubectl.create(job)
     except BaseException:
         for each in created:
-            kubectl.run("delete", "configmap", each["metadata"]["name"], "--wait=false")
+            with contextlib.suppress(ClientError):  # the first error is the one to show
+                kubectl.run("delete", "configmap", each["metadata"]["name"], "--wait=false")
         raise
     for each in created:
         kubectl.patch("configmap", each["metadata"]["name"], manifest.owned_by(stored))
@@ -145,6 +161,7 @@ def _create(kubectl: Kubectl, objects: list[Json]) -> None:
 
 @dtj.command()
 @_NAME
+@_for_kubectl
 @click.pass_obj
 def status(kubectl: Kubectl, name: str) -> None:
     """Show one screen: phase and why, replicas, progress, the last failure, what to do next."""
@@ -169,6 +186,7 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> int:
     "--replica", "wanted", metavar="LIST", help="Only these replicas, such as 0-3,7. [default: all]"
 )
 @click.option("--since", help="Only newer lines, such as 10m; not with --follow.")
+@_for_kubectl
 @click.pass_obj
 def logs(kubectl: Kubectl, name: str, follow: bool, wanted: str | None, since: str | None) -> int:
     """Print the logs of all replicas in the order of time, each line with its replica."""
@@ -205,6 +223,7 @@ def _phase(kubectl: Kubectl, name: str) -> str:
 @dtj.command()
 @_NAME
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds. [default: no limit]")
+@_for_kubectl
 @click.pass_obj
 def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
     """Wait until the job has finished: exit code 0 if it succeeded, 1 if it failed, 3 if time ran out."""
@@ -220,6 +239,7 @@ def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
 
 @dtj.command()
 @_NAME
+@_for_kubectl
 @click.pass_obj
 def events(kubectl: Kubectl, name: str) -> int:
     """List what the operator did and why."""
@@ -229,6 +249,7 @@ def events(kubectl: Kubectl, name: str) -> int:
 
 @dtj.command()
 @_NAME
+@_for_kubectl
 @click.pass_obj
 def suspend(kubectl: Kubectl, name: str) -> None:
     """Stop the pods, which save a checkpoint if the program can; the job stays."""
@@ -237,6 +258,7 @@ def suspend(kubectl: Kubectl, name: str) -> None:
 
 @dtj.command()
 @_NAME
+@_for_kubectl
 @click.pass_obj
 def resume(kubectl: Kubectl, name: str) -> None:
     """Start the pods of a suspended job."""
@@ -246,10 +268,11 @@ def resume(kubectl: Kubectl, name: str) -> None:
 @dtj.command()
 @_NAME
 @click.argument("replicas", type=click.IntRange(min=1))
+@_for_kubectl
 @click.pass_obj
 def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     """Change the number of replicas of an elastic job."""
-    _change(kubectl, name, {"replicas": replicas}, f"has {replicas} replicas now")
+    _change(kubectl, name, {"replicas": replicas}, f"asked for {replicas} replicas")
 
 
 def _change(kubectl: Kubectl, name: str, change: Json, done: str) -> None:
@@ -260,6 +283,7 @@ def _change(kubectl: Kubectl, name: str, change: Json, done: str) -> None:
 @dtj.command()
 @_NAME
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@_for_kubectl
 @click.pass_obj
 def delete(kubectl: Kubectl, name: str, yes: bool) -> None:
     """Delete the job with its pods and their logs; checkpoints stay."""

@@ -18,7 +18,10 @@ JOB_LABEL = "dtj.dev/job-name"
 _NO_KIND = re.compile(r"the server doesn't have a resource type|no matches for kind")
 _FORBIDDEN = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"')
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
-_UNREACHABLE = re.compile(r"connection refused|no such host|i/o timeout|no configuration has been provided")
+_LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
+_UNREACHABLE = re.compile(
+    r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class Kubectl:
 
     def _error(self, said: str) -> ClientError:
         """What kubectl said, in one sentence, with the fix if it is known."""
+        said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
         if _NO_KIND.search(said):
             return ClientError(
                 "this cluster does not know DistributedTrainingJobs",

@@ -168,6 +168,11 @@ def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
     forbidden = dtj("suspend", "digits", options=(here, "--namespace=kube-system"))
     assert "alice may not" in forbidden.err
     assert "fix: ask for a role" in forbidden.err
+    after_the_verb = dtj("suspend", "digits", "-n", "kube-system")
+    assert "alice may not" in after_the_verb.err
+    unreachable = dtj("status", "digits", options=("--kubeconfig=/dev/null",))
+    assert unreachable.err.startswith("error: kubectl cannot reach a cluster: The connection to the server")
+    assert unreachable.err.count("\n") == 2
     logs = dtj("logs", "digits")
     assert "has no pods" in logs.err
     nowhere = dtj("get", "digits", options=("--kubeconfig=/dev/null",))
