@@ -5,7 +5,7 @@ import pytest
 from dtj_client.cli import main
 
 
-def test_misspelt_option_of_submit_is_refused_and_not_taken_for_the_program(
+def test_misspelt_option_of_submit_is_refused_and_not_treated_as_the_program(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
