@@ -7,11 +7,13 @@ import pytest
 from tests.bench.blame_plan import HOWS, PLACES, RANKS, draw, is_right
 
 TRUTH = {"rank": 2, "how": "SIGSEGV", "life": 1}
+CAUSE = {"rank": 2, "reason": "Signal", "exitCode": 139}
+LOST = {"rank": None, "reason": "PeerLost", "exitCode": 76}
 RIGHT = {
-    0: {"rank": 2, "reason": "PeerLost", "exitCode": 76, "at": "2026-01-01T00:00:00.100Z"},
-    1: {"rank": 2, "reason": "Signal", "exitCode": 139, "at": "2026-01-01T00:00:00.200Z"},
+    0: {**LOST, "culprit": CAUSE, "at": "2026-01-01T00:00:00.100Z"},
+    1: {**CAUSE, "culprit": None, "at": "2026-01-01T00:00:00.200Z"},
 }
-EARLIER = {"rank": 0, "reason": "Signal", "exitCode": 137}
+EARLIER = {"rank": 0, "reason": "Signal", "exitCode": 137, "culprit": None}
 
 
 def test_plan_depends_only_on_the_seed_and_covers_all_places_faults_and_ranks() -> None:
@@ -29,7 +31,8 @@ def test_plan_depends_only_on_the_seed_and_covers_all_places_faults_and_ranks() 
     [
         pytest.param({}, (True, True), id="right"),
         pytest.param({1: {"rank": 3}}, (False, True), id="another rank"),
-        pytest.param({1: {"reason": "PeerLost"}}, (True, False), id="only consequences in other ranks"),
+        pytest.param({1: LOST}, (True, True), id="only the pod that lost its peer names the rank"),
+        pytest.param({0: {"culprit": None}, 1: LOST}, (False, False), id="only consequences"),
         pytest.param({1: {"reason": "Exception"}}, (True, False), id="another class"),
         pytest.param({1: {"exitCode": 1}}, (True, False), id="another exit code"),
         pytest.param({0: EARLIER}, (False, False), id="an earlier failure of the other pod"),

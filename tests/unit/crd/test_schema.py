@@ -78,6 +78,7 @@ def test_fields_of_the_specification_are_these():
         "processesPerReplica",
         "recovery",
         "replicas",
+        "scheduling",
         "successPolicy",
         "suspend",
         "template",
