@@ -35,7 +35,9 @@ def leave_job_to_first_agent(env: MutableMapping[str, str]) -> bool:
 
 
 def _is_first(env: MutableMapping[str, str]) -> bool:
-    identity = (contract.JOB_UID, contract.ATTEMPT, contract.NODE_RANK, contract.RESTARTS)
+    # The port tells jobs apart that share a machine without being pods, as in tests.
+    replica = (contract.JOB_UID, contract.NODE_RANK, contract.MASTER_PORT)
+    identity = (*replica, contract.ATTEMPT, contract.RESTARTS)
     name = "-".join(["dtj-agent", *(Path(env.get(each, "")).name for each in identity)])
     try:
         fd = os.open(_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
