@@ -64,6 +64,7 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("the manager, suspended", SUSPENDED, {"managedBy": "a.b/c"}, "managedBy cannot be changed"),
     ("the clean-up", RUNNING, {"cleanPodPolicy": "All"}, "cleanPodPolicy cannot be changed"),
     ("success", RUNNING, {"successPolicy": {"replicas": [0]}}, "successPolicy cannot be changed"),
+    ("the scheduling", RUNNING, {"scheduling": {"gang": "None"}}, "scheduling cannot be changed"),
     ("the network", RUNNING, {"network.policy": "None"}, "network.policy cannot be changed"),
     (
         "peers, added later",

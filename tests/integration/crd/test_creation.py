@@ -137,6 +137,13 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a negative number of restarts", recovery(maxRestarts=-1), "greater than or equal to 0"),
     ("negative without progress", recovery(maxRestartsWithoutProgress=-1), "greater than or equal to 0"),
     ("a hang timeout", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
+    ("a rack", {"scheduling": {"topology": {"key": "rack", "mode": "Required"}}}, ACCEPTED),
+    (
+        "a topology without a key",
+        {"scheduling": {"topology": {}}},
+        "spec.scheduling.topology.key: Required value",
+    ),
+    ("an unknown kind of gang", {"scheduling": {"gang": "Always"}}, 'supported values: "Auto", "None"'),
     ("a hang timeout of 0 seconds", {"hang": {"timeoutSeconds": 0}}, "greater than or equal to 1"),
     ("an unknown hang action", {"hang": {"action": "Ignore"}}, 'supported values: "Restart", "Report"'),
     ("a scope", recovery(scope="Replica"), ACCEPTED),
@@ -292,6 +299,7 @@ def test_absent_fields_get_their_defaults(kubectl: Kubectl):
             "avoidNodeWaitSeconds": 300,
         },
         "hang": {"action": "Restart"},
+        "scheduling": {"gang": "Auto"},
         "checkpoint": {"mountPath": "/checkpoints", "fsGroupPolicy": "Trainer", "volume": NFS},
         "network": {"policy": "Isolated"},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.docs.blocks import ON_CLUSTER, Block, all_blocks, lines
 from tests.support.kubectl import Kubectl
 
+ROOT = Path(__file__).parents[3]
 COMMANDS = [
     pytest.param(words, id=line.place)
     for block in all_blocks("sh")
@@ -27,7 +29,13 @@ def test_api_server_takes_the_manifests(kubectl: Kubectl, block: Block):
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_and_flags_exist(programs: dict[str, Path], tmp_path: Path, words: list[str]):
     """With --help nothing is run, but the command and its flags are parsed first."""
-    command = [str(programs[words[0]]), *words[1:], "--help"]
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    plugin = tmp_path / "kubectl-dtj"
+    plugin.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT}/client/src exec {sys.executable} -m dtj_client.cli "$@"\n'
+    )
+    plugin.chmod(0o755)
+    end = words.index("--") if "--" in words else len(words)  # after it the program of a job begins
+    command = [str(programs[words[0]]), *words[1:end], "--help", *words[end:]]
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr

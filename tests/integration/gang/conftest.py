@@ -27,13 +27,6 @@ PODS_THAT_FIT = 4
 POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests of this folder in one process, since its control plane is expensive."""
-    for item in items:
-        if item.path.parent.name == "gang":
-            item.add_marker(pytest.mark.xdist_group("gang"))
-
-
 @pytest.fixture(scope="session")
 def gang_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return a control plane with our CRD and the chart's roles."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.integration.gang.conftest import POD_GROUPS, GangCluster
 from tests.integration.kubelet import Kubelet, runs
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
+pytestmark = pytest.mark.xdist_group("gang")  # in one process, since their control plane is expensive
 
 
 def group_of(pod: Json) -> str | None:
