@@ -7,9 +7,9 @@ import pytest
 from tests.bench.blame_plan import HOWS, PLACES, RANKS, draw, is_right
 
 TRUTH = {"rank": 2, "how": "SIGSEGV", "life": 1}
-CAUSE = {"rank": 2, "reason": "Signal", "exitCode": 139}
-LOST = {"rank": None, "reason": "PeerLost", "exitCode": 76}
-RIGHT = {
+CAUSE: dict[str, Any] = {"rank": 2, "reason": "Signal", "exitCode": 139}
+LOST: dict[str, Any] = {"rank": None, "reason": "PeerLost", "exitCode": 76}
+RIGHT: dict[int, dict[str, Any]] = {
     0: {**LOST, "culprit": CAUSE, "at": "2026-01-01T00:00:00.100Z"},
     1: {**CAUSE, "culprit": None, "at": "2026-01-01T00:00:00.200Z"},
 }
