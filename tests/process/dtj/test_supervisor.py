@@ -1,5 +1,6 @@
 """Ranks of a pod as real processes, without a coordinator."""
 
+import contextlib
 import os
 import selectors
 import signal
@@ -267,8 +268,13 @@ def test_rank_that_closes_its_pipes_keeps_running_and_they_are_no_longer_watched
     assert len(node.selector.get_map()) == 1, "only its death can still be noticed"
 
 
-def open_files() -> set[str]:
-    return {file.name for file in Path("/proc/self/fd").iterdir()}
+def open_files() -> set[tuple[str, str]]:
+    """Return the number and the target of each open file, without the one that lists them."""
+    found = set()
+    for file in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((file.name, str(file.readlink())))
+    return found
 
 
 def report_again_when_told() -> None:
@@ -305,7 +311,9 @@ def test_exit_of_a_rank_kills_its_group_and_does_not_wait_for_processes_that_hol
     try:
         assert [ending.code for ending in supervisor.endings()] == [3]
         assert not node.selector.get_map()
-        assert open_files() <= before, "nothing is left"
+        left_open = {target for _, target in open_files() - before}
+        slots = {f"/memfd:dtj-rank-0-{side} (deleted)" for side in "ab"}
+        assert left_open == slots, "only the memory for copies of the rank's state is left"
         wait_for(lambda: is_dead(left["child"]), "its group to be killed")
         assert not is_dead(left["stranger"]), "it has a session of its own"
     finally:
