@@ -9,7 +9,7 @@ from tests.process.dtj.conftest import PROGRAMS, Finished
 from tests.process.dtj.programs.counts import FIRST, LAYERS, STEPS, WIDTH
 
 # Elements of what is sent: all gradients, a message of agreement.py, the length of a line.
-SIZES = GRADIENTS, MESSAGE, _ = LAYERS * (WIDTH + 1) * WIDTH, 6, 1
+SIZES = GRADIENTS, MESSAGE, _ = LAYERS * (WIDTH + 1) * WIDTH, 7, 1
 
 
 def test_step_sends_its_gradients_once_and_rarely_anything_else(
