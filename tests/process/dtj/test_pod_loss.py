@@ -190,7 +190,7 @@ def test_newer_pod_of_a_replica_replaces_the_older_one(start: Start, tmp_path: P
     job = Pods(start, tmp_path, replicas=2, HOLD_AT=5)
     pods = [job.run(index) for index in range(2)]
     wait_for((tmp_path / "at-5").exists, "step 5")
-    newer = job.run(1)
+    newer = job.run(1, DTJ_RESTARTS=1)  # as the operator tells the pod of a recorded restart
     older = pods[1].wait()
     assert older.code == contract.EXIT_PEER_LOST
     assert "a newer pod has replaced it" in older.err
