@@ -15,7 +15,7 @@ from dtj.agent.child_process import fork_helper
 from dtj.errors import MachineError
 
 # Must be below the 20 s after which the other agents treat a silent agent as lost.
-_START_S = 15.0
+_START_S = 60.0  # without preload it imports torch itself: 3 s, and far more on a busy machine
 
 
 class Store:
