@@ -11,11 +11,14 @@ import select
 import signal
 from typing import Self
 
+from dtj import contract
 from dtj.agent.child_process import fork_helper
 from dtj.errors import MachineError
 
 # Must be below the 20 s after which the other agents treat a silent agent as lost.
-_START_S = 60.0  # without preload it imports torch itself: 3 s, and far more on a busy machine
+_START_S = 15.0
+# Without preload its process imports torch first: some seconds, on a busy machine more than 15.
+_START_WITHOUT_PRELOAD_S = 60.0
 
 
 class Store:
@@ -34,12 +37,14 @@ class Store:
         poll = select.poll()  # unlike select(), for any number of open files
         poll.register(read, select.POLLIN)
         with os.fdopen(read) as answer:
-            port = answer.readline() if poll.poll(1000 * _START_S) else ""
+            is_preloaded = os.environ.get(contract.PRELOAD) != "0"
+            limit_s = _START_S if is_preloaded else _START_WITHOUT_PRELOAD_S
+            port = answer.readline() if poll.poll(1000 * limit_s) else ""
         store = cls(pid, int(port or 0))
         if not port:
             store.stop()
             raise MachineError(
-                f"the rendezvous store of the ranks did not start within {_START_S:.0f} s",
+                f"the rendezvous store of the ranks did not start within {limit_s:.0f} s",
                 fix="check whether this machine is out of memory, processes or ports",
             )
         return store
