@@ -38,7 +38,7 @@ FAILURES = 200
 BOOKMARK_S = 20.0  # the operator treats a silent stream as dead
 NAMESPACE = rig.NAMESPACE
 GROUP = "/apis/dtj.dev/v1alpha1"
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{process.NAMESPACE}/leases"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{process.LEASE_NAMESPACE}/leases"
 Json = dict[str, Any]
 
 
@@ -237,7 +237,8 @@ class Cluster:
             return web.json_response({"kind": "Status", "reason": "NotFound", "details": named}, status=404)
         if request.method != "GET":
             self.lease = await request.json()
-            self.led_since.setdefault(self.lease["spec"]["holderIdentity"], time.monotonic())
+            name = self.lease["spec"]["holderIdentity"].rpartition("/")[2]
+            self.led_since.setdefault(name, time.monotonic())
             await self._notify()
         return web.json_response(self.lease)
 

@@ -54,7 +54,7 @@ from dtj_operator.model.names import Key
 from dtj_operator.plan.children.netpolicy import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler
-from dtj_operator.settings import Settings
+from dtj_operator.settings import LEASE, Settings
 
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
@@ -127,9 +127,7 @@ class App:
             early_s=settings.agent_poll_s / 2,
         )
         self._poller = Poller(self._ask, self.queue.add, time.time, turns, poll_s=settings.agent_poll_s)
-        self._lease = Lease(
-            self._steady, settings.operator_namespace, settings.lease_name, settings.identity, time.time
-        )
+        self._lease = Lease(self._steady, settings.lease_namespace, LEASE, settings.holder, time.time)
         gatherer = Gatherer(
             self._api,
             caches,

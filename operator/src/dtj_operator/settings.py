@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+LEASE = "dtj-operator"  # name of the leader election Lease
+ALWAYS_THERE = "default"  # the API server does not let anyone delete this namespace
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -18,7 +21,7 @@ class Settings:
     operator_labels: Mapping[str, str]
     agent_readers: Sequence[dict[str, Any]]
     identity: str
-    lease_name: str
+    lease_namespace: str
     leader_election: bool
     requests_per_second: float
     workers: int
@@ -30,10 +33,16 @@ class Settings:
     log_level: str
     log_format: str
 
+    @property
+    def holder(self) -> str:
+        """Name of this process in the Lease, in which operators of several namespaces may compete."""
+        return f"{self.operator_namespace}/{self.identity}"
+
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     """Parse the flags; an invalid flag prints an error and exits with code 2."""
     flags = vars(_parser(env).parse_args(argv))
+    flags["lease_namespace"] = flags["lease_namespace"] or flags["namespace"] or ALWAYS_THERE
     # The pod name: after a container restart the operator takes its own lease back without waiting.
     identity = env.get("POD_NAME") or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Settings(identity=identity, **flags)
@@ -45,7 +54,7 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--namespace", help="watch only this namespace (default: all namespaces)")
-    # The Lease is in this namespace. NetworkPolicies of jobs let its pods with these labels reach the agents.
+    # NetworkPolicies of jobs let the pods of this namespace with these labels reach the agents.
     add(
         "--operator-namespace",
         default=env.get("POD_NAMESPACE", "dtj-system"),
@@ -63,7 +72,11 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         default=[],
         help="JSON list of NetworkPolicyPeers that may read the agents of all jobs, such as Prometheus ([])",
     )
-    add("--lease-name", default="dtj-operator", help="name of the leader election Lease (dtj-operator)")
+    # Not in the operator's own namespace: all operators that serve the same jobs need one Lease.
+    add(
+        "--lease-namespace",
+        help=f"namespace of the leader election Lease (default: --namespace, else {ALWAYS_THERE})",
+    )
     add(
         "--no-leader-election",
         dest="leader_election",

@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 Process = Forked | asyncio.subprocess.Process
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "dtj-system"
-LEASE = "dtj-operator"  # the name that the chart's Role allows
+LEASE, LEASE_NAMESPACE = "dtj-operator", "default"  # the chart's Role allows these
 READY_S = 120.0
 # The machine was too slow to renew the lease, or another process took the port before the operator did.
 EXCUSES = ("was not renewed for", "cannot listen on port")
@@ -93,6 +93,7 @@ async def start(
     resync_s: float = 600,
     poll_s: float = 10,
     environment: Mapping[str, str] | None = None,
+    namespace: str = NAMESPACE,
     module: str = "dtj_operator",
 ) -> Operator:
     """Start an operator.
@@ -103,6 +104,7 @@ async def start(
     resync_s     seconds between full resyncs
     poll_s       seconds between polls of an agent
     environment  additional environment variables
+    namespace    the namespace of its pod
     module       what to run: the operator, or a module that changes constants of it first
     """
     health, metrics = free_port(), free_port()
@@ -112,12 +114,11 @@ async def start(
         "KUBECONFIG": str(plane.kubeconfig("operator", server=server)),
         "PYTHONPATH": str(ROOT / "operator/src"),
         "POD_NAME": identity,
-        "POD_NAMESPACE": NAMESPACE,
+        "POD_NAMESPACE": namespace,
         **(environment or {}),
     }
     arguments = [
-        *([f"--namespace={watch}"] if watch else []),
-        f"--lease-name={LEASE}",
+        *([f"--namespace={watch}", f"--lease-namespace={LEASE_NAMESPACE}"] if watch else []),
         f"--requests-per-second={rate}",
         f"--resync-seconds={resync_s}",
         f"--agent-poll-seconds={poll_s}",

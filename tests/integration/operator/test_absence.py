@@ -7,16 +7,16 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster
-from tests.integration.operator.process import LEASE, NAMESPACE, Operator
+from tests.integration.operator.process import LEASE, LEASE_NAMESPACE, Operator
 from tests.integration.operator.test_elastic import LONG_AGO
 from tests.support.predicates import condition, phase
 
 
 async def holder(cluster: Cluster) -> str:
-    """Return the holder of the lease."""
-    lease = await cluster.api.get(f"{LEASES.format(NAMESPACE)}/{LEASE}")
+    """Return the name of the pod that holds the lease."""
+    lease = await cluster.api.get(f"{LEASES.format(LEASE_NAMESPACE)}/{LEASE}")
     found: str = lease["spec"].get("holderIdentity") or ""
-    return found
+    return found.rpartition("/")[2]
 
 
 async def test_change_without_an_operator_is_found_later(

@@ -1,4 +1,4 @@
-"""Two operators, one of which freezes at the worst moment: they never both write."""
+"""Two operators, of one release or of two: they never both write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.chaos.witness import Witness
+from tests.integration.api import POLICIES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
@@ -72,3 +73,30 @@ async def test_leader_that_freezes_while_writing_is_replaced_and_stops_writing(
     assert order[order.index(second) :].count(first) <= 1, (
         "the second operator started after the first had stopped"
     )
+
+
+async def test_of_two_releases_that_serve_all_namespaces_one_writes(
+    granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
+):
+    policy = f"{POLICIES.format(cluster.namespace)}/job"
+
+    def admits(release: str) -> Callable[[Json], bool]:
+        return lambda found: release in str(found["spec"]["ingress"])
+
+    async with process.running(granted, identity="first", resync_s=0.5) as first:
+        await cluster.submit()
+        await cluster.until(phase("Running"))
+        theirs = {"identity": "second", "namespace": "second-release", "resync_s": 0.5}
+        async with process.running(granted, **theirs):
+            before = len(granted.audit())
+            for suspended, reached in ((True, "Suspended"), (False, "Running")):
+                await cluster.change(suspend=suspended)
+                await cluster.until(phase(reached))
+            assert {each for each in writers(granted.audit()[before:]) if "dtj-operator" in each} == {
+                "dtj-operator (first)"
+            }
+            assert admits(process.NAMESPACE)(await cluster.api.get(policy))
+
+            await first.stop()
+
+            await cluster.api.until(policy, admits("second-release"))

@@ -14,7 +14,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster, without
-from tests.integration.operator.process import LEASE, NAMESPACE, Kept
+from tests.integration.operator.process import LEASE, LEASE_NAMESPACE, Kept
 from tests.support.faultproxy import FaultProxy
 from tests.support.predicates import phase
 
@@ -130,7 +130,7 @@ async def test_rights_are_removed_and_restored(
             await cluster.submit("meanwhile")
             await kubelet.finish("before-1", 1)
             # Another role grants the lease, so it is still renewed.
-            renewed = f"{LEASES.format(NAMESPACE)}/{LEASE}"
+            renewed = f"{LEASES.format(LEASE_NAMESPACE)}/{LEASE}"
             lease = await cluster.api.get(renewed)
             await cluster.api.until(renewed, lambda seen: seen["spec"] != lease["spec"])
             assert witness.births == 2

@@ -202,7 +202,7 @@ DENIED = [
     ("read one node", "GET", "/api/v1/nodes/a"),
     ("cordon a node", "PATCH", "/api/v1/nodes/a"),
     ("give itself rights", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
-    ("take another lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/other"),
+    ("take another lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/default/leases/other"),
     ("take a lease elsewhere", "POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
     ("renew a kubelet's lease", "PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/a"),
     ("list the kubelets' leases", "GET", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"),

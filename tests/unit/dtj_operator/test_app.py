@@ -87,7 +87,7 @@ async def until(lists: Lists, holds: Callable[[], bool]) -> None:
 async def test_follower_queues_nothing() -> None:
     lists = Lists()
     lists.items[PODS] = [pod("known")]
-    lists.broken.add("/apis/coordination.k8s.io/v1/namespaces/dtj-system/leases/dtj-operator")
+    lists.broken.add("/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator")
     async with running(lists) as app:
         async with asyncio.timeout(60):
             while not len(app._pods):  # noqa: ASYNC110 - filled by another task

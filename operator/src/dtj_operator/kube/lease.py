@@ -47,7 +47,11 @@ class Lease:
     async def acquire(self) -> None:
         """Wait until the lease is ours."""
         _log.info("waiting for the lease", extra={"lease": self._name, "identity": self.identity})
-        while not await self._try():  # noqa: ASYNC110 - it polls the API server
+        seen = ""
+        while not await self._try():
+            if self._holder != seen:
+                seen = self._holder
+                _log.info("another operator leads", extra={"lease": self._name, "holder": seen})
             await asyncio.sleep(PERIOD_S)
         metrics.LEADER.set(1)
         _log.info("became leader", extra={"lease": self._name, "identity": self.identity})
