@@ -59,7 +59,7 @@ class JobTable(Collector):
         ready: Json = next((c for c in status.get("conditions") or () if c["type"] == "PodsReady"), {})
         blocked = ready.get("status") == "False" and ready.get("reason") in BLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
-        known.avoids = frozenset(e["node"] for e in status.get("avoidedNodes") or () if "until" in e)
+        known.avoids = frozenset(e.get("node", "") for e in status.get("avoidedNodes") or () if "until" in e)
 
     def forget(self, key: Key) -> None:
         """The job is gone."""

@@ -47,10 +47,10 @@ NONSENSE: dict[str, tuple[Any, str]] = {
         "spec.recovery.rules[0].onExitCodes.values",
     ),
     "env-is-text": (container(env="A=B"), f"{CONTAINERS}[0].env"),
-    "resources-are-text": (container(resources="much"), "spec"),
+    "resources-are-text": (container(resources="much"), f"{CONTAINERS}[0].resources"),
     "mounts-are-text": (
         container(volumeMounts="a") | {"checkpoint": {"mountPath": "/c", "volume": {"emptyDir": {}}}},
-        "spec",
+        f"{CONTAINERS}[0].volumeMounts",
     ),
     "suspend-is-text": ({"suspend": "yes", "template": POD}, "spec.suspend"),
     "manager-is-a-map": ({"managedBy": {"a": "b"}, "template": POD}, ""),  # managed by another controller

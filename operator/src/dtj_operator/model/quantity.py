@@ -6,7 +6,9 @@ The planner uses them to size /dev/shm, to count accelerators and to choose the 
 import re
 from decimal import Decimal
 
-_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d+)?")
+# Not every exponent: to compute 1e999999999 takes minutes, in which the operator would do nothing else.
+_FORM = re.compile(r"([+-]?\d+(?:\.\d*)?|[+-]?\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?")
+_LONGEST = 100  # characters
 _FACTORS = {"m": Decimal("0.001")}
 _FACTORS |= {suffix: Decimal(1000) ** n for n, suffix in enumerate("kMGTPE", start=1)}
 _FACTORS |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE", start=1)}
@@ -14,7 +16,8 @@ _FACTORS |= {f"{suffix}i": Decimal(1024) ** n for n, suffix in enumerate("KMGTPE
 
 def parse(text: object) -> Decimal | None:
     """Return the number, or None if it is not a quantity: validation is left to the API server."""
-    match = _FORM.fullmatch(str(text).strip())
+    written = str(text).strip() if isinstance(text, str | int | float) else ""
+    match = _FORM.fullmatch(written) if len(written) <= _LONGEST else None
     if match is None or isinstance(text, bool):
         return None
     number, suffix = match.groups()

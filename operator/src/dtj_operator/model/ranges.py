@@ -3,12 +3,15 @@
 from collections.abc import Iterable
 
 HIGHEST = 9_999  # index: the API allows 10,000 replicas
+LONGEST = 40  # characters of one range
 
 
 def parse(text: str) -> set[int]:
     """Return the indices; ignore what is not a range."""
     found: set[int] = set()
     for part in text.split(","):
+        if len(part) > LONGEST:
+            continue
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             found.update(range(int(first), min(int(last or first), HIGHEST) + 1))

@@ -11,9 +11,14 @@ from functools import cached_property
 
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
+from dtj_operator.model.template import wrong_type
 
 MAX_REPLICAS = 10_000  # as in the schema
+MOST_PROCESSES = 1024  # in a pod, as in the schema
 MOST_RESTARTS = 1000  # recovery.maxRestarts, as in the schema: status.memory has the time of each one
+LONGEST_SHOWN = (
+    200  # characters of a wrong value in a message: the API server refuses a status that is too long
+)
 NEVER = "Never"  # instead of a number: off
 
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
@@ -26,7 +31,10 @@ class SpecError(Exception):
     """An invalid field: its name, its value, and what to write instead."""
 
     def __init__(self, field: str, value: object, fix: str) -> None:
-        problem = "required value" if value is None else f"invalid value {value!r}"
+        shown = repr(value)
+        if len(shown) > LONGEST_SHOWN:
+            shown = f"{shown[:LONGEST_SHOWN]}..."
+        problem = "required value" if value is None else f"invalid value {shown}"
         super().__init__(f"{field}: {problem}: {fix}")
         self.field = field
 
@@ -298,6 +306,9 @@ def _template(spec: _Fields) -> Json:
     pod = template.child("spec") if template else None
     if template is None or pod is None or not pod.items("containers"):
         raise SpecError("spec.template.spec.containers", None, "must have at least one container")
+    if wrong := wrong_type(dict(template.raw)):
+        path, value, expected = wrong
+        raise SpecError(f"spec.template{path}", value, f"must be of type {expected}, as in a Pod")
     if pod.raw.get("restartPolicy") not in (None, "Never"):
         raise pod.fail(
             "restartPolicy", "must be Never or absent: the operator, not the kubelet, restarts the ranks"
@@ -320,8 +331,12 @@ def _template(spec: _Fields) -> Json:
 
 def _processes(spec: _Fields, template: Json) -> int:
     if spec.raw.get("processesPerReplica", "auto") != "auto":
-        return spec.integer("processesPerReplica", 1, 1)
-    return max(1, sum(_accelerators(template).values()))
+        return spec.integer("processesPerReplica", 1, 1, MOST_PROCESSES)
+    found = sum(_accelerators(template).values())
+    if found > MOST_PROCESSES:
+        fix = f"auto means {found} here, but {MOST_PROCESSES} is the most; set a number, or request fewer"
+        raise SpecError("spec.processesPerReplica", "auto", fix)
+    return max(1, found)
 
 
 def _accelerators(template: Json) -> dict[str, int]:

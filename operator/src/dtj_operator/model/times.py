@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+_FIRST, _LAST = -62_135_596_800, 253_402_300_799  # seconds since the epoch: all that a datetime can hold
+
 
 def parse(text: object) -> float | None:
     """Seconds since the epoch, or None if the text is not a timestamp with a time zone."""
@@ -13,8 +15,9 @@ def parse(text: object) -> float | None:
 
 
 def rfc3339(seconds: float) -> str:
-    """Whole seconds in UTC, as in the API conventions."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Whole seconds in UTC, as in the API conventions; the nearest date from year 1 to 9999."""
+    within = min(max(int(seconds), _FIRST), _LAST)
+    return datetime.fromtimestamp(within, UTC).isoformat().replace("+00:00", "Z")
 
 
 def soonest(*moments: float | None) -> float | None:

@@ -225,6 +225,21 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             id="a mount path that is taken, with a trailing slash",
         ),
         param(job().wants(network="None"), "spec.network", id="a string instead of an object"),
+        param(
+            job().container(securityContext="x"),
+            "spec.template.spec.containers[0].securityContext",
+            id="a part of a container that the operator extends",
+        ),
+        param(
+            job().pod_spec(affinity={"nodeAffinity": []}),
+            "spec.template.spec.affinity.nodeAffinity",
+            id="a part of the pod that the operator extends",
+        ),
+        param(
+            job().replicas(2).container(resources={"limits": {"nvidia.com/gpu": 3_000_000_000}}),
+            "spec.processesPerReplica",
+            id="more accelerators than the world size of a status can count",
+        ),
     ],
 )
 def test_an_invalid_field_is_reported_with_its_value_and_the_fix(bad, field) -> None:
@@ -233,6 +248,16 @@ def test_an_invalid_field_is_reported_with_its_value_and_the_fix(bad, field) -> 
     assert error is not None
     assert error.field == field
     assert str(error).startswith((f"{field}: invalid value ", f"{field}: required value: "))
+
+
+def test_parts_of_the_template_may_be_null_as_in_any_pod() -> None:
+    empty = {"resources": None, "securityContext": {"capabilities": None}, "env": None, "volumeMounts": None}
+
+    assert job().container(**empty).pod_spec(volumes=None, affinity=None).job().error is None
+
+
+def test_a_long_value_is_cut_because_the_api_server_refuses_a_long_status() -> None:
+    assert len(str(job().wants(masterPort="x" * 40_000).job().error)) < 400
 
 
 def test_invalid_spec_keeps_the_identity_so_that_the_status_can_be_written() -> None:
@@ -264,6 +289,8 @@ def test_a_job_that_another_controller_manages_is_not_ours(manager, ours) -> Non
         ("1.5k", 1500),
         ("much", None),
         (True, None),
+        ("1e999999999", None),  # would take minutes to compute, and the operator has one thread
+        ("9" * 5000, None),
     ],
 )
 def test_quantities(text, number) -> None:

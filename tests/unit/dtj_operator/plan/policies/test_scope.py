@@ -451,3 +451,4 @@ def test_ranges_are_bounded_in_length_and_in_values() -> None:
     assert ranges.parse(ranges.text(odd, 100)) < set(odd)
     assert max(ranges.parse("0-99999999")) == 9999
     assert ranges.parse("x,-,3-x,4") == {4}
+    assert ranges.parse("9" * 5000) == set()  # Python refuses to parse such a number
