@@ -21,7 +21,7 @@ from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unav
 from dtj_operator.kube.pod_groups import decode_pod_group
 from dtj_operator.kube.wire import decode_named
 from dtj_operator.model import names
-from dtj_operator.model.children import Refusal
+from dtj_operator.model.children import QUOTA_EXCEEDED, Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import PodGroupView
@@ -312,5 +312,5 @@ class Applier:
 
 def refusal_of(error: Refused) -> Refusal:
     """Return the API server's message with one of the reasons of the condition PodsReady."""
-    reason = "QuotaExceeded" if "exceeded quota" in error.message else "PodRejected"
+    reason = QUOTA_EXCEEDED if "exceeded quota" in error.message else "PodRejected"
     return Refusal(reason=reason, message=error.message)

@@ -166,7 +166,7 @@ async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: C
         )
     )
     assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
-    assert "only 2 of 3 pods could be scheduled" in of(job, "PodsReady")["message"]
+    assert "only 2 of 3 pods could start" in of(job, "PodsReady")["message"]
     assert job["status"]["memory"]["shortage"]["tries"] == 1
 
     # The ten minutes have passed.
@@ -176,3 +176,20 @@ async def test_attempt_shrinks_to_the_capacity_and_is_retried_in_full(cluster: C
     )
     job = await cluster.until(settled(3))
     assert (job["status"]["attempt"], job["status"]["memory"].get("shortage")) == (2, None)
+
+
+async def test_attempt_shrinks_to_what_a_quota_allows(cluster: Cluster, kubelet: Kubelet):
+    quotas = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    unused = {"status": {"hard": {"pods": "2"}, "used": {"pods": "0"}}}
+    await cluster.api.create(quotas, {"metadata": {"name": "two"}, "spec": {"hard": {"pods": "2"}}})
+    await cluster.api.patch(f"{quotas}/two/status", unused)
+
+    await cluster.submit(replicas=3, elastic={"minReplicas": 1, "maxReplicas": 3}, recovery=WHOLE)
+    job = await cluster.until(lambda job: job.get("status", {}).get("attempt") == 1)
+    assert job["status"]["message"].startswith("Restarting with 2 replicas: 1 of 3 pods could not start")
+    # What the controller of quotas does once the pods of the first attempt are gone.
+    await cluster.api.patch(f"{quotas}/two/status", unused)
+
+    job = await cluster.until(lambda job: phase("Running")(job) and job["status"]["ready"] == "2/3")
+    assert (job["status"]["worldSize"], job["status"]["restarts"]["total"]) == (2, 0)
+    await kubelet.until(lambda pods: set(pods) == {"job-0", "job-1"} and all(map(is_second, pods.values())))

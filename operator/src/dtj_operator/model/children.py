@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+QUOTA_EXCEEDED = "QuotaExceeded"
+
 
 class Child(Enum):
     """The state of the Service or the NetworkPolicy."""

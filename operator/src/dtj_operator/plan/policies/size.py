@@ -1,20 +1,21 @@
 """How many replicas should the attempt have?
 
-A user changes `replicas`, or the cluster runs out of capacity. With scope Replica only scaling down needs a
-verdict: the status must record the smaller size before the pods are deleted, so that they do not count as
-faults. With scope Job a new size is a new attempt, which is not counted.
+A user changes `replicas`, or pods stay out: they are unschedulable, or a quota refuses to create them. With
+scope Replica only scaling down needs a verdict: the status must record the smaller size before the pods are
+deleted, so that they do not count as faults. With scope Job a new size is an attempt that is not counted.
 
-    scope Job, too little capacity:  full size -> 120 s unschedulable -> what fits, at least minReplicas
-                                     -> after 10 minutes (20, 40, ...) the full size again
+    scope Job, pods stay out:  full size -> 120 s -> the other pods, at least minReplicas
+                               -> after 10 minutes (20, 40, ...) the full size again
 """
 
+from dtj_operator.model.children import QUOTA_EXCEEDED
 from dtj_operator.model.memory import REPLICA, RUNNING, SUSPENDED
 from dtj_operator.model.private import Shortage
 from dtj_operator.model.views import PodView
 from dtj_operator.plan.actions import Resize
 from dtj_operator.plan.snapshot import Snapshot
 
-SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that is unschedulable for so long
+SHRINK_AFTER_S = 120.0  # an elastic job stops waiting for a pod that stays out for so long
 RETRY_S = 600.0  # doubles while the full size does not fit, because every try costs a restart
 MAX_RETRY_S = 4 * 3600.0
 
@@ -37,14 +38,15 @@ def resize(s: Snapshot) -> Resize | None:
 
 
 def excluded(s: Snapshot) -> frozenset[int]:
-    """Replicas whose pods are unschedulable and that an elastic job of scope Replica runs without.
+    """Replicas whose pods stay out and that an elastic job of scope Replica runs without.
 
-    Their pods stay Pending, so that the scheduler binds them once there is capacity. Never replica 0, because
-    all other replicas connect to it.
+    A pod stays Pending, so that the scheduler binds it once there is capacity; one that a quota refuses is
+    tried again. Never replica 0, because all other replicas connect to it.
     """
     if s.job.elastic is None or s.scope != REPLICA:
         return frozenset()
-    found = frozenset(i for i, pod in s.current.items() if i and _long_unschedulable(s, pod))
+    unschedulable = {i for i, pod in s.current.items() if _long_unschedulable(s, pod)}
+    found = frozenset((unschedulable | _long_refused(s)) - {0})
     return found if s.size - len(found) >= s.job.min_replicas else frozenset()
 
 
@@ -88,16 +90,24 @@ def _long_unschedulable(s: Snapshot, pod: PodView) -> bool:
     return since is not None and s.monotonic - since >= SHRINK_AFTER_S
 
 
+def _long_refused(s: Snapshot) -> frozenset[int]:
+    """Replicas whose pods a quota refused when last tried, if the job has waited for them for long enough."""
+    since, known = s.memory.changed_at, s.memory.condition("PodsReady") or {}
+    refused = known.get("reason") == QUOTA_EXCEEDED and since is not None and s.now - since >= SHRINK_AFTER_S
+    return frozenset(s.missing) if refused else frozenset()
+
+
 def _shrink(s: Snapshot, shortage: Shortage | None) -> Resize | None:
-    """Continue with the pods that were scheduled, once the others were unschedulable for long enough."""
+    """Continue with the pods that were scheduled, once the others stayed out for long enough."""
     unplaced = [pod for pod in s.current.values() if not pod.node and pod.phase == "Pending"]
+    left_out = len(unplaced) + len(s.missing)
     fits = len(s.current) - len(unplaced)
-    decided = not s.missing and all(_long_unschedulable(s, pod) for pod in unplaced)
-    if not unplaced or not decided or fits < s.job.min_replicas:
+    decided = set(s.missing) <= _long_refused(s) and all(_long_unschedulable(s, pod) for pod in unplaced)
+    if not left_out or not decided or fits < s.job.min_replicas:
         return None
     tries = shortage.tries + 1 if shortage is not None else 1
     retry_at = int(s.now + min(MAX_RETRY_S, RETRY_S * 2.0 ** min(tries - 1, 30)))
-    blocked = f"{len(unplaced)} of {s.size} pods were unschedulable for {SHRINK_AFTER_S:.0f} s"
+    blocked = f"{left_out} of {s.size} pods could not start for {SHRINK_AFTER_S:.0f} s"
     return Resize(
         fits,
         f"Restarting with {fits} replicas: {blocked}",

@@ -53,12 +53,12 @@ def obstacle(s: Snapshot) -> Refusal | None:
 
 
 def shortage(s: Snapshot) -> str | None:
-    """The message if the attempt is smaller than spec.replicas because pods were unschedulable, else None."""
+    """The message if the attempt is smaller than spec.replicas because pods could not start, else None."""
     known = s.memory.private.shortage
     if known is None or s.size >= s.job.replicas:
         return None
     again = times.rfc3339(known.retry_at)
-    return f"only {s.size} of {s.job.replicas} pods could be scheduled; retrying with all pods at {again}"
+    return f"only {s.size} of {s.job.replicas} pods could start; retrying with all pods at {again}"
 
 
 def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:

@@ -32,7 +32,7 @@ from dtj_operator.plan.actions import (
     starts_new_attempt,
 )
 from dtj_operator.plan.policies.restart import counters_after
-from dtj_operator.plan.policies.size import participating
+from dtj_operator.plan.policies.size import excluded, participating
 from dtj_operator.plan.report.attempt import (
     attempt_of,
     done_before,
@@ -121,7 +121,7 @@ def _phase(s: Snapshot, verdict: Verdict | None) -> str:
         return _PHASE_AFTER[type(verdict)]
     if s.memory.phase in (SUSPENDED, RUNNING):
         return s.memory.phase
-    if not s.missing and all(s.started(pod) for pod in participating(s).values()):
+    if set(s.missing) <= excluded(s) and all(s.started(pod) for pod in participating(s).values()):
         return RUNNING
     if s.memory.phase == RECOVERING:
         return RECOVERING

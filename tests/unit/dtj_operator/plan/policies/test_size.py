@@ -2,6 +2,7 @@
 
 import pytest
 
+from dtj_operator.model import times
 from dtj_operator.model.private import Shortage
 from dtj_operator.plan.actions import CreatePod, DeletePod, Resize
 from dtj_operator.plan.planner import plan
@@ -20,6 +21,15 @@ def placed(index: int):
 
 REPLICA_SCOPE = job().replicas(3).elastic(2, 4).recovery(scope="Replica").with_network()
 JOB_SCOPE = REPLICA_SCOPE.recovery(scope="Job")
+OVER_QUOTA = {"type": "PodsReady", "status": "False", "reason": "QuotaExceeded", "lastTransitionTime": "-"}
+
+
+def refused(given: JobBuilder, *, for_s: int) -> JobBuilder:
+    """The API server has refused a pod for so long, as the stored status tells."""
+    status = {**given.status, "conditions": [OVER_QUOTA], "lastTransitionTime": times.rfc3339(NOW - for_s)}
+    return given.stored(status)
+
+
 RUNNING = REPLICA_SCOPE.running().was("Running", memory={"wantedReplicas": 3})
 STARTING = JOB_SCOPE.was("Starting", memory={"wantedReplicas": 3}).having(placed(0), placed(1))
 SHORT = {"replicas": 3, "tries": 1, "retryAt": int(NOW) + 600}
@@ -50,6 +60,9 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
         param(STARTING.but(RECENTLY), None, id="scope Job: a second left"),
         param(STARTING.but(pod(2)), None, id="scope Job: the scheduler has not reported yet"),
         param(STARTING, None, id="scope Job: a pod that is not created yet"),
+        param(refused(STARTING, for_s=120), (2, True), id="scope Job: refused by a quota for two minutes"),
+        param(refused(STARTING, for_s=119), None, id="scope Job: refused, and a second left"),
+        param(refused(STARTING.elastic(3, 4), for_s=120), None, id="scope Job: refused, and it needs all"),
         param(
             STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), UNSCHEDULABLE),
             None,
@@ -91,14 +104,14 @@ def test_smaller_attempt_is_not_counted_and_says_why() -> None:
 
     assert (after["phase"], after["attempt"], after["memory"]["wantedReplicas"]) == ("Pending", 1, 2)
     assert (after["restarts"]["total"], after["memory"]["shortage"]) == (0, SHORT)
-    assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods were unschedulable for 120 s"
+    assert after["message"] == "Restarting with 2 replicas: 1 of 3 pods could not start for 120 s"
 
     up = JOB_SCOPE.stored(after).having(*(pod(i, attempt=1).running().on("w") for i in (0, 1)))
     running = new_status(up.snapshot(), None)
     ready = next(c for c in running["conditions"] if c["type"] == "PodsReady")
     assert (running["phase"], running["worldSize"], running["ready"]) == ("Running", 2, "2/3")
     assert (ready["status"], ready["reason"]) == ("False", "Unschedulable")
-    assert "only 2 of 3 pods could be scheduled" in ready["message"]
+    assert "only 2 of 3 pods could start" in ready["message"]
     env = [p for p in plan(up.without(1).was("Pending").snapshot()).actions if isinstance(p, CreatePod)]
     variables = {v["name"]: v["value"] for v in env[0].body["spec"]["containers"][0]["env"]}
     assert (variables["WORLD_SIZE"], variables["DTJ_REPLICAS"]) == ("2", "2")
@@ -152,6 +165,9 @@ FEWER = REPLICA_SCOPE.was("Recovering", memory={"wantedReplicas": 3}).having(pla
         param(FEWER.elastic(3, 4).but(UNSCHEDULABLE), "Recovering", id="not with fewer than the minimum"),
         param(FEWER.recovery(scope="Job").but(UNSCHEDULABLE), "Recovering", id="not with scope Job"),
         param(FEWER.but(pod(2)), "Recovering", id="not before the scheduler reports it"),
+        param(refused(FEWER, for_s=120), "Running", id="it continues without the pod that a quota refuses"),
+        param(refused(FEWER, for_s=119), "Recovering", id="a quota refuses it, not for two minutes yet"),
+        param(FEWER, "Recovering", id="not without a pod that nothing refuses"),
         param(
             FEWER.but(pod(0).unschedulable(since=NOW - 120), placed(2)),
             "Recovering",
