@@ -18,13 +18,22 @@ from tests.support.kubectl import Json, Kubectl
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 RUNNING, SUSPENDED = False, True
 FIXED = "the template cannot be changed unless the job is suspended"
-ONLY_PLACEMENT = "only labels, annotations, nodeSelector, tolerations, affinity and schedulingGates"
+ONLY_PLACEMENT = (
+    "only labels, annotations, nodeSelector, tolerations, affinity, topologySpreadConstraints and"
+)
 
 CONTAINER = {"name": "trainer", "image": "a", "command": ["a"]}
 OTHER_IMAGE = pod(containers=[{**CONTAINER, "image": "b"}])
 DATA = {"name": "data", "emptyDir": {}}
 BEFORE: Json = {
-    **pod(containers=[CONTAINER], volumes=[DATA], serviceAccountName="a", terminationGracePeriodSeconds=5),
+    **pod(
+        containers=[CONTAINER],
+        volumes=[DATA],
+        serviceAccountName="a",
+        terminationGracePeriodSeconds=5,
+        securityContext={"runAsUser": 1},
+        imagePullSecrets=[{"name": "a"}],
+    ),
     "checkpoint": {"volume": {"nfs": {"server": "a", "path": "/"}}},
     **recovery(rules=[{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [7]}}]),
 }
@@ -35,6 +44,7 @@ PLACEMENT: Json = {
         tolerations=[{"operator": "Exists"}],
         affinity={"nodeAffinity": {}},
         schedulingGates=[{"name": "a"}],
+        topologySpreadConstraints=[{"topologyKey": "a"}],
     ),
 }
 
@@ -110,6 +120,17 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ),
     ("the service account, suspended", SUSPENDED, pod(serviceAccountName="b"), ONLY_PLACEMENT),
     ("hostNetwork, suspended", SUSPENDED, pod(hostNetwork=True), ONLY_PLACEMENT),
+    ("the user, suspended", SUSPENDED, pod(securityContext={"runAsUser": 2}), ONLY_PLACEMENT),
+    (
+        "the user, added, suspended",
+        SUSPENDED,
+        pod(securityContext={"fsGroup": 2, "runAsUser": 1}),
+        ONLY_PLACEMENT,
+    ),
+    ("a pull secret, suspended", SUSPENDED, pod(imagePullSecrets=[{"name": "b"}]), ONLY_PLACEMENT),
+    ("a name of a host, suspended", SUSPENDED, pod(hostAliases=[{"ip": "1.2.3.4"}]), ONLY_PLACEMENT),
+    ("a claim of a device, suspended", SUSPENDED, pod(resourceClaims=[{"name": "b"}]), ONLY_PLACEMENT),
+    ("the resolver, suspended", SUSPENDED, pod(dnsConfig={"nameservers": ["b"]}), ONLY_PLACEMENT),
     ("the grace period, suspended", SUSPENDED, pod(terminationGracePeriodSeconds=ABSENT), ONLY_PLACEMENT),
 ]
 
