@@ -16,6 +16,7 @@ from dtj.heal import ProgramPoint
 
 def test_public_names() -> None:
     assert dtj.__all__ == [
+        "EMA",
         "Batch",
         "CheckpointError",
         "DtjError",

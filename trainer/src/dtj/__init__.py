@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dtj.data.feed import Batch
     from dtj.data.loader import Pair
+    from dtj.ema import EMA
     from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
     from dtj.node import first_on_node
     from dtj.recipe import Recipe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "Batch",
     "CheckpointError",
     "DtjError",
@@ -35,6 +37,7 @@ _HOME = {
     "Batch": "dtj.data.feed",
     "CheckpointError": "dtj.errors",
     "DtjError": "dtj.errors",
+    "EMA": "dtj.ema",
     "Pair": "dtj.data.loader",
     "Recipe": "dtj.recipe",
     "RecipeError": "dtj.errors",

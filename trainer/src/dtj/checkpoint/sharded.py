@@ -69,13 +69,18 @@ def write(pending: Path, step: int, tensors: Tensors, *, group: Any) -> None:
 class LoadPlan:
     """Which tensors of a saved state this rank loads, and how they are sharded.
 
-    parts  name -> model, optimizer, or anything else, whose tensors are loaded whole
+    parts  name -> model, optimizer, or anything else; its tensors are loaded as it has them now, else whole
     keeps  parameter -> True if this rank keeps its optimizer state
     """
 
     def __init__(self, parts: Mapping[str, Any], keeps: Callable[[nn.Parameter], bool]) -> None:
         self._keeps = keeps
-        self._models = {n: p.state_dict() for n, p in parts.items() if isinstance(p, nn.Module)}
+        self._tensors = {
+            path: tensor
+            for name, part in parts.items()
+            if not isinstance(part, Optimizer)
+            for path, tensor in _tensors(part.state_dict(), name)
+        }
         self._parameters = {
             name: [p for group in part.param_groups for p in group["params"]]
             for name, part in parts.items()
@@ -94,12 +99,8 @@ class LoadPlan:
 
     def template(self, key: str) -> torch.Tensor | None:
         """This rank's tensor, which shows how `key` is sharded here; None if there is none."""
-        name, _, rest = key.partition("/")
-        if name in self._models:
-            found: torch.Tensor | None = self._models[name].get(rest)
-            return found
         parameter = self._parameter_of(key)
-        return None if parameter is None else parameter.detach()
+        return self._tensors.get(key) if parameter is None else parameter.detach()
 
     def _parameter_of(self, key: str) -> nn.Parameter | None:
         """The parameter whose optimizer state `key` is; None if `key` is anything else."""
@@ -179,6 +180,14 @@ def _replace(tree: Any, found: Tensors, plan: LoadPlan, path: str = "") -> Any:
         elif (empty := plan.template(here)) is not None and empty.is_meta:
             result[key] = empty
     return result
+
+
+def _tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(state, torch.Tensor):
+        yield path, state
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from _tensors(value, _join(path, key))
 
 
 def _placeholders(tree: Any) -> list[str]:
