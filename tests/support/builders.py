@@ -14,8 +14,17 @@ from dtj_operator.model.agent_status import InPlace, Progress
 from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import Memory
 from dtj_operator.model.spec import Job, parse
-from dtj_operator.model.views import ConditionView, ContainerView, PodGroupView, PodView
-from dtj_operator.plan.snapshot import Snapshot
+from dtj_operator.model.views import (
+    AdmissionView,
+    ConditionView,
+    ContainerView,
+    PodGroupView,
+    PodView,
+    WorkloadView,
+)
+from dtj_operator.plan import queue
+from dtj_operator.plan.children.workload import workload_name
+from dtj_operator.plan.snapshot import QueueFacts, Snapshot
 
 Json = dict[str, Any]
 
@@ -232,6 +241,28 @@ class JobBuilder:
         """The cluster serves PodGroups, and these exist."""
         return self.seeing(gang_api="scheduling.k8s.io/v1beta1", pod_groups=groups)
 
+    def labelled(self, **labels: str) -> Self:
+        """Set labels of Kueue, without their prefix; underscores stand for dashes."""
+        added = {f"kueue.x-k8s.io/{name.replace('_', '-')}": value for name, value in labels.items()}
+        return replace(self, meta={**self.meta, "labels": {**self.meta.get("labels", {}), **added}})
+
+    def in_queue(self, *workloads: WorkloadView, **facts: Any) -> Self:
+        """The job has a queue, the cluster has Kueue, and these Workloads exist."""
+        return self.labelled(queue_name="gpus").seeing(queue=QueueFacts(workloads=workloads, **facts))
+
+    def workload(self, *true: str, **fields: Any) -> WorkloadView:
+        """The Workload that the job asks for now; these of its conditions are True."""
+        made = self.labelled(queue_name="gpus").job()
+        assert made.queue is not None
+        name = workload_name(made, made.queue)
+        conditions = tuple(
+            ConditionView(type=kind, status="True", reason=f"{kind}Reason", message=f"said {kind}")
+            for kind in true
+        )
+        admission = AdmissionView(cluster_queue="all", pod_set="main") if "Admitted" in true else None
+        given = {"job": NAME, "owner_uid": UID, "conditions": conditions, "admission": admission, **fields}
+        return WorkloadView(namespace=NAMESPACE, name=name, uid=f"uid-{name}", **given)
+
     def refused(self, reason: str, message: str = "no") -> Self:
         return self.seeing(refusals=(Refusal(reason=reason, message=message),))
 
@@ -262,7 +293,8 @@ class JobBuilder:
     def snapshot(self) -> Snapshot:
         now = self.known.get("now", NOW)
         fields = {"now": now, "monotonic": now, **self.known}
-        made = self.job()
+        facts = fields.get("queue", QueueFacts())
+        made = queue.with_admitted_size(self.job(), facts.workloads)
         children = {"Service": fields.pop("service", Child.ABSENT)}
         policy = fields.pop("network_policy", Child.ABSENT)
         if made.isolated:

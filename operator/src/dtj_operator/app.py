@@ -12,7 +12,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -43,12 +43,14 @@ from dtj_operator.kube.reflector import (
     PODS,
     SERVICES,
     SILENCE_S,
+    WORKLOADS,
     Reflector,
     Source,
     pod_groups_of,
     read_list,
 )
 from dtj_operator.kube.unverified import UnverifiedNames
+from dtj_operator.kube.workloads import Kueue, WorkloadCache
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
 from dtj_operator.plan.children.netpolicy import operator_peer
@@ -110,9 +112,12 @@ class App:
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._gangs, self._pod_groups = Gangs(), PodGroupCache(self._child_changed)
+        self._kueue, self._workloads = Kueue(), WorkloadCache(self._child_changed)
         caches = Caches(
             pod_groups=self._pod_groups,
             gangs=self._gangs,
+            workloads=self._workloads,
+            kueue=self._kueue,
             pods=pods,
             services=services,
             policies=policies,
@@ -164,7 +169,8 @@ class App:
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
-        self._start_task("gangs", self._follow_pod_groups())
+        self._start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
+        self._start_task("queues", self._follow(self._kueue, lambda _: WORKLOADS, self._workloads))
         self._start_task("events", self._recorder.run())
         self._start_task("leadership", self._lead())
 
@@ -218,35 +224,37 @@ class App:
             kind["name"] == names.PLURAL for kind in kinds
         )
 
-    async def _follow_pod_groups(self) -> None:
-        """Look now and then whether the API server serves PodGroups, and once it does, watch them."""
+    async def _follow(
+        self, feature: Gangs | Kueue, source_of: Callable[[str], Source[V]], cache: Cache[V]
+    ) -> None:
+        """Look now and then whether the API server serves an optional kind, and once it does, watch it."""
         while True:
             try:
-                version = await self._gangs.discover(self._steady)
+                version = await feature.discover(self._steady)
             except Unavailable:
                 await asyncio.sleep(UNSERVED_PAUSE_S)
                 continue
             if version:
                 break
-            self._gangs.settled.set()
+            feature.settled.set()
             await asyncio.sleep(self._settings.resync_s)
-        reflector = Reflector(
-            self._steady, pod_groups_of(version), self._pod_groups, self._settings.namespace, self._chance
-        )
+        reflector = Reflector(self._steady, source_of(version), cache, self._settings.namespace, self._chance)
         self._reflectors = (*self._reflectors, reflector)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reflector.run())
             await reflector.tried.wait()
             if not reflector.synced.is_set():
-                self._gangs.settled.set()  # jobs do not wait for a right that may never be given
+                feature.lack_rights()
+                feature.settled.set()  # jobs do not wait for a right that may never be given
             await reflector.synced.wait()
-            self._gangs.use(version)
-            self._gangs.settled.set()
+            feature.use(version)
+            feature.settled.set()
 
     async def _lead(self) -> None:
         for reflector in self._required:
             await reflector.synced.wait()
         await self._gangs.settled.wait()
+        await self._kueue.settled.wait()
         if self._settings.leader_election:
             await self._lease.acquire()
             self._start_task("lease", self._lease.keep())

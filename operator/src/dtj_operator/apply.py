@@ -11,30 +11,38 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from dtj_operator.kube import paths, pods
 from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import ChildCache, ChildView
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.pod_groups import decode_pod_group
 from dtj_operator.kube.wire import decode_named
+from dtj_operator.kube.workloads import decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.children import QUOTA_EXCEEDED, Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import PodGroupView
+from dtj_operator.model.views import PodGroupView, WorkloadView
 from dtj_operator.plan.actions import (
     Action,
+    AdoptWorkload,
     CreatePod,
     CreatePodGroup,
+    CreateWorkload,
     DeleteChild,
     DeleteJob,
     DeletePod,
     DeletePodGroup,
+    DeleteWorkload,
     Ensure,
+    UpdateWorkload,
 )
+from dtj_operator.plan.children.workload import status_change
 from dtj_operator.plan.planner import name_conflict
 
 T = TypeVar("T")
@@ -187,10 +195,14 @@ class Applier:
         match action:
             case DeletePod():
                 return await self._delete_pod(action, until)
-            case CreatePodGroup(body):
-                return await self._create_pod_group(key, body, uid)
+            case CreatePodGroup(body) | CreateWorkload(body):
+                return await self._create(key, body, uid)
             case DeletePodGroup(group):
-                await self._delete_pod_group(group)
+                await self._delete("PodGroup", group)
+            case DeleteWorkload(workload):
+                await self._delete("Workload", workload)
+            case UpdateWorkload() | AdoptWorkload():
+                return await self._change_workload(action)
             case Ensure(body):
                 return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
             case DeleteChild(kind, known):
@@ -203,9 +215,17 @@ class Applier:
                     await self._api.delete(paths.job(key), uid=uid)
         return True
 
-    async def _create_pod_group(self, key: Key, body: Json, uid: str) -> Refusal | bool:
-        """Return False if a PodGroup that an earlier job of this name left has to go first."""
-        folder, name = paths.pod_groups(body["apiVersion"], key.namespace), body["metadata"]["name"]
+    def _kind(self, kind: str) -> tuple[Callable[[str], str], Callable[[bytes], Any], Cache[Any]]:
+        """Folder in a namespace, decoder and cache of PodGroups or Workloads."""
+        if kind == "Workload":
+            return paths.workloads, decode_workload, self._caches.workloads
+        version = self._caches.gangs.api_version
+        return partial(paths.pod_groups, version), decode_pod_group, self._caches.pod_groups
+
+    async def _create(self, key: Key, body: Json, uid: str) -> Refusal | bool:
+        """Create a PodGroup or Workload; return False if one of an earlier job has to go first."""
+        folder_of, decode_view, cache = self._kind(body["kind"])
+        folder, name = folder_of(key.namespace), body["metadata"]["name"]
         try:
             raw = await self._api.create(folder, body)
         except Refused as error:
@@ -215,26 +235,50 @@ class Applier:
                 raw = await self._api.get(f"{folder}/{name}")
             except NotFound:
                 return False
-        found = decode_pod_group(raw)
+        found = decode_view(raw)
         if not found.owner_uid or found.job != key.name:
-            return name_conflict("PodGroup", name)
-        self._caches.pod_groups.observe(found, quiet=True, found=True)
+            return name_conflict(body["kind"], name)
+        cache.observe(found, quiet=True, found=True)
         if found.owner_uid == uid:
             return True
-        await self._delete_pod_group(found)
+        await self._delete(body["kind"], found)
         return False
 
-    async def _delete_pod_group(self, group: PodGroupView) -> None:
-        """Ask for its deletion; it exists until none of its pods runs."""
-        folder = paths.pod_groups(self._caches.gangs.api_version, group.namespace)
+    async def _delete(self, kind: str, view: PodGroupView | WorkloadView) -> None:
+        """Ask for its deletion; a PodGroup exists until none of its pods runs."""
+        folder_of, decode_view, cache = self._kind(kind)
         try:
-            left = decode_pod_group(await self._api.delete(f"{folder}/{group.name}", uid=group.uid))
+            raw = await self._api.delete(f"{folder_of(view.namespace)}/{view.name}", uid=view.uid)
+            left = decode_view(raw)
         except (NotFound, Conflict):
             left = None
-        if left is not None and left.uid == group.uid and left.deleting:
-            self._caches.pod_groups.observe(left, quiet=True)
+        if left is not None and left.uid == view.uid and left.deleting:
+            cache.observe(left, quiet=True)
         else:
-            self._caches.pod_groups.remove(group, quiet=True)
+            cache.remove(view, quiet=True)
+
+    async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> Refusal | bool:
+        """Return False if it changed or was deleted meanwhile: then the decision may be another one."""
+        view = action.workload
+        path = f"{paths.workloads(view.namespace)}/{view.name}"
+        try:
+            raw = decode(await self._api.get(path))
+            if raw["metadata"]["uid"] != view.uid:
+                return False
+            version = {"resourceVersion": raw["metadata"]["resourceVersion"]}
+            if isinstance(action, AdoptWorkload):
+                meta = action.metadata
+                owned: Json = {"labels": meta["labels"], "ownerReferences": meta["ownerReferences"]}
+                answer = await self._api.patch(path, {"metadata": owned | version})
+            else:
+                changes = status_change(raw, action.conditions, releases=action.releases)
+                answer = await self._api.patch(f"{path}/status", {"metadata": version, "status": changes})
+        except Refused as error:
+            return refusal_of(error)
+        except (Conflict, NotFound):
+            return False
+        self._caches.workloads.observe(decode_workload(answer), quiet=True, found=True)
+        return True
 
     async def _ensure(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
         """Create the object; revert an edit of it; replace one that an earlier job of this name left."""

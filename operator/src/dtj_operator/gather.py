@@ -23,6 +23,7 @@ from dtj_operator.model.spec import Recovery
 from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.snapshot import UNKNOWN, Gone, Snapshot
 from dtj_operator.progress import Poller
+from dtj_operator.queueing import QueueReader
 from dtj_operator.verify import Verifier
 
 REVERT_PAUSE_S = 60.0  # between two reverts of edits of a child
@@ -45,6 +46,7 @@ class Gatherer:
     ) -> None:
         self._api, self._caches = api, caches
         self._verifier = Verifier(api, caches, refresh)
+        self._queues = QueueReader(api, caches)
         self._poller, self._readers = poller, readers
         self._leases, self._wall, self._monotonic = leases, wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
@@ -64,7 +66,7 @@ class Gatherer:
             snapshot = self._snapshot(key, raw)
         if unchecked := snapshot.nodes_to_check:
             snapshot = replace(snapshot, leases=await self._leases.read(unchecked))
-        return snapshot, str(meta["resourceVersion"])
+        return await self._queues.complete(key, snapshot), str(meta["resourceVersion"])
 
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()

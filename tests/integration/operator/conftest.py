@@ -26,9 +26,9 @@ RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAc
 FENCE = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 
-def grant(helm: Helm, plane: ControlPlane) -> list[Json]:
+def grant(helm: Helm, plane: ControlPlane, **values: Json) -> list[Json]:
     """Apply the chart's ServiceAccount, roles and fence, and return everything that it renders."""
-    rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}")
+    rendered = helm("template", "dtj", str(CHART), f"--namespace={process.NAMESPACE}", given=values)
     manifests = [each for each in yaml.safe_load_all(rendered) if each]
     # Kubernetes creates the second one too, shortly after the API server is ready.
     namespaces: list[Json] = [

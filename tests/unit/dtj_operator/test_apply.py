@@ -20,6 +20,7 @@ from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
+from dtj_operator.kube.workloads import Kueue, WorkloadCache
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,
@@ -90,6 +91,8 @@ class Doing:
             policies=policies,
             pod_groups=self.pod_groups,
             gangs=self.gangs,
+            workloads=WorkloadCache(lambda _: None),
+            kueue=Kueue(),
         )
         self.now = 0.0
         self._applier = Applier(self.api, caches, lambda: self.now)

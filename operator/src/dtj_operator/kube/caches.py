@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dtj_operator.kube.cache import PodCache
 from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
+from dtj_operator.kube.workloads import Kueue, WorkloadCache
 from dtj_operator.model.views import NodeView
 
 
@@ -22,6 +23,8 @@ class Caches:
     policies: ChildCache
     pod_groups: PodGroupCache
     gangs: Gangs
+    workloads: WorkloadCache
+    kueue: Kueue
     nodes: Callable[[], Mapping[str, NodeView] | None] = lambda: None
     gone_nodes: Callable[[], Mapping[str, float]] = dict
 

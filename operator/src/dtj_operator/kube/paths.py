@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from dtj_operator.model.names import API_VERSION, PLURAL, POD_GROUPS, Key
+from dtj_operator.model.names import API_VERSION, KUEUE_API, PLURAL, POD_GROUPS, WORKLOADS, Key
 
 NODES = "/api/v1/nodes"
 NODE_LEASES = "kube-node-lease"  # the namespace of the kubelets' Leases
@@ -18,6 +18,8 @@ pods = partial(_collection, "/api/v1", "pods")
 services = partial(_collection, "/api/v1", "services")
 policies = partial(_collection, "/apis/networking.k8s.io/v1", "networkpolicies")
 events = partial(_collection, "/apis/events.k8s.io/v1", "events")
+workloads = partial(_collection, f"/apis/{KUEUE_API}", WORKLOADS)
+flavors = f"/apis/{KUEUE_API}/resourceflavors"
 leases = partial(_collection, "/apis/coordination.k8s.io/v1", "leases")
 
 

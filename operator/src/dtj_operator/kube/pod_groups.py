@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.api import Api
 from dtj_operator.kube.cache import Cache
-from dtj_operator.kube.errors import ApiError, Unavailable
+from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
@@ -91,16 +91,10 @@ class Gangs:
 
     async def discover(self, api: Api) -> str:
         """Return the newest version that the API server serves; empty: none. Raises Unavailable."""
-        for version in names.POD_GROUP_VERSIONS:
-            try:
-                found = decode(await api.get(f"/apis/{version}")).get("resources", ())
-            except Unavailable:
-                raise
-            except ApiError:  # not served
-                continue
-            if any(resource["name"] == names.POD_GROUPS for resource in found):
-                return version
-        return ""
+        return await first_served(api, names.POD_GROUP_VERSIONS, names.POD_GROUPS)
+
+    def lack_rights(self) -> None:
+        """The operator may not read PodGroups: it uses none."""
 
     def use(self, api_version: str) -> None:
         """Use this version from now on, unless the API server drops the field of pods."""

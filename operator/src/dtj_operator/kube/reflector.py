@@ -22,9 +22,10 @@ from dtj_operator.kube.children import ChildKind, ChildView
 from dtj_operator.kube.errors import ApiError, Expired, Refused
 from dtj_operator.kube.pod_groups import decode_pod_group, decode_pod_groups
 from dtj_operator.kube.wire import Page
+from dtj_operator.kube.workloads import decode_workload, decode_workloads
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import NodeView, PodGroupView, PodView
+from dtj_operator.model.views import NodeView, PodGroupView, PodView, WorkloadView
 
 PAGE = "500"
 WATCH_S = 290  # the server ends a watch after this; the next watch continues at the same version
@@ -77,6 +78,15 @@ def pod_groups_of(api_version: str) -> Source[PodGroupView]:
         decode_list=decode_pod_groups,
         required=False,
     )
+
+
+WORKLOADS: Source[WorkloadView] = Source(
+    what=names.WORKLOADS,
+    path=paths.workloads,
+    decode=decode_workload,
+    decode_list=decode_workloads,
+    required=False,
+)
 
 
 def _children(kind: ChildKind, what: str) -> Source[ChildView]:

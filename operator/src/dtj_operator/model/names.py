@@ -29,6 +29,20 @@ POD_GROUP_VERSIONS = ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2")
 POD_GROUPS = "podgroups"
 DEFAULT_SCHEDULER = "default-scheduler"
 
+# Kueue's API. The labels are those that users know from other kinds of jobs.
+KUEUE = "kueue.x-k8s.io"
+KUEUE_API = f"{KUEUE}/v1beta2"
+WORKLOADS = "workloads"
+QUEUE_NAME = f"{KUEUE}/queue-name"
+QUEUE_PRIORITY = f"{KUEUE}/priority-class"
+QUEUE_MAX_SECONDS = f"{KUEUE}/max-exec-time-seconds"
+PREBUILT_WORKLOAD = f"{KUEUE}/prebuilt-workload-name"
+QUEUE_JOB_UID = f"{KUEUE}/job-uid"
+# Of pods, as Kueue documents them; topology: Kueue lifts the gate when it has chosen the node.
+POD_SET, POD_WORKLOAD = f"{KUEUE}/podset", f"{KUEUE}/workload"
+LOCAL_QUEUE, CLUSTER_QUEUE = f"{KUEUE}/local-queue-name", f"{KUEUE}/cluster-queue-name"
+TOPOLOGY_GATE, ANY_TOPOLOGY = f"{KUEUE}/topology", f"{KUEUE}/podset-unconstrained-topology"
+
 HOST_NAME_LIMIT = 63  # of a DNS label, so also of a pod's hostname
 
 

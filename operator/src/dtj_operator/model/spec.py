@@ -106,6 +106,16 @@ class Topology:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Queue:
+    """The queue of Kueue that decides when the job runs, as the labels of the job say."""
+
+    name: str
+    priority_class: str = ""  # a WorkloadPriorityClass; empty: the PriorityClass of the template decides
+    max_s: int | None = None  # of running time, all rounds together
+    workload: str = ""  # name of a Workload that another controller has made for the job
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """The identity and the spec of one job."""
 
@@ -130,6 +140,8 @@ class Job:
     isolated: bool = True
     gang: bool = True  # where the cluster can
     topology: Topology | None = None
+    queue: Queue | None = None
+    asked_replicas: int | None = None  # spec.replicas, if the queue admitted fewer
     allow_from: tuple[Json, ...] = ()  # NetworkPolicyPeers that may also connect to the agents
     error: SpecError | None = None  # if set, all but the identity is a placeholder
 
@@ -175,7 +187,8 @@ def parse(raw: Json) -> Job:
         "deleting": "deletionTimestamp" in meta,
     }
     try:
-        return Job(**identity, **_parse_spec(meta["name"], _Fields("spec", raw.get("spec"))))
+        queue = _queue(_Fields("metadata.labels", meta.get("labels") or {}))
+        return Job(**identity, queue=queue, **_parse_spec(meta["name"], _Fields("spec", raw.get("spec"))))
     except SpecError as error:
         wrong = error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a shape without a check of its own
@@ -294,6 +307,21 @@ def _topology(fields: _Fields) -> Topology:
     return Topology(key=key, required=fields.choice("mode", "Preferred", "Required") == "Required")
 
 
+def _queue(labels: _Fields) -> Queue | None:
+    name = labels.raw.get(names.QUEUE_NAME)
+    if not name:
+        return None
+    seconds = labels.raw.get(names.QUEUE_MAX_SECONDS)
+    if seconds is not None and not (str(seconds).isdecimal() and int(seconds) > 0):
+        raise labels.fail(names.QUEUE_MAX_SECONDS, "must be a whole number of seconds above 0")
+    return Queue(
+        name=str(name),
+        priority_class=str(labels.raw.get(names.QUEUE_PRIORITY) or ""),
+        max_s=None if seconds is None else int(seconds),
+        workload=str(labels.raw.get(names.PREBUILT_WORKLOAD) or ""),
+    )
+
+
 def _success(fields: _Fields, replicas: int) -> frozenset[int]:
     deciding = fields.integers("replicas")
     if not deciding or not all(0 <= index < replicas for index in deciding):
@@ -309,6 +337,13 @@ def _template(spec: _Fields) -> Json:
     if wrong := wrong_type(dict(template.raw)):
         path, value, expected = wrong
         raise SpecError(f"spec.template{path}", value, f"must be of type {expected}, as in a Pod")
+    labels = (template.raw.get("metadata") or {}).get("labels") or {}
+    if names.QUEUE_NAME in labels:  # Kueue would queue each pod, and a replaced pod would wait forever
+        raise SpecError(
+            f"spec.template.metadata.labels[{names.QUEUE_NAME}]",
+            labels[names.QUEUE_NAME],
+            "must be a label of the job itself: move it to metadata.labels",
+        )
     if pod.raw.get("restartPolicy") not in (None, "Never"):
         raise pod.fail(
             "restartPolicy", "must be Never or absent: the operator, not the kubelet, restarts the ranks"

@@ -126,6 +126,58 @@ class PodGroupView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return False
 
 
+class PodSettings(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    """What an admission adds to the pods."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    node_selector: dict[str, str] = {}
+    tolerations: list[dict[str, str | int]] = []
+
+
+class AdmissionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The quota that Kueue has reserved for a Workload."""
+
+    cluster_queue: str
+    pod_set: str
+    count: int | None = None  # of pods; None: all
+    flavors: tuple[str, ...] = ()  # names of ResourceFlavors, in Kueue's order
+    chooses_nodes: bool = False  # by topology: pods wait for it with a scheduling gate
+
+
+class WorkloadView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A Workload of Kueue: what a job asks of its queue, and what it got."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str = ""  # resourceVersion
+    job: str = ""  # name of its owner; without an owner, the job named in its label
+    owner_uid: str = ""  # uid of its controller
+    deleting: bool = False
+    active: bool = True
+    conditions: tuple[ConditionView, ...] = ()
+    admission: AdmissionView | None = None
+    updates: tuple[PodSettings, ...] = ()  # of the admission checks
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.job)
+
+    @property
+    def removed(self) -> bool:
+        """Always False: its last state looks like that of one that lost its label."""
+        return False
+
+    def condition(self, kind: str) -> ConditionView | None:
+        return next((condition for condition in self.conditions if condition.type == kind), None)
+
+    def true(self, kind: str) -> bool:
+        """Whether it has this condition with the status True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+
 class NodeView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One node as the planner sees it."""
 

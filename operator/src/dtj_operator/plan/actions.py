@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.private import Shortage
-from dtj_operator.model.views import PodGroupView, PodView
+from dtj_operator.model.views import PodGroupView, PodView, WorkloadView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,15 @@ class AllowNodes:
 
 @dataclass(frozen=True)
 class Suspend:
-    pass
+    """Delete all pods, which may commit a checkpoint before they end; never counted."""
+
+    reason: str = "Suspended"  # | Queued | Evicted | Deactivated | QueueUnavailable
+    message: str = "spec.suspend is true"
 
 
 @dataclass(frozen=True)
 class Resume:
-    pass
+    message: str = "spec.suspend is false"
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,36 @@ class DeletePodGroup:
 
 
 @dataclass(frozen=True)
+class CreateWorkload:
+    body: Json
+
+
+@dataclass(frozen=True)
+class DeleteWorkload:
+    workload: WorkloadView
+
+
+@dataclass(frozen=True)
+class AdoptWorkload:
+    """Make the job the controller of a Workload that another controller has made for it."""
+
+    workload: WorkloadView
+    metadata: Json
+
+
+@dataclass(frozen=True)
+class UpdateWorkload:
+    """Set conditions of a Workload.
+
+    releases  also give its quota back
+    """
+
+    workload: WorkloadView
+    conditions: tuple[Json, ...]
+    releases: bool = False
+
+
+@dataclass(frozen=True)
 class CreatePod:
     body: Json
 
@@ -174,7 +207,17 @@ class DeleteJob:
     pass
 
 
-Action = Ensure | CreatePodGroup | DeletePodGroup | CreatePod | DeletePod | DeleteChild | DeleteJob
+WorkloadAction = CreateWorkload | DeleteWorkload | AdoptWorkload | UpdateWorkload
+Action = (
+    Ensure
+    | CreatePodGroup
+    | DeletePodGroup
+    | WorkloadAction
+    | CreatePod
+    | DeletePod
+    | DeleteChild
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import RECOVERING, SUSPENDED
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame, gang, starting
+from dtj_operator.plan import blame, gang, queue, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -78,7 +78,7 @@ def _plan(s: Snapshot) -> Decision:
     if verdict is not None:
         return Decision(verdict=verdict)
     if s.memory.phase == SUSPENDED:
-        return Decision(actions=_delete(s))
+        return _suspended(s)
     return _converge(s)
 
 
@@ -102,7 +102,8 @@ def _finished(s: Snapshot) -> Decision:
     due = ttl.due_at(s)
     if due is not None and s.now >= due:
         return Decision(actions=(DeleteJob(),))
-    return Decision(actions=cleanup(s) + gang.delete_obsolete(s, all_of_them=True), requeue_at=due)
+    told = queue.actions_when_finished(s)
+    return Decision(actions=cleanup(s) + gang.delete_obsolete(s, all_of_them=True) + told, requeue_at=due)
 
 
 def _delete(s: Snapshot) -> tuple[Action, ...]:
@@ -111,9 +112,16 @@ def _delete(s: Snapshot) -> tuple[Action, ...]:
     return pods + gang.delete_obsolete(s, all_of_them=True)
 
 
+def _suspended(s: Snapshot) -> Decision:
+    refusals = queue.obstacles(s)
+    again = s.now + FOREIGN_POLL_S if refusals else queue.requeue_at(s)
+    actions = _delete(s) + queue.actions_while_suspended(s)
+    return Decision(actions=actions, refusals=refusals, requeue_at=again)
+
+
 def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
-    retired = _retire(s)
+    retired = _retire(s) + queue.actions_while_running(s)
     again = soonest(deadline.due_at(s), size.requeue_at(s), avoid.requeue_at(s), starting.requeue_at(s))
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)
@@ -127,8 +135,11 @@ def _converge(s: Snapshot) -> Decision:
     if foreign:
         refusals = tuple(name_conflict(kind, s.job.name) for kind in foreign)
         return Decision(actions=retired, refusals=refusals, requeue_at=s.now + FOREIGN_POLL_S)
+    unknown = queue.obstacles(s)
+    if unknown:
+        return Decision(actions=retired, refusals=unknown, requeue_at=s.now + FOREIGN_POLL_S)
     avoided = avoid.avoided(s)
-    group = gang.group_to_join(s)
+    group, settings = gang.group_to_join(s), queue.pod_settings(s)
     pods = tuple(
         CreatePod(
             pod(
@@ -137,6 +148,8 @@ def _converge(s: Snapshot) -> Decision:
                 avoid=avoided.required,
                 avoid_if_possible=avoided.preferred,
                 pod_group=group,
+                admitted=settings,
+                awaits_node=queue.chooses_nodes(s),
             )
         )
         for index in absent

@@ -13,11 +13,28 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING, Memory
 from dtj_operator.model.spec import Job, Recovery
-from dtj_operator.model.views import ContainerView, PodGroupView, PodView
+from dtj_operator.model.views import ContainerView, PodGroupView, PodSettings, PodView, WorkloadView
 from dtj_operator.plan.node_loss import PodsOnNodes
 
 # A longer silence proves nothing about the node: by then Kubernetes has marked it NotReady.
 SILENCE_COUNTS_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFacts:
+    """What the cluster says about the queue of a job.
+
+    problem   why the operator cannot use Kueue; empty: it can
+    flavors   ResourceFlavors that the admitted Workload names
+    priority  of the class that the job names
+    absent    an object that the job or its Workload names and that cannot be read, in a sentence
+    """
+
+    problem: str = ""
+    workloads: tuple[WorkloadView, ...] = ()
+    flavors: Mapping[str, PodSettings] = field(default_factory=dict)
+    priority: int | None = None
+    absent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +49,7 @@ class Snapshot(PodsOnNodes):
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
     pod_groups: tuple[PodGroupView, ...] = ()
+    queue: QueueFacts = QueueFacts()
     readers: tuple[Json, ...] = ()  # NetworkPolicyPeers that may reach the agents of every job
 
     @property

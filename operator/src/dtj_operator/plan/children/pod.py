@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dtj_operator.model import names, quantity
 from dtj_operator.model.json import Json
 from dtj_operator.model.spec import Job, Topology
+from dtj_operator.model.views import PodSettings
 from dtj_operator.plan.children.env import PodContext, environment
 from dtj_operator.plan.children.meta import metadata
 
@@ -23,12 +24,16 @@ def pod(
     avoid: Sequence[str] = (),
     avoid_if_possible: Sequence[str] = (),
     pod_group: str | None = None,
+    admitted: PodSettings | None = None,
+    awaits_node: bool = False,
 ) -> Json:
     """The pod of one replica, ready for the API server.
 
     avoid              names of nodes that it must not run on
     avoid_if_possible  names of nodes that it should not run on
     pod_group          name of the PodGroup with which it is scheduled
+    admitted           what the admission by the job's queue adds
+    awaits_node        Kueue chooses its node: the scheduler leaves it alone until then
     """
     template = copy.deepcopy(job.template)
     given = template.get("metadata") or {}
@@ -54,6 +59,10 @@ def pod(
         _place_in_one_domain(spec, job, job.topology)
     if avoid:
         meta["labels"][names.AVOIDS_NODES] = "true"
+    if admitted is not None:
+        _follow_admission(meta, spec, admitted)
+    if awaits_node:
+        spec["schedulingGates"] = [*(spec.get("schedulingGates") or ()), {"name": names.TOPOLOGY_GATE}]
     if pod_group is not None:
         spec["schedulingGroup"] = {"podGroupName": pod_group}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
@@ -134,6 +143,15 @@ def _place_in_one_domain(spec: Json, job: Job, topology: Topology) -> None:
         kind = "preferredDuringSchedulingIgnoredDuringExecution"
         ours = {"weight": 100, "podAffinityTerm": term}
     of_pods[kind] = [*(of_pods.get(kind) or ()), ours]
+
+
+def _follow_admission(meta: Json, spec: Json, admitted: PodSettings) -> None:
+    """The template's node selector and tolerations stay: Kueue chose flavors to which they apply."""
+    meta["labels"] = {**admitted.labels, **meta["labels"]}
+    meta["annotations"] = {**(meta.get("annotations") or {}), **admitted.annotations}
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **admitted.node_selector}
+    given = spec.get("tolerations") or []
+    spec["tolerations"] = [*given, *(each for each in admitted.tolerations if each not in given)]
 
 
 def _harden(spec: Json) -> None:

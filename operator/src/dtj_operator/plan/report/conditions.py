@@ -12,6 +12,7 @@ from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
 from dtj_operator.plan.gang import waits_for
 from dtj_operator.plan.policies.size import participating
+from dtj_operator.plan.policies.suspend import held
 from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
@@ -52,6 +53,14 @@ def obstacle(s: Snapshot) -> Refusal | None:
     return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
 
 
+def waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
+    """What a suspended job waits for; None if only its user suspended it."""
+    why = verdict if isinstance(verdict, Suspend) else held(s)
+    if why is None or why.reason == Suspend.reason or isinstance(verdict, Resume):
+        return None
+    return Refusal(reason=why.reason, message=why.message)
+
+
 def shortage(s: Snapshot) -> str | None:
     """The message if the attempt is smaller than spec.replicas because pods could not start, else None."""
     known = s.memory.private.shortage
@@ -67,7 +76,7 @@ def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
         _accepted(s),
         _pods_ready(s, verdict, phase),
         _healthy(s, verdict, phase),
-        _suspended(s, verdict),
+        _suspended(s, verdict, phase),
         *_final(s, verdict),
     ]
     return [_with_transition_time(s, *condition) for condition in found if condition is not None]
@@ -94,6 +103,9 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
         stuck = [pod for pod in s.owned if s.overdue(pod)]
         if stuck:
             return "PodsReady", False, "PodTerminating", _terminating(s, stuck).message
+        blocked = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
+        if blocked is not None:
+            return "PodsReady", False, blocked.reason, blocked.message[:CONDITION_MESSAGE_LIMIT]
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
     blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
@@ -142,11 +154,12 @@ def _running_message(s: Snapshot) -> str:
     return known if known.startswith(f"{summary}; ") and s.memory.phase == RUNNING else summary
 
 
-def _suspended(s: Snapshot, verdict: Verdict | None) -> Found | None:
-    if isinstance(verdict, Suspend):
-        return "Suspended", True, "Suspended", "spec.suspend is true"
+def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
+    why = held(s) if verdict is None and phase == SUSPENDED else verdict
+    if isinstance(why, Suspend):
+        return "Suspended", True, why.reason, why.message[:CONDITION_MESSAGE_LIMIT]
     if isinstance(verdict, Resume):
-        return "Suspended", False, "Resumed", "spec.suspend is false"
+        return "Suspended", False, "Resumed", verdict.message
     known = s.memory.condition("Suspended")
     if known is not None and isinstance(verdict, Succeed | Fail):
         return "Suspended", False, "Finished", "the job has finished"

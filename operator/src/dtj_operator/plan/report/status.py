@@ -45,6 +45,7 @@ from dtj_operator.plan.report.conditions import (
     obstacle,
     rejected,
     shortage,
+    waits_in_queue,
 )
 from dtj_operator.plan.report.goodput import goodput
 from dtj_operator.plan.report.stragglers import HANG, STRAGGLER
@@ -139,8 +140,11 @@ def _message(s: Snapshot, verdict: Verdict | None, phase: str) -> str | None:
             return fault.sentence
         case Resize(_, why, True):
             return why
-    if phase in (SUCCEEDED, SUSPENDED):
+    if phase == SUCCEEDED:
         return None
+    if phase == SUSPENDED:
+        waits = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
+        return None if waits is None else waits.message[:CONDITION_MESSAGE_LIMIT]
     blocked = obstacle(s)
     if blocked is not None:
         return blocked.message[:CONDITION_MESSAGE_LIMIT]
@@ -297,10 +301,11 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
                 f"{blocked} unschedulable while avoiding faulty nodes; the job now only prefers other nodes"
             )
             event = Event("Normal", "NodesAllowed", note, attempt)
-        case Suspend():
-            event = Event("Normal", "Suspended", "Stopping all pods: spec.suspend is true", attempt)
-        case Resume():
-            event = Event("Normal", "Resumed", f"Starting attempt {attempt}: spec.suspend is false", attempt)
+        case Suspend(reason, message):
+            what = message if reason == "Queued" else f"Stopping all pods: {message}"
+            event = Event("Normal", reason, what, attempt)
+        case Resume(message):
+            event = Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
     return event
 
 

@@ -1,0 +1,148 @@
+"""The Workloads of Kueue as views, and whether the cluster has Kueue."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.cache import Cache
+from dtj_operator.kube.discovery import first_served
+from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
+from dtj_operator.model import names
+from dtj_operator.model.names import Key
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+
+NOT_SERVED = (
+    f"the job has the label {names.QUEUE_NAME}, but the cluster has no Workloads of {names.KUEUE_API}: "
+    "install Kueue, or remove the label to run the job without a queue"
+)
+FORBIDDEN = (
+    f"the job has the label {names.QUEUE_NAME}, but the operator may not read Workloads of Kueue: "
+    "set kueue.enabled of the operator's chart to true, or remove the label to run the job without a queue"
+)
+
+
+class _Assignment(Wire):
+    name: str = ""
+    count: int | None = None
+    flavors: dict[str, str] = {}
+    topology_assignment: msgspec.Raw | None = None
+
+
+class _Admission(Wire):
+    cluster_queue: str = ""
+    pod_set_assignments: list[_Assignment] = []
+
+
+class _Check(Wire):
+    state: str = ""
+    pod_set_updates: list[PodSettings] = []
+
+
+class _Spec(Wire):
+    active: bool = True
+
+
+class _Status(Wire):
+    conditions: list[Condition] = []
+    admission: _Admission | None = None
+    admission_checks: list[_Check] = []
+
+
+class _Workload(Wire):
+    metadata: Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+def _view(workload: _Workload) -> WorkloadView:
+    meta, status = workload.metadata, workload.status
+    owner = meta.job
+    ready = (check for check in status.admission_checks if check.state == "Ready")
+    return WorkloadView(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        version=meta.resource_version,
+        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
+        owner_uid=next((each.uid for each in meta.owner_references if each.controller), ""),
+        deleting=meta.deletion_timestamp is not None,
+        active=workload.spec.active,
+        conditions=tuple(
+            ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
+            for c in status.conditions
+        ),
+        admission=None if status.admission is None else _admission(status.admission),
+        updates=tuple(update for check in ready for update in check.pod_set_updates),
+    )
+
+
+def _admission(found: _Admission) -> AdmissionView | None:
+    """Our Workloads have one set of pods, so there is one assignment."""
+    if not found.pod_set_assignments:
+        return None
+    pods = found.pod_set_assignments[0]
+    return AdmissionView(
+        cluster_queue=found.cluster_queue,
+        pod_set=pods.name,
+        count=pods.count,
+        flavors=tuple(dict.fromkeys(pods.flavors.values())),
+        chooses_nodes=pods.topology_assignment not in (None, b"null"),
+    )
+
+
+class _FlavorSpec(Wire):
+    node_labels: dict[str, str] = {}
+    tolerations: list[dict[str, str | int]] = []
+
+
+class _Flavor(Wire):
+    spec: _FlavorSpec = msgspec.field(default_factory=_FlavorSpec)
+
+
+decode_workload, decode_workloads = decoders(_Workload, _view)
+_decode_flavor = msgspec.json.Decoder(_Flavor).decode
+
+
+def decode_flavor(raw: bytes) -> PodSettings:
+    """What a ResourceFlavor adds to pods."""
+    spec = _decode_flavor(raw).spec
+    return PodSettings(node_selector=spec.node_labels, tolerations=spec.tolerations)
+
+
+class WorkloadCache(Cache[WorkloadView]):
+    """Workloads by job; `on_change` is called with the key of each change."""
+
+    def __init__(self, on_change: Callable[[Key], None]) -> None:
+        super().__init__()
+        self._on_change = on_change
+
+    def _notify(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
+        view = new or old
+        if view is not None:
+            self._on_change(view.key)
+
+
+class Kueue:
+    """Whether the operator can use Kueue.
+
+    problem   why it cannot; empty: it can
+    settled   whether that is known, and the Workloads are in the cache
+    """
+
+    def __init__(self) -> None:
+        self.problem = NOT_SERVED
+        self.settled = asyncio.Event()
+
+    async def discover(self, api: Api) -> str:
+        """Return the version of Workloads if the API server serves it; empty: it does not."""
+        return await first_served(api, (names.KUEUE_API,), names.WORKLOADS)
+
+    def use(self, _: str) -> None:
+        """The Workloads are in the cache."""
+        self.problem = ""
+
+    def lack_rights(self) -> None:
+        """The operator may not read Workloads."""
+        self.problem = FORBIDDEN

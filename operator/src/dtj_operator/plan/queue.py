@@ -1,0 +1,247 @@
+"""Kueue: does the queue let the job run, and what does Kueue need to know?
+
+A job with a queue has one Workload. The job has pods only while its Workload is admitted:
+
+no Workload yet            suspended, until Kueue has admitted a new one
+admitted                   runs; the pods get what the admission says; an elastic job has the admitted size
+evicted or deactivated     suspended: its pods commit a checkpoint and end, then it gives the quota back
+it asks for something else the same, and then a new Workload
+finished                   the Workload says so, once no pod runs
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dtj_operator.model import names, times
+from dtj_operator.model.children import Refusal
+from dtj_operator.model.json import Json
+from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
+from dtj_operator.model.spec import Job, Queue
+from dtj_operator.model.views import PodSettings, WorkloadView
+from dtj_operator.plan.actions import (
+    Action,
+    AdoptWorkload,
+    CreateWorkload,
+    DeleteWorkload,
+    Suspend,
+    UpdateWorkload,
+)
+from dtj_operator.plan.children.workload import (
+    priority_class,
+    workload,
+    workload_metadata,
+    workload_name,
+)
+from dtj_operator.plan.snapshot import Snapshot
+
+UNAVAILABLE = "QueueUnavailable"
+PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before the job owns it
+# Kueue queues a Workload again by itself only after these; after the others it decides when.
+_REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
+
+
+def current(job: Job, workloads: tuple[WorkloadView, ...]) -> WorkloadView | None:
+    """The Workload for the present spec; it has no owner yet if another controller has made it."""
+    if job.queue is None:
+        return None
+    name, owners = workload_name(job, job.queue), (job.uid, "") if job.queue.workload else (job.uid,)
+    return next((w for w in workloads if w.name == name and w.owner_uid in owners), None)
+
+
+def with_admitted_size(job: Job, workloads: tuple[WorkloadView, ...]) -> Job:
+    """The job as its queue admitted it: with as many replicas as got quota."""
+    known = current(job, workloads)
+    count = known.admission.count if known is not None and known.admission is not None else None
+    if job.elastic is None or count is None or not job.min_replicas <= count < job.replicas:
+        return job
+    return replace(job, replicas=count, asked_replicas=job.replicas)
+
+
+def held(s: Snapshot) -> Suspend | None:
+    """Why the queue does not let the job run; None: it may, or it has no queue.
+
+    A running job stops only if Kueue says so, not because Kueue cannot be asked.
+    """
+    queue = s.job.queue
+    if queue is None:
+        return None
+    if s.queue.problem:
+        return Suspend(UNAVAILABLE, s.queue.problem) if s.memory.phase in ("", SUSPENDED) else None
+    known = _current(s)
+    if known is None or known.deleting:
+        what = f"Workload {queue.workload} is made" if queue.workload else f"queue {queue.name} has it"
+        return Suspend("Queued", f"the job waits until {what}")
+    return _not_admitted(queue, known)
+
+
+def _not_admitted(queue: Queue, known: WorkloadView) -> Suspend | None:
+    """What the Workload says about why the job may not run; None: it may."""
+    if not known.owner_uid:
+        return Suspend("Queued", f"the job waits until it owns Workload {known.name}")
+    evicted = known.condition("Evicted") if known.true("Evicted") else None
+    if not known.active:
+        why = f": {evicted.message}" if evicted is not None else ""
+        fix = f"to queue it again, set spec.active of Workload {known.name} to true"
+        return Suspend("Deactivated", f"queue {queue.name} does not run the job{why}; {fix}")
+    if known.true("Finished"):
+        return Suspend("Deactivated", f"Workload {known.name} is finished; delete it to queue the job again")
+    if evicted is not None:
+        return Suspend("Evicted", f"queue {queue.name} took back its quota: {evicted.message}")
+    if known.true("Admitted"):
+        return None
+    reserved = known.condition("QuotaReserved")
+    said = f": {reserved.message}" if reserved is not None and reserved.message else ""
+    return Suspend("Queued", f"the job waits in queue {queue.name}{said}")
+
+
+def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
+    """Give the quota back once no pod is left, and ask for what the spec says now."""
+    queue = s.job.queue
+    if s.queue.problem or s.owned:  # pods that still end use the quota
+        return ()
+    known = _current(s)
+    wanted = None if s.job.suspend else known
+    obsolete = tuple(map(DeleteWorkload, _ours(s, other_than=wanted)))
+    if queue is None or s.job.suspend:
+        return obsolete
+    if known is None:
+        ready = not queue.workload and not obstacles(s)
+        return (*obsolete, *([CreateWorkload(workload(s.job, queue, s.queue.priority))] if ready else ()))
+    if not known.owner_uid:
+        return (*obsolete, AdoptWorkload(known, workload_metadata(s.job, known.name)))
+    if known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
+        return (*obsolete, UpdateWorkload(known, _released(s, known), releases=True))
+    return obsolete
+
+
+def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
+    """Tell Kueue whether the pods are ready; delete the Workload of a job that left its queue."""
+    if s.queue.problem:
+        return ()
+    known = _current(s)
+    if known is None:
+        return tuple(map(DeleteWorkload, _ours(s, other_than=None))) if s.job.queue is None else ()
+    found = _pods_ready(s, known)
+    changed = known.condition("PodsReady")
+    if changed is not None and (changed.status, changed.reason) == (found["status"], found["reason"]):
+        return ()
+    return (UpdateWorkload(known, (found,)),)
+
+
+def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
+    """Tell Kueue that the job is over, which frees the quota; no pod of it runs any more."""
+    known = _current(s)
+    if known is None or known.true("Finished") or not all(pod.ended for pod in s.owned):
+        return ()
+    end = s.memory.condition("Complete") or s.memory.condition("Failed") or {}
+    reason = "Succeeded" if s.memory.phase == SUCCEEDED else "Failed"
+    return (UpdateWorkload(known, (_condition(s, "Finished", True, reason, str(end.get("message", ""))),)),)
+
+
+def obstacles(s: Snapshot) -> tuple[Refusal, ...]:
+    """What the job, or its Workload, names and the cluster does not have."""
+    return (Refusal(reason=UNAVAILABLE, message=s.queue.absent),) if s.queue.absent else ()
+
+
+def requeue_at(s: Snapshot) -> float | None:
+    """When to look again for a Workload that another controller makes."""
+    waits = s.job.queue is not None and s.job.queue.workload and _current(s) is None
+    return s.now + PREBUILT_POLL_S if waits and not s.queue.problem else None
+
+
+def needed_class(s: Snapshot) -> Json | None:
+    """Reference to the priority class that must be read before the Workload is created."""
+    queue = s.job.queue
+    creates = queue is not None and _current(s) is None and s.memory.phase == SUSPENDED and not s.owned
+    return priority_class(s.job, queue) if queue is not None and creates and not s.job.suspend else None
+
+
+def needed_flavors(s: Snapshot) -> tuple[str, ...]:
+    """Names of the ResourceFlavors that must be read before pods are created."""
+    known = _current(s)
+    if known is None or known.admission is None or not s.missing or s.memory.phase in (SUSPENDED, *FINAL):
+        return ()
+    return known.admission.flavors
+
+
+def pod_settings(s: Snapshot) -> PodSettings | None:
+    """What the admission adds to new pods."""
+    known = _current(s)
+    if known is None or known.admission is None or s.job.queue is None:
+        return None
+    found = _own_settings(s.job.queue, known)
+    for more in (*(s.queue.flavors[name] for name in known.admission.flavors), *known.updates):
+        found = PodSettings(
+            labels=found.labels | more.labels,
+            annotations=found.annotations | more.annotations,
+            node_selector=found.node_selector | more.node_selector,
+            tolerations=found.tolerations + [t for t in more.tolerations if t not in found.tolerations],
+        )
+    return found
+
+
+def chooses_nodes(s: Snapshot) -> bool:
+    """Whether Kueue chooses the node of each pod, so that pods wait for it."""
+    known = _current(s)
+    return known is not None and known.admission is not None and known.admission.chooses_nodes
+
+
+def _own_settings(queue: Queue, known: WorkloadView) -> PodSettings:
+    if known.admission is None:
+        return PodSettings()
+    labels = {
+        names.POD_SET: known.admission.pod_set,
+        names.LOCAL_QUEUE: queue.name,
+        names.CLUSTER_QUEUE: known.admission.cluster_queue,
+    }
+    annotations = {names.POD_WORKLOAD: known.name}
+    if known.admission.chooses_nodes:
+        annotations[names.ANY_TOPOLOGY] = "true"
+    return PodSettings(labels=labels, annotations=annotations)
+
+
+def _current(s: Snapshot) -> WorkloadView | None:
+    return current(s.job, s.queue.workloads)
+
+
+def _ours(s: Snapshot, *, other_than: WorkloadView | None) -> Iterator[WorkloadView]:
+    """Workloads that this job owns; never one that another controller has made for it."""
+    kept = {other_than.name} if other_than is not None else set()
+    prebuilt = {s.job.queue.workload} if s.job.queue is not None else set()
+    for each in s.queue.workloads:
+        if each.owner_uid == s.job.uid and not each.deleting and each.name not in kept | prebuilt:
+            yield each
+
+
+def _released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
+    """The conditions with which a Workload goes back into its queue."""
+    evicted = known.condition("Evicted")
+    reason, why = (evicted.reason, evicted.message) if evicted is not None else ("Pending", "")
+    return (
+        _condition(s, "Requeued", reason in _REQUEUED_AT_ONCE, reason, why),
+        _condition(s, "QuotaReserved", False, "Pending", why),
+        _condition(s, "Admitted", False, "NoReservation", "The workload has no reservation"),
+        _condition(s, "PodsReady", False, "WaitForStart", "the job has no pods"),
+    )
+
+
+def _pods_ready(s: Snapshot, known: WorkloadView) -> Json:
+    before = known.condition("PodsReady")
+    was = before.reason if before is not None else ""
+    ready = s.memory.done | {index for index, pod in s.current.items() if pod.ready or s.succeeded(pod)}
+    summary = f"{len(ready)} of {s.job.replicas} pods are ready or have succeeded"
+    if len(ready) >= s.job.replicas:
+        reason = "Recovered" if was in ("WaitForRecovery", "Recovered") else "Started"
+        return _condition(s, "PodsReady", True, reason, summary)
+    started = was in ("Started", "Recovered", "WaitForRecovery")
+    return _condition(s, "PodsReady", False, "WaitForRecovery" if started else "WaitForStart", summary)
+
+
+def _condition(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:
+    return {
+        "type": kind,
+        "status": str(status),
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": times.rfc3339(s.now),
+    }

@@ -1,0 +1,84 @@
+"""Jobs in a queue of Kueue: they wait, start with what was admitted, and stop when they are evicted."""
+
+from __future__ import annotations
+
+from tests.integration.kubelet import Kubelet
+from tests.integration.kueue.conftest import QueuedCluster
+from tests.integration.kueue.standin import CLASSES, FLAVORS, says
+from tests.support.predicates import condition as has
+from tests.support.predicates import phase
+
+GROUP = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
+
+
+async def test_job_waits_runs_is_preempted_and_runs_again(cluster: QueuedCluster, kubelet: Kubelet):
+    taint = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
+    flavor = {"spec": {"nodeLabels": {"kind": "spot"}, "tolerations": [taint]}}
+    await cluster.api.create(
+        FLAVORS, {**GROUP, "kind": "ResourceFlavor", "metadata": {"name": "spot"}, **flavor}
+    )
+    await cluster.enqueue()
+    asked = await cluster.queue.of("job")
+    await cluster.queue.keep_waiting(asked, "insufficient quota for cpu")
+    waiting = await cluster.until(has("Suspended", "True", "Queued"))
+    waiting = await cluster.until(lambda job: "insufficient quota" in job["status"].get("message", ""))
+    assert waiting["status"]["phase"] == "Suspended"
+    assert not kubelet.born
+
+    await cluster.queue.admit(asked, flavors={"cpu": "spot"})
+    first = await kubelet.until_running("job-0", "job-1")
+    assert all(pod["spec"]["nodeSelector"] == {"kind": "spot"} for pod in first.values())
+    assert all(taint in pod["spec"]["tolerations"] for pod in first.values())
+    await cluster.queue.of("job", says("PodsReady", "True", "Started"))
+
+    await cluster.queue.preempt(asked)
+    await cluster.until(has("Suspended", "True", "Evicted"))
+    released = await cluster.queue.of("job", says("QuotaReserved", "False"))
+    assert not kubelet.pods
+    assert "admission" not in released["status"]
+    assert says("Requeued", "True", "Preempted")(released)
+
+    await cluster.queue.admit(released, flavors={"cpu": "spot"})
+    second = await kubelet.until_running("job-0", "job-1")
+    for name in second:
+        await kubelet.finish(name)
+    done = await cluster.until(phase("Succeeded"))
+    assert done["status"]["restarts"]["total"] == 0
+    await cluster.queue.of("job", says("Finished", "True", "Succeeded"))
+
+
+async def test_elastic_job_starts_with_what_was_admitted(cluster: QueuedCluster, kubelet: Kubelet):
+    await cluster.enqueue(replicas=4, elastic={"minReplicas": 2, "maxReplicas": 4})
+    asked = await cluster.queue.of("job")
+    assert asked["spec"]["podSets"][0]["minCount"] == 2
+
+    await cluster.queue.admit(asked, count=3)
+
+    await kubelet.until_running("job-0", "job-1", "job-2")
+    running = await cluster.until(phase("Running"))
+    assert running["status"]["ready"] == "3/3"
+
+
+async def test_priority_class_that_is_created_later_lets_the_job_queue(cluster: QueuedCluster):
+    await cluster.enqueue(labels={"kueue.x-k8s.io/priority-class": cluster.namespace})
+    waiting = await cluster.until(has("PodsReady", "False", "QueueUnavailable"))
+    assert f"WorkloadPriorityClass {cluster.namespace}" in waiting["status"]["message"]
+
+    kind = {**GROUP, "kind": "WorkloadPriorityClass", "metadata": {"name": cluster.namespace}, "value": 7}
+    await cluster.api.create(CLASSES, kind)
+    await cluster.api.patch(f"{cluster.jobs}/job", {"metadata": {"annotations": {"look": "again"}}})
+
+    asked = await cluster.queue.of("job")
+    assert asked["spec"]["priority"] == 7
+
+
+async def test_workload_that_another_controller_made_is_used(cluster: QueuedCluster, kubelet: Kubelet):
+    pods = {"name": "main", "count": 2, "template": {}}
+    body = {**GROUP, "kind": "Workload", "metadata": {"name": "made"}, "spec": {"podSets": [pods]}}
+    made = await cluster.api.create(cluster.queue.folder, body)
+    await cluster.queue.admit(made)
+
+    await cluster.enqueue(labels={"kueue.x-k8s.io/prebuilt-workload-name": "made"})
+
+    await kubelet.until_running("job-0", "job-1")
+    assert [each["metadata"]["name"] for each in await cluster.api.items(cluster.queue.folder)] == ["made"]

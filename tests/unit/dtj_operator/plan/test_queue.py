@@ -1,0 +1,316 @@
+"""When a job with a queue runs, and what Kueue learns about it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dtj_operator.model.json import Json
+from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
+from dtj_operator.plan.actions import (
+    Action,
+    AdoptWorkload,
+    CreatePod,
+    CreateWorkload,
+    DeletePod,
+    DeleteWorkload,
+    Resume,
+    Suspend,
+    UpdateWorkload,
+)
+from dtj_operator.plan.children.workload import status_change
+from dtj_operator.plan.planner import plan
+from dtj_operator.plan.report.status import events, new_status
+from tests.support.builders import UID, JobBuilder, at, job, pod
+
+param = pytest.param
+TWO = job().replicas(2).with_network()
+HELD = TWO.was("Suspended")
+ELASTIC = job().replicas(4).elastic(2, 8).with_network()
+ADMITTED = TWO.workload("QuotaReserved", "Admitted")
+EVICTED = TWO.workload("QuotaReserved", "Admitted", "Evicted")
+
+
+def actions(given: JobBuilder, *kinds: type[Action]) -> list[Any]:
+    return [each for each in plan(given.snapshot()).actions if isinstance(each, kinds)]
+
+
+def told(given: JobBuilder) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition that the Workload gets."""
+    return {
+        c["type"]: (c["status"], c["reason"])
+        for update in actions(given, UpdateWorkload)
+        for c in update.conditions
+    }
+
+
+def pods(given: JobBuilder) -> list[Json]:
+    return [action.body for action in actions(given, CreatePod)]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        param(TWO.in_queue(), "Queued", id="new"),
+        param(TWO.in_queue(TWO.workload()), "Queued", id="not admitted"),
+        param(TWO.in_queue(TWO.workload("QuotaReserved")), "Queued", id="checks are not ready"),
+        param(TWO.running().in_queue(TWO.workload()), "Queued", id="runs without an admission"),
+        param(TWO.running().in_queue(), "Queued", id="its Workload was deleted"),
+        param(TWO.running().in_queue(EVICTED), "Evicted", id="evicted"),
+        param(TWO.running().in_queue(TWO.workload(active=False)), "Deactivated", id="deactivated"),
+        param(TWO.running().in_queue(job().replicas(3).workload("Admitted")), "Queued", id="asks for more"),
+        param(
+            TWO.running().in_queue(msgspec.structs.replace(ADMITTED, owner_uid="b")), "Queued", id="foreign"
+        ),
+        param(TWO.in_queue(problem="no Kueue"), "QueueUnavailable", id="no Kueue"),
+    ],
+)
+def test_job_is_held(given: JobBuilder, reason: str) -> None:
+    verdict = plan(given.snapshot()).verdict
+    assert isinstance(verdict, Suspend)
+    assert verdict.reason == reason
+    status = new_status(given.snapshot(), verdict)
+    assert (status["phase"], status["message"]) == ("Suspended", verdict.message)
+    held = next(c for c in status["conditions"] if c["type"] == "Suspended")
+    assert (held["status"], held["reason"]) == ("True", reason)
+    assert status["restarts"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        param(TWO.running().in_queue(ADMITTED), id="admitted"),
+        param(TWO.running().in_queue(problem="the API server has no Workloads"), id="Kueue cannot be asked"),
+        param(TWO.running(), id="no queue"),
+    ],
+)
+def test_running_job_continues(given: JobBuilder) -> None:
+    assert plan(given.snapshot()).verdict is None
+    assert not actions(given, DeletePod)
+
+
+def test_admitted_job_starts() -> None:
+    admitted = HELD.in_queue(ADMITTED)
+    verdict = plan(admitted.snapshot()).verdict
+    assert verdict == Resume("queue gpus admitted the job")
+    assert new_status(admitted.snapshot(), verdict)["phase"] == "Pending"
+
+
+def test_suspended_by_its_user_it_waits_even_if_admitted_and_gives_the_quota_back() -> None:
+    theirs = HELD.wants(suspend=True).in_queue(ADMITTED)
+    assert plan(theirs.snapshot()).verdict is None
+    assert actions(theirs, DeleteWorkload) == [DeleteWorkload(ADMITTED)]
+    ending = theirs.having(pod(0).deleting())
+    assert not actions(ending, DeleteWorkload)
+
+
+def test_condition_repeats_what_kueue_says() -> None:
+    waiting = ConditionView(type="QuotaReserved", status="False", message="insufficient quota for cpu")
+    given = HELD.in_queue(TWO.workload(conditions=(waiting,)))
+    status = new_status(given.snapshot(), plan(given.snapshot()).verdict)
+    assert status["message"] == "the job waits in queue gpus: insufficient quota for cpu"
+    ready = next(c for c in status["conditions"] if c["type"] == "PodsReady")
+    assert (ready["reason"], ready["message"]) == ("Queued", status["message"])
+
+
+def test_event_tells_why_the_pods_stop() -> None:
+    given = TWO.running().in_queue(EVICTED)
+    verdict = plan(given.snapshot()).verdict
+    (event,) = events(given.snapshot(), verdict, new_status(given.snapshot(), verdict))
+    assert (event.reason, event.note) == (
+        "Evicted",
+        "Stopping all pods: queue gpus took back its quota: said Evicted",
+    )
+
+
+def test_workload_asks_for_what_the_spec_says() -> None:
+    (created,) = actions(HELD.in_queue(), CreateWorkload)
+    spec = created.body["spec"]
+    assert spec["queueName"] == "gpus"
+    (pod_set,) = spec["podSets"]
+    assert (pod_set["count"], "minCount" in pod_set) == (2, False)
+    assert pod_set["template"]["spec"]["containers"] == TWO.spec["template"]["spec"]["containers"]
+    (elastic,) = actions(ELASTIC.was("Suspended").in_queue(), CreateWorkload)
+    assert (elastic.body["spec"]["podSets"][0]["minCount"]) == 2
+
+
+def test_workload_has_the_priority_and_the_time_limit_of_the_labels() -> None:
+    given = HELD.labelled(priority_class="high", max_exec_time_seconds="60")
+    (created,) = actions(given.in_queue(priority=7), CreateWorkload)
+    spec = created.body["spec"]
+    assert spec["priorityClassRef"]["kind"] == "WorkloadPriorityClass"
+    assert (spec["priorityClassRef"]["name"], spec["priority"]) == ("high", 7)
+    assert spec["maximumExecutionTimeSeconds"] == 60
+
+
+def test_class_that_does_not_exist_is_reported() -> None:
+    given = HELD.labelled(priority_class="high").in_queue(absent="WorkloadPriorityClass high is not there")
+    decision = plan(given.snapshot())
+    assert not actions(given, CreateWorkload)
+    assert [refusal.message for refusal in decision.refusals] == ["WorkloadPriorityClass high is not there"]
+    assert decision.requeue_at is not None
+
+
+def test_spec_that_changed_is_queued_again() -> None:
+    old = job().replicas(3).workload("Admitted")
+    given = HELD.in_queue(old)
+    assert actions(given, DeleteWorkload) == [DeleteWorkload(old)]
+    (created,) = actions(given, CreateWorkload)
+    assert created.body["metadata"]["name"] != old.name
+
+
+def test_quota_is_given_back_once_no_pod_is_left() -> None:
+    assert not told(HELD.in_queue(EVICTED).having(pod(0).deleting()))
+    (update,) = actions(HELD.in_queue(EVICTED), UpdateWorkload)
+    assert update.releases
+    assert told(HELD.in_queue(EVICTED))["QuotaReserved"] == ("False", "Pending")
+    assert told(HELD.in_queue(EVICTED))["Requeued"] == ("False", "EvictedReason")
+
+
+def test_preempted_job_is_requeued_at_once() -> None:
+    preempted = ConditionView(type="Evicted", status="True", reason="Preempted", message="for another")
+    known = msgspec.structs.replace(ADMITTED, conditions=(*ADMITTED.conditions, preempted))
+    assert told(HELD.in_queue(known))["Requeued"] == ("True", "Preempted")
+
+
+def with_condition(kind: str, status: str, reason: str) -> WorkloadView:
+    more = ConditionView(type=kind, status=status, reason=reason)
+    return msgspec.structs.replace(ADMITTED, conditions=(*ADMITTED.conditions, more))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        param(
+            TWO.was("Starting").having(pod(0), pod(1)).in_queue(ADMITTED),
+            ("False", "WaitForStart"),
+            id="start",
+        ),
+        param(TWO.running().in_queue(ADMITTED), ("True", "Started"), id="run"),
+        param(TWO.running().in_queue(with_condition("PodsReady", "True", "Started")), None, id="known"),
+        param(
+            TWO.running().but(pod(0)).in_queue(with_condition("PodsReady", "True", "Started")),
+            ("False", "WaitForRecovery"),
+            id="one is replaced",
+        ),
+        param(
+            TWO.running().in_queue(with_condition("PodsReady", "False", "WaitForRecovery")),
+            ("True", "Recovered"),
+            id="recovered",
+        ),
+    ],
+)
+def test_kueue_knows_whether_pods_are_ready(given: JobBuilder, expected: tuple[str, str] | None) -> None:
+    assert told(given).get("PodsReady") == expected
+
+
+def test_kueue_knows_that_the_job_is_over() -> None:
+    over = TWO.was("Succeeded").having(pod(0).succeeded(), pod(1).succeeded())
+    assert told(over.in_queue(ADMITTED)) == {"Finished": ("True", "Succeeded")}
+    failed = TWO.was("Failed").having(pod(0).crashed(), pod(1).running())
+    assert not told(failed.in_queue(ADMITTED)), "a pod still runs"
+    assert told(failed.but(pod(1).crashed()).in_queue(ADMITTED)) == {"Finished": ("True", "Failed")}
+    assert not told(over.in_queue(TWO.workload("Admitted", "Finished")))
+
+
+def test_pods_get_what_the_admission_says() -> None:
+    admission = AdmissionView(cluster_queue="all", pod_set="main", flavors=("spot",))
+    update = PodSettings(annotations={"note": "a"}, tolerations=[{"key": "spot", "operator": "Exists"}])
+    known = msgspec.structs.replace(ADMITTED, admission=admission, updates=(update,))
+    flavor = PodSettings(node_selector={"kind": "spot"}, tolerations=[{"key": "spot", "operator": "Exists"}])
+    given = TWO.pod_spec(nodeSelector={"zone": "a"}).was("Pending")
+    known = msgspec.structs.replace(known, name=given.workload().name)
+    (first, _) = pods(given.in_queue(known, flavors={"spot": flavor}))
+    assert first["spec"]["nodeSelector"] == {"zone": "a", "kind": "spot"}
+    assert first["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert first["metadata"]["annotations"] == {"kueue.x-k8s.io/workload": known.name, "note": "a"}
+    assert first["metadata"]["labels"]["kueue.x-k8s.io/cluster-queue-name"] == "all"
+    assert "schedulingGates" not in first["spec"]
+    assert not pods(given.in_queue(known, absent="ResourceFlavor spot is not there"))
+
+
+def test_pods_wait_for_their_nodes_if_kueue_chooses_them() -> None:
+    admission = AdmissionView(cluster_queue="all", pod_set="main", chooses_nodes=True)
+    (first, _) = pods(TWO.was("Pending").in_queue(msgspec.structs.replace(ADMITTED, admission=admission)))
+    assert first["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+
+
+def test_elastic_job_starts_with_the_admitted_replicas() -> None:
+    known = ELASTIC.workload("QuotaReserved", "Admitted")
+    fewer = msgspec.structs.replace(
+        known, admission=AdmissionView(cluster_queue="all", pod_set="main", count=3)
+    )
+    given = ELASTIC.was("Suspended", memory={"wantedReplicas": 4}).in_queue(fewer)
+    verdict = plan(given.snapshot()).verdict
+    assert isinstance(verdict, Resume)
+    status = new_status(given.snapshot(), verdict)
+    assert len(pods(given.stored(status))) == 3
+    assert not plan(given.stored(status).snapshot()).verdict
+
+
+def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:
+    prebuilt = HELD.labelled(prebuilt_workload_name="made")
+    assert not actions(prebuilt.in_queue(), CreateWorkload)
+    assert plan(prebuilt.in_queue().snapshot()).requeue_at is not None
+    found = prebuilt.workload("QuotaReserved", "Admitted", owner_uid="")
+    assert isinstance(plan(prebuilt.was("").in_queue(found).snapshot()).verdict, Suspend)
+    (adopted,) = actions(prebuilt.in_queue(found), AdoptWorkload)
+    assert adopted.metadata["ownerReferences"][0]["uid"] == UID
+    ours = msgspec.structs.replace(found, owner_uid=UID)
+    assert isinstance(plan(prebuilt.in_queue(ours).snapshot()).verdict, Resume)
+    assert not actions(prebuilt.wants(suspend=True).in_queue(ours), DeleteWorkload)
+
+
+def test_job_that_leaves_its_queue_runs_on_and_gives_the_quota_back() -> None:
+    left = TWO.running().seeing(queue=HELD.in_queue(ADMITTED).known["queue"])
+    assert plan(left.snapshot()).verdict is None
+    assert actions(left, DeleteWorkload) == [DeleteWorkload(ADMITTED)]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        param(
+            TWO.wants(
+                template={**TWO.spec["template"], "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "a"}}}
+            ),
+            "spec.template.metadata.labels",
+            id="queue of the template",
+        ),
+        param(
+            TWO.labelled(queue_name="a", max_exec_time_seconds="1h"),
+            "max-exec-time-seconds",
+            id="not a number",
+        ),
+    ],
+)
+def test_label_that_cannot_work_is_refused(given: JobBuilder, field: str) -> None:
+    error = given.job().error
+    assert error is not None
+    assert field in error.field
+
+
+def condition(kind: str, status: str, since: str) -> Json:
+    return {"type": kind, "status": status, "reason": "R", "message": "", "lastTransitionTime": since}
+
+
+def test_released_quota_leaves_the_other_conditions_and_counts_the_time_that_the_job_ran() -> None:
+    raw = {
+        "spec": {"maximumExecutionTimeSeconds": 600},
+        "status": {
+            "conditions": [condition("Admitted", "True", at(-90)), condition("Evicted", "True", at(-5))],
+            "admission": {"clusterQueue": "all"},
+            "accumulatedPastExecutionTimeSeconds": 10,
+        },
+    }
+    found = status_change(raw, [condition("Admitted", "False", at(0))], releases=True)
+    assert found["admission"] is None
+    assert found["accumulatedPastExecutionTimeSeconds"] == 100
+    kept = {each["type"]: (each["status"], each["lastTransitionTime"]) for each in found["conditions"]}
+    assert kept == {"Admitted": ("False", at(0)), "Evicted": ("True", at(-5))}
+
+
+def test_condition_keeps_the_time_of_its_last_change() -> None:
+    raw = {"spec": {}, "status": {"conditions": [condition("PodsReady", "False", at(-9))]}}
+    found = status_change(raw, [condition("PodsReady", "False", at(0))], releases=False)
+    assert found == {"conditions": [condition("PodsReady", "False", at(-9))]}
