@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtj_client.errors import ClientError
@@ -44,9 +44,26 @@ class Kubectl:
             )
         return [found, *self.options, *words]
 
+    def in_namespace(self, namespace: str) -> "Kubectl":
+        """Return a kubectl for this namespace, unless it is empty or the user chose one."""
+        chosen = any(each.startswith("--namespace=") for each in self.options)
+        return (
+            self
+            if chosen or not namespace
+            else replace(self, options=(*self.options, f"--namespace={namespace}"))
+        )
+
     def run(self, *words: str, given: str | None = None) -> str:
         """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
-        done = subprocess.run(self.command(*words), input=given, capture_output=True, text=True, check=False)
+        # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
+        done = subprocess.run(
+            self.command(*words),
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=given is not None,
+        )
         if done.returncode:
             raise self._error(done.stderr.strip())
         return done.stdout
@@ -67,6 +84,14 @@ class Kubectl:
     def create(self, manifest: Json) -> Json:
         """Create an object and return it as the API server stored it."""
         return self._object("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+
+    def apply(self, manifest: Json) -> str:
+        """Create an object or change it; return what kubectl says about it."""
+        return self.run("apply", "-f", "-", given=json.dumps(manifest)).strip()
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object, without waiting until it is gone."""
+        self.run("delete", kind, name, "--wait=false")
 
     def patch(self, kind: str, name: str, change: Json) -> None:
         """Merge a change into an object."""
@@ -112,14 +137,12 @@ def index_of(pod: Json, job: str) -> int:
 
 
 def parse_indices(text: str) -> set[int]:
-    """The numbers of a list such as 0-3,7. Raises ClientError."""
+    """The replicas or ranks of a list such as 0-3,7. Raises ClientError."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ClientError(
-                f"{text!r} is not a list of replicas", "write numbers and ranges, such as 0-3,7"
-            )
+            raise ClientError(f"{text!r} is not a list of numbers", "write numbers and ranges, such as 0-3,7")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 

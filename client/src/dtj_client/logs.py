@@ -2,15 +2,17 @@
 
 import heapq
 import queue
+import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl, index_of
 
+_RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one
 
 
@@ -38,6 +40,14 @@ def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
     return heapq.merge(*logs)
 
 
+def of_ranks(lines: Iterable[Line], ranks: Set[int]) -> Iterator[Line]:
+    """Yield the lines of these ranks; lines that name no rank, such as the agent's own, are left out."""
+    for line in lines:
+        named = _RANK.match(line.text)
+        if named and int(named[1] or named[2]) in ranks:
+            yield line
+
+
 def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> Iterator[Line]:
     """Yield what the pods have written so far; a pod whose container has not started has nothing."""
 
@@ -54,16 +64,17 @@ def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> I
 
 
 def follow_job(
-    kubectl: Kubectl, job: str, replicas: Sequence[int], *, finished: Callable[[], bool]
+    kubectl: Kubectl, job: str, replicas: Sequence[int], *flags: str, finished: Callable[[], bool]
 ) -> Iterator[Line]:
     """Yield lines as they come, also of pods that replace others, until the job has finished.
 
+    flags      for kubectl logs
     finished   whether the job is over, so that no further pod comes
     """
     lines: queue.Queue[Line | None] = queue.Queue()
     stop = threading.Event()
     for replica in replicas:
-        arguments = (kubectl, job, replica, lines, stop, finished)
+        arguments = (kubectl, job, replica, lines, stop, finished, flags)
         threading.Thread(target=_follow_replica, args=arguments, daemon=True).start()
     left = len(replicas)
     try:
@@ -84,6 +95,7 @@ def _follow_replica(
     lines: "queue.Queue[Line | None]",
     stop: threading.Event,
     finished: Callable[[], bool],
+    flags: Sequence[str],
 ) -> None:
     """Follow one pod after the other of a replica; the last item is None."""
     read: set[str] = set()  # uids of pods whose logs were read to the end
@@ -100,7 +112,7 @@ def _follow_replica(
             )
             uid, _, phase = found.partition(" ")
             if uid and uid not in read and phase not in ("", "Pending"):
-                _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop)
+                _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop, flags)
                 read.add(uid)
             elif over:
                 return
@@ -113,9 +125,14 @@ def _follow_replica(
 
 
 def _follow_pod(
-    kubectl: Kubectl, pod: str, replica: int, lines: "queue.Queue[Line | None]", stop: threading.Event
+    kubectl: Kubectl,
+    pod: str,
+    replica: int,
+    lines: "queue.Queue[Line | None]",
+    stop: threading.Event,
+    flags: Sequence[str],
 ) -> None:
-    command = kubectl.command("logs", pod, "--timestamps", "--follow")
+    command = kubectl.command("logs", pod, "--timestamps", "--follow", *flags)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in parse(replica, process.stdout):

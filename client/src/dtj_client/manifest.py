@@ -57,12 +57,12 @@ def config_map(request: Request, archive: Archive) -> Json:
     }
 
 
-def owned_by(job: Json) -> Json:
-    """The change that lets Kubernetes delete an object together with the job."""
+def owned_by(job: Json, manifest: Json) -> Json:
+    """The object with the stored job as its owner: Kubernetes deletes both together."""
     owner = {key: job[key] for key in ("apiVersion", "kind")} | {
         key: job["metadata"][key] for key in ("name", "uid")
     }
-    return {"metadata": {"ownerReferences": [owner]}}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
 def job(request: Request, *, with_code: bool) -> Json:

@@ -24,6 +24,16 @@ def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
     yield f"next: {_advice(name, status)}"
 
 
+def failures(job: Json) -> Iterator[str]:
+    """The last failures, the oldest first: all that is left of the logs of replaced pods."""
+    found = (job.get("status") or {}).get("failures") or ()
+    if not found:
+        yield f"{job['metadata']['name']}: no failure so far"
+    for failure in reversed(found):
+        yield f"{failure.get('at', '')} {_cause(failure)}".strip()
+        yield from _indented(failure, limit=None)
+
+
 def age(seconds: float) -> str:
     """A duration as kubectl writes it: 45s, 3m20s, 5h12m, 3d4h."""
     total = max(0, int(seconds))
@@ -96,6 +106,13 @@ def _failure(status: Json, now: datetime) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
         return
+    when = _since(failure.get("at"), now)
+    yield f"  last failure: {_cause(failure)}{f', {when} ago' if when else ''}"
+    yield from (f"  {line}" for line in _indented(failure, limit=LINES_OF_TRACEBACK))
+
+
+def _cause(failure: Json) -> str:
+    """Such as: Exception of rank 3 (replica 1) on node a, exit code 1."""
     who = (
         f"rank {failure['rank']} (replica {failure['replica']})"
         if "rank" in failure
@@ -103,10 +120,14 @@ def _failure(status: Json, now: datetime) -> Iterator[str]:
     )
     where = f" on node {failure['node']}" if failure.get("node") else ""
     code = f", exit code {failure['exitCode']}" if failure.get("exitCode") is not None else ""
-    when = _since(failure.get("at"), now)
-    yield f"  last failure: {failure.get('reason')} of {who}{where}{code}{f', {when} ago' if when else ''}"
-    for line in str(failure.get("message", "")).rstrip().splitlines()[-LINES_OF_TRACEBACK:]:
-        yield f"    {_plain(line)}"
+    return f"{failure.get('reason')} of {who}{where}{code}"
+
+
+def _indented(failure: Json, *, limit: int | None) -> Iterator[str]:
+    """The last lines of the message."""
+    lines = str(failure.get("message", "")).rstrip().splitlines()
+    for line in lines if limit is None else lines[-limit:]:
+        yield f"  {_plain(line)}"
 
 
 def _advice(name: str, status: Json) -> str:

@@ -122,6 +122,20 @@ def test_dry_run_prints_objects_that_the_api_server_accepts(dtj: Dtj, kubectl: K
     assert kubectl.get("dtj", "digits") is None
 
 
+def test_file_is_submitted_under_another_name(dtj: Dtj, kubectl: Kubectl, tmp_path: Path):
+    printed = dtj("submit", "--name=digits", "--no-code", "--dry-run", "--", "train.py").out
+    (tmp_path / "job.yaml").write_text(printed)
+    assert (
+        dtj("submit", "-f", "job.yaml", "--name=second", "-o", "name").out
+        == "distributedtrainingjob/second\n"
+    )
+    assert kubectl.get("dtj", "digits") is None
+    assert json.loads(dtj("status", "second", "-o", "json").out)["kind"] == "DistributedTrainingJob"
+    assert "no failure" in dtj("logs", "second", "--previous").out
+    assert dtj("stop", "second", "--yes").out == "second: stopped and deleted\n"
+    assert kubectl.get("dtj", "second") is None
+
+
 def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
     submitted(dtj)
     assert "the operator has not seen this job yet" in dtj("status", "digits").out

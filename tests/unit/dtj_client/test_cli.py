@@ -1,14 +1,41 @@
 """How the command line is read."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from dtj_client.cli import main
 
 
-def test_misspelt_option_of_submit_is_refused_and_not_treated_as_the_program(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def run(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        main(["submit", "--replcas", "4", "--dry-run", "--no-code", "--", "train.py"])
-    assert ended.value.code == 2
-    assert "--replcas" in capsys.readouterr().err
+        main(list(words))
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["submit", "--replcas", "4", "--no-code", "--", "train.py"], "--replcas"),
+        (["submit", "--dry-run"], "name a program"),
+        (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
+        (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
+        (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
+    ],
+)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert run(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("submit", "-f", "examples/checkpointed.yaml", "--name", "second", "--dry-run") == 0
+    claim, job = yaml.safe_load_all(capsys.readouterr().out)
+    (given,) = [
+        each
+        for each in yaml.safe_load_all(Path("examples/checkpointed.yaml").read_text())
+        if each["kind"] == "DistributedTrainingJob"
+    ]
+    assert claim["metadata"]["name"] == "runs"
+    assert job == {**given, "metadata": {"name": "second"}}

@@ -90,6 +90,8 @@ def test_code_goes_with_the_job() -> None:
         "metadata": {"name": "a", "uid": "u", "x": 1},
         "spec": {},
     }
-    assert owned_by(stored)["metadata"]["ownerReferences"] == [
-        {"apiVersion": "dtj.dev/v1alpha1", "kind": "K", "name": "a", "uid": "u"}
-    ]
+    code = owned_by(stored, {"kind": "ConfigMap", "metadata": {"name": "a-code"}})
+    assert code["metadata"] == {
+        "name": "a-code",
+        "ownerReferences": [{"apiVersion": "dtj.dev/v1alpha1", "kind": "K", "name": "a", "uid": "u"}],
+    }

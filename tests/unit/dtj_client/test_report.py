@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_client.report import age, report
+from dtj_client.report import age, failures, report
 
 param = pytest.param
 Json = dict[str, Any]
@@ -114,3 +114,24 @@ def test_age_is_written_as_kubectl_does() -> None:
     assert [age(s) for s in (5, 119, 200, 1800, 3 * 3600 + 60, 50 * 3600)] == [
         *("5s", "119s", "3m20s", "30m", "3h1m", "2d2h")
     ]
+
+
+def test_failures_are_listed_from_the_oldest_to_the_latest() -> None:
+    found = [
+        {"reason": "NodeLost", "replica": 1, "node": "b", "at": "2026-01-01T11:00:00Z"},
+        {
+            "reason": "Exception",
+            "rank": 0,
+            "replica": 0,
+            "exitCode": 1,
+            "message": "line 1\nValueError: \x07",
+        },
+    ]
+    job = {"metadata": {"name": "digits"}, "status": {"failures": found}}
+    assert list(failures(job)) == [
+        "Exception of rank 0 (replica 0), exit code 1",
+        "  line 1",
+        "  ValueError: ?",
+        "2026-01-01T11:00:00Z NodeLost of replica 1 on node b",
+    ]
+    assert list(failures({"metadata": {"name": "digits"}})) == ["digits: no failure so far"]

@@ -1,0 +1,54 @@
+"""What commands share: options, arguments, and the end of a command that waits for a job."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from dtj_client.job import Job
+from dtj_client.kubectl import Kubectl
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NAME = click.argument("name")
+
+
+def _choose(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Pass an option on to kubectl; a later one wins, as in kubectl."""
+    known = context.obj or Kubectl()
+    if value:
+        context.obj = Kubectl(options=(*known.options, f"--{option.name}={value}"))
+    else:
+        context.obj = known
+
+
+def for_kubectl(command: F) -> F:
+    """Add the options that choose a cluster, which users of kubectl write before or after the verb."""
+    for names in (("-n", "--namespace"), ("--context",), ("--kubeconfig",)):
+        command = click.option(*names, callback=_choose, expose_value=False, help="As in kubectl.")(command)
+    return command
+
+
+def output(*formats: str) -> Callable[[F], F]:
+    """Add -o, with kubectl's names of formats."""
+    return click.option("-o", "--output", type=click.Choice(formats), help="Print this instead.")
+
+
+def follow_to_the_end(
+    kubectl: Kubectl,
+    name: str,
+    replicas: set[int] | None = None,
+    ranks: set[int] | None = None,
+    since: str = "",
+) -> int:
+    """Print lines until the job has finished; return 1 if it has failed."""
+    job = Job(name, kubectl)
+    for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
+        click.echo(str(line))
+    return ended(name, job.phase, err=True)
+
+
+def ended(name: str, phase: str, *, err: bool = False) -> int:
+    """Print how the job ended; return 1 if it has failed."""
+    click.echo(f"{name}: {phase}", err=err)
+    return int(phase != "Succeeded")

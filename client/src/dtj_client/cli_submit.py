@@ -1,0 +1,148 @@
+"""`kubectl dtj submit`: the code of a folder, or a job from a file."""
+
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from click.core import ParameterSource
+
+from dtj_client import archive, manifest, submission
+from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json, Kubectl
+
+WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-f", "--file", metavar="FILE", help="Submit the job in this YAML file; - is standard input.")
+@click.option("--name", help="Name of the job. [default: from the program, with a random end]")
+@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Number of pods.")
+@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs per pod.")
+@click.option("--image", default="", help="Image with Python, torch and dtj. [default: the trainer image]")
+@click.option(
+    "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the program; may be repeated."
+)
+@click.option(
+    "--checkpoints", "claim", default="", metavar="CLAIM", help="PersistentVolumeClaim for checkpoints."
+)
+@click.option("--queue", default="", help="Label the job for this queue of Kueue.")
+@click.option("--no-code", is_flag=True, help="The image has the code: send none.")
+@click.option("--dry-run", is_flag=True, help="Print the objects as YAML and create nothing.")
+@click.option("--follow", is_flag=True, help="Then follow the logs until the job has finished.")
+@output("json", "yaml", "name")
+@click.argument("command", nargs=-1, metavar="[PROGRAM [ARGUMENTS]...]")
+@for_kubectl
+@click.pass_context
+def submit(
+    context: click.Context,
+    /,
+    command: tuple[str, ...],
+    file: str | None,
+    name: str | None,
+    dry_run: bool,
+    follow: bool,
+    output: str | None,
+    **given: Any,
+) -> int:
+    """Run a program with the code of this folder on the cluster, without building an image.
+
+    A Python file runs under `dtj run`; any other program as it is. Put -- before the program.
+
+    \b
+      kubectl dtj submit --replicas 4 -- train.py --lr 3e-4
+      kubectl dtj submit --gpus 8 --follow -- torchrun train.py
+      kubectl dtj submit -f job.yaml --name second-try
+    """  # noqa: D301
+    kubectl: Kubectl = context.obj
+    code: Json | None = None
+    others: list[Json] = []
+    if file:
+        _refuse_options_of_a_program(context)
+        job, others = submission.read_file(file)
+        if name:
+            job["metadata"] = {**job["metadata"], "name": name}
+        kubectl = kubectl.in_namespace(job["metadata"].get("namespace", ""))
+    else:
+        job, code = _from_folder(command, name=name, quiet=dry_run, **given)
+    if dry_run:
+        click.echo(_text([*others, *([] if code is None else [code]), job], output or "yaml"))
+        return 0
+    for each in others:
+        click.echo(kubectl.apply(each), err=True)
+    stored = submission.create(kubectl, job, code)
+    made = stored["metadata"]["name"]
+    click.echo(_text([stored], output) if output else f"submitted {made}; kubectl dtj status {made} shows it")
+    if follow:
+        return follow_to_the_end(kubectl, made)
+    return 0
+
+
+def _refuse_options_of_a_program(context: click.Context) -> None:
+    """A file has these as fields; to change one of them silently or to ignore the option would surprise."""
+    if context.params["command"]:
+        raise click.UsageError("-f takes no program: the file has the command")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name not in WITH_A_FILE and source is ParameterSource.COMMANDLINE and option.expose_value:
+            raise click.UsageError(f"{option.opts[-1]} does not go with -f: change the field in the file")
+
+
+def _from_folder(
+    command: tuple[str, ...],
+    *,
+    env: tuple[str, ...],
+    name: str | None,
+    no_code: bool,
+    quiet: bool,
+    **given: Any,
+) -> tuple[Json, Json | None]:
+    """The job and its code."""
+    if not command:
+        raise click.UsageError("name a program, such as: -- train.py; or a file with a job: -f job.yaml")
+    wrong = [each for each in env if "=" not in each]
+    if wrong:
+        raise click.UsageError(f"--env {wrong[0]}: write NAME=VALUE")
+    if command[0].endswith(".py") and not no_code and not Path(command[0]).is_file():
+        raise ClientError(
+            f"there is no file {command[0]} in this folder", "change to the folder of the program"
+        )
+    request = manifest.Request(
+        name=name or new_name(command[0]),
+        command=command,
+        env=dict(each.split("=", 1) for each in env),
+        **given,
+    )
+    job = manifest.job(request, with_code=not no_code)
+    if no_code:
+        return job, None
+    sent = archive.pack(Path.cwd())
+    if not quiet:
+        click.echo(f"sending {len(sent.files)} files, {len(sent.data) / 1024:.0f} KiB", err=True)
+        if sent.secrets:
+            left_out = ", ".join(sent.secrets)
+            click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
+    return job, manifest.config_map(request, sent)
+
+
+def new_name(program: str) -> str:
+    """A name that is free, as far as four random digits can make sure."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:40]
+    return f"{stem if stem[:1].isalpha() else 'job'}-{secrets.token_hex(2)}"
+
+
+def _text(objects: list[Json], output: str) -> str:
+    match output:
+        case "name":
+            return "\n".join(f"{each['kind'].lower()}/{each['metadata']['name']}" for each in objects)
+        case "json":
+            whole = (
+                objects[0] if len(objects) == 1 else {"apiVersion": "v1", "kind": "List", "items": objects}
+            )
+            return json.dumps(whole, indent=2)
+        case _:
+            return yaml.safe_dump_all(objects, sort_keys=False).rstrip()

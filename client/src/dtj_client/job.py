@@ -1,0 +1,122 @@
+"""A job on the cluster, with a method for each verb of `kubectl dtj`."""
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import KIND, Json, Kubectl, index_of, replicas_of
+from dtj_client.logs import Line, follow_job, of_ranks, snapshot
+from dtj_client.report import report
+
+FINAL = ("Succeeded", "Failed")
+POLL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One DistributedTrainingJob.
+
+    Each call asks the API server again. All of them raise ClientError, with the reason and how to fix it.
+
+    name      its name in the namespace of `kubectl`
+    """
+
+    name: str
+    kubectl: Kubectl = field(default_factory=Kubectl, repr=False)
+
+    @property
+    def manifest(self) -> Json:
+        """The whole object, with spec and status."""
+        return self.kubectl.job(self.name)
+
+    @property
+    def phase(self) -> str:
+        """Such as Running or Succeeded; empty until the operator has seen the job."""
+        return str((self.manifest.get("status") or {}).get("phase", ""))
+
+    def report(self) -> str:
+        """The screen of `kubectl dtj status`: what the job does and why, what failed, what to do."""
+        lines = report(self.manifest, self.kubectl.pods(self.name), datetime.now(UTC))
+        return "\n".join(lines)
+
+    def logs(
+        self,
+        *,
+        follow: bool = False,
+        replicas: Collection[int] | None = None,
+        ranks: Collection[int] | None = None,
+        since: str = "",
+    ) -> Iterator[Line]:
+        """Yield the lines of all replicas in the order of time.
+
+        follow    continue until the job has finished, with the pods that replace others
+        replicas  only these
+        ranks     only lines of these ranks; the agent, and so `dtj run`, writes the rank before each line
+        since     only lines newer than this, such as 10m
+        """
+        job = self.manifest
+        chosen = replicas_of(job, None if replicas is None else set(replicas))
+        flags = [f"--since={since}"] if since else []
+        if follow:
+            lines = follow_job(self.kubectl, self.name, chosen, *flags, finished=lambda: self.phase in FINAL)
+        else:
+            pods = [pod for pod in self.kubectl.pods(self.name) if index_of(pod, self.name) in set(chosen)]
+            if not pods:
+                raise ClientError(
+                    f"job {self.name} has no pods, and their logs went with them",
+                    f"see kubectl dtj status {self.name}",
+                )
+            lines = snapshot(self.kubectl, pods, self.name, *flags)
+        return lines if ranks is None else of_ranks(lines, set(ranks))
+
+    def wait(self, timeout: float | None = None) -> str:
+        """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        while (phase := self.phase) not in FINAL:
+            self._sleep(ends, f"{self.name}: {phase or 'not started'} after {timeout or 0:.0f} s")
+        return phase
+
+    def suspend(self) -> None:
+        """Stop the pods, which save a checkpoint if the program can; the job stays."""
+        self._change({"suspend": True})
+
+    def resume(self) -> None:
+        """Start the pods of a suspended job."""
+        self._change({"suspend": False})
+
+    def scale(self, replicas: int) -> None:
+        """Change the number of replicas of an elastic job."""
+        self._change({"replicas": replicas})
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Let the pods save a checkpoint and end, then delete the job.
+
+        Raises TimeoutError after `timeout` seconds; the job is then suspended.
+        """
+        if self.phase not in FINAL:
+            self.suspend()
+        ends = None if timeout is None else time.monotonic() + timeout
+        while running := [pod for pod in self.kubectl.pods(self.name) if not _has_ended(pod)]:
+            self._sleep(ends, f"{self.name}: {len(running)} pods still run; the job is suspended")
+        self.delete()
+
+    def delete(self) -> None:
+        """Delete the job with its pods and their logs; checkpoints stay."""
+        self.kubectl.delete(KIND, self.name)
+
+    def _change(self, spec: Json) -> None:
+        self.kubectl.patch(KIND, self.name, {"spec": spec})
+
+    @staticmethod
+    def _sleep(ends: float | None, message: str) -> None:
+        """Wait for the next poll. Raises TimeoutError with the message once the time is over."""
+        left = POLL_S if ends is None else ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(message)
+        time.sleep(min(POLL_S, left))
+
+
+def _has_ended(pod: Json) -> bool:
+    return (pod.get("status") or {}).get("phase") in FINAL

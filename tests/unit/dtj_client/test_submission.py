@@ -1,0 +1,113 @@
+"""A job and its code are created together or not at all."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Kubectl
+from dtj_client.submission import create, read_file
+
+Json = dict[str, Any]
+JOB = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", "metadata": {"name": "digits"}}
+CODE = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-code"}}
+
+
+class Cluster(Kubectl):
+    """Objects in memory; `fault` runs when an object of its kind was stored."""
+
+    def __init__(self, **faults: Callable[[], None]) -> None:
+        super().__init__()
+        objects: dict[str, Json] = {}
+        object.__setattr__(self, "objects", objects)
+        object.__setattr__(self, "faults", faults)
+
+    objects: dict[str, Json]
+    faults: dict[str, Callable[[], None]]
+
+    def create(self, manifest: Json) -> Json:
+        stored = {**manifest, "metadata": {**manifest["metadata"], "uid": "u1"}}
+        self.objects[manifest["kind"]] = stored
+        self.faults.get(manifest["kind"], lambda: None)()
+        return stored
+
+    def delete(self, kind: str, name: str) -> None:
+        """As the garbage collector does: what the job owns goes too."""
+        assert (kind, name) == ("distributedtrainingjobs.dtj.dev", "digits")
+        job = self.objects.pop("DistributedTrainingJob")
+        for other, each in list(self.objects.items()):
+            if any(o["uid"] == job["metadata"]["uid"] for o in each["metadata"]["ownerReferences"]):
+                del self.objects[other]
+
+
+def refuse() -> None:
+    raise ClientError("quota exceeded")
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_code_has_its_owner_from_the_start() -> None:
+    cluster = Cluster()
+    create(cluster, JOB, CODE)
+    (owner,) = cluster.objects["ConfigMap"]["metadata"]["ownerReferences"]
+    assert (owner["name"], owner["uid"]) == ("digits", "u1")
+
+
+@pytest.mark.parametrize("kind", ["DistributedTrainingJob", "ConfigMap"])
+def test_ctrl_c_at_any_step_leaves_nothing(kind: str) -> None:
+    cluster = Cluster(**{kind: interrupt})
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        create(cluster, JOB, CODE)
+    assert not cluster.objects
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_refused_code_takes_the_job_along() -> None:
+    cluster = Cluster(ConfigMap=refuse)
+    with pytest.raises(ClientError, match="quota exceeded"):
+        create(cluster, JOB, CODE)
+    assert not cluster.objects
+
+
+def test_second_ctrl_c_does_not_wait() -> None:
+    def twice() -> None:
+        interrupt()
+        interrupt()
+        raise AssertionError("the second one was not raised at once")
+
+    with pytest.raises(KeyboardInterrupt):
+        create(Cluster(ConfigMap=twice), JOB, CODE)
+
+
+def test_job_of_a_file_and_what_comes_with_it() -> None:
+    job, others = read_file("examples/checkpointed.yaml")
+    assert job["metadata"]["name"] == "checkpointed"
+    assert [each["kind"] for each in others] == ["PersistentVolumeClaim"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: PyTorchJob", "has 0 DistributedTrainingJobs \\(found: PyTorchJob\\)"),
+        ("", "found: nothing"),
+        ("kind: [", "is not YAML"),
+        ("just words", "without a kind"),
+        ("kind: DistributedTrainingJob", "has no metadata"),
+        ("kind: DistributedTrainingJob\n---\nkind: DistributedTrainingJob", "has 2 "),
+    ],
+)
+def test_file_without_a_job(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ClientError, match=said):
+        read_file(str(tmp_path / "job.yaml"))
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ClientError, match="cannot read nothing: No such file"):
+        read_file("nothing")
