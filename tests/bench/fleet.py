@@ -261,7 +261,12 @@ def job(number: int) -> Json:
         "metadata": {"name": name(number)},
         "spec": {
             "replicas": REPLICAS,
-            "recovery": {"scope": "Replica", "backoffSeconds": 0},
+            "recovery": {
+                "scope": "Replica",
+                "backoffSeconds": 0,
+                "maxRestarts": 1000,
+                "maxRestartsWithoutProgress": 1000,  # every failure here is the same
+            },
             "template": {"spec": {"containers": [container], **kwok.PLACEMENT}},
         },
     }
