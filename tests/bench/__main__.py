@@ -30,6 +30,7 @@ NAMES = (
 BY_NAME_ONLY = (
     "recovery",
     "recovery_local",
+    "recovery_copies",
     "recovery_peer",
     "goodput",
     "control",

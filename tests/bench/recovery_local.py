@@ -28,7 +28,8 @@ RANKS = 2
 _WITHIN_S = 60.0
 _QUIET_S = 2.0
 _OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-DTJ = ("dtj", "run", "--nproc", str(RANKS), "--max-restarts", "1000")
+RUN = ("dtj", "run", "--max-restarts", "1000")
+DTJ = (*RUN, "--nproc", str(RANKS))
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "1000")
 LAUNCHERS: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "`dtj run`": (DTJ, {}),
@@ -37,12 +38,18 @@ LAUNCHERS: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
 }
 
 
-def trains_again_at(books: Sequence[Sequence[Line]], killed: int, fault: float) -> float | None:
-    """Time at which all ranks had done a step after the killed one restarted; None until then."""
+def trains_again_at(
+    books: Sequence[Sequence[Line]], killed: int, fault: float, *, new_step: bool = False
+) -> float | None:
+    """Time at which all ranks had done a step after the killed one restarted; None until then.
+
+    new_step  one that no rank had done before the fault
+    """
+    done = max((li.step or 0 for book in books for li in book if new_step and li.at <= fault), default=0)
     began = next((line.at for line in books[killed] if line.step is None and line.at > fault), None)
     if began is None:
         return None
-    steps = [next((li.at for li in book if li.step is not None and li.at > began), None) for book in books]
+    steps = [next((li.at for li in book if (li.step or 0) > done and li.at > began), None) for book in books]
     found = [step for step in steps if step is not None]
     return max(found) if len(found) == len(steps) else None
 
@@ -67,14 +74,16 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Path]:
+def running(
+    words: Sequence[str], env: Mapping[str, str], arguments: Sequence[str] = ("--step-s=0.1",)
+) -> Iterator[Path]:
     """Start the program under a launcher, wait until all ranks train; yields the folder with their books."""
     with tempfile.TemporaryDirectory(prefix="dtj-recovery-") as name:
         folder = Path(name)
         variables = {"OMP_NUM_THREADS": "1", "DTJ_CHECKPOINT_DIR": str(folder / "saved"), **env}
         with (folder / "log").open("w") as log:
             launcher = subprocess.Popen(
-                [sys.executable, "-m", *words, str(PROGRAM), "--step-s=0.1"],
+                [sys.executable, "-m", *words, str(PROGRAM), *arguments],
                 env=os.environ | variables,
                 stdout=log,
                 stderr=log,
@@ -88,21 +97,23 @@ def running(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Path]:
             launcher.wait(_WITHIN_S)
 
 
-def kill(folder: Path, rank: int) -> float | None:
+def kill(folder: Path, rank: int, *, ranks: int = RANKS, new_step: bool = False) -> float | None:
     """Seconds from the death of a rank until all train again."""
     time.sleep(_QUIET_S)
     fault = time.time()
     os.kill(pids(folder, rank)[-1], signal.SIGKILL)
-    at = until_trained(folder, rank, fault)
+    at = until_trained(folder, rank, fault, ranks=ranks, new_step=new_step)
     return None if at is None else at - fault
 
 
-def until_trained(folder: Path, rank: int, since: float) -> float | None:
+def until_trained(
+    folder: Path, rank: int, since: float, *, ranks: int = RANKS, new_step: bool = False
+) -> float | None:
     """Poll the books until `trains_again_at` returns a time; None if it does not in time."""
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
-        books = [parse(book(folder, each)) for each in range(RANKS)]
-        at = trains_again_at(books, rank, since)
+        books = [parse(book(folder, each)) for each in range(ranks)]
+        at = trains_again_at(books, rank, since, new_step=new_step)
         if at is not None:
             return at
         time.sleep(0.1)

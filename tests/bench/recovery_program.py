@@ -10,12 +10,17 @@ import time
 from pathlib import Path
 
 import torch
+from torch.utils.data import TensorDataset
 
 import dtj
+from dtj.models.gpt import GPT, Shape
+
+SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10**9)
 parser.add_argument("--step-s", type=float, default=0.1, help="seconds of sleep in a step")
+parser.add_argument("--gpt", action="store_true", help="a tiny GPT instead of a single layer")
 given = parser.parse_args()
 
 FOLDER = os.environ.get("DTJ_CHECKPOINT_DIR")
@@ -31,17 +36,32 @@ def tell(what: str, note: str) -> None:
             file.write(f"{time.time():.4f} {note}\n")
 
 
+def numbers() -> TensorDataset:
+    inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def tokens() -> TensorDataset:
+    found = torch.randint(0, SHAPE.vocabulary, (512, 9), generator=torch.Generator().manual_seed(0))
+    return TensorDataset(found[:, :-1], found[:, 1:])
+
+
+def predict(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def main() -> None:
     tell("began", f"start {os.getpid()}")
     run = dtj.init()
     print("joined", flush=True)
-    model = run.parallel(torch.nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
-    data = run.data(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), global_batch=32)
+    model = run.parallel(GPT(SHAPE) if given.gpt else torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9 if given.gpt else 0.0)
+    samples = tokens() if given.gpt else numbers()
+    data = run.data(samples, global_batch=32)
+    loss_of = predict if given.gpt else torch.nn.functional.mse_loss
     run.state(model=model, opt=optimizer, data=data)
     for batch in run.steps(given.steps):
-        run.backward(lambda mb: torch.nn.functional.mse_loss(model(mb[0]), mb[1]), batch)
+        run.backward(lambda mb: loss_of(model(mb[0]), mb[1]), batch)
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(given.step_s)
