@@ -85,7 +85,7 @@ class Agents:
         known = RankState(generation=generation, holds=True, is_ready=True).to_json()
         hello = {
             **{"protocol": PROTOCOL, "uid": "", "attempt": 0, "replica": replica, "restarts": 0},
-            **{"incarnation": f"{replica:032}", "isStopping": False, "state": {}},
+            **{"incarnation": f"{replica:032}", "isStopping": False, "state": {}, "keeper": None},
             "ranks": dict.fromkeys(agent.ranks, known) if generation else {},
         }
         sock.sendall(encode({"hello": hello}))

@@ -93,6 +93,7 @@ def test_variables_that_the_agent_sets_for_its_ranks_are_those_on_the_page():
     ours = [trainer.USE_AGENT_STORE, trainer.RUN_ID, trainer.RESTART_COUNT]
     ours += [trainer.TORCHRUN_RESTARTS, trainer.ERROR_FILE]
     ours += [trainer.GENERATION, trainer.HEALING, trainer.CONNECT_SECONDS, trainer.INCARNATION]
+    ours += [trainer.BUDDY]
     assert ours == flat("Between the agents of a job")
 
 

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +26,7 @@ def helper() -> Iterator[int]:
             signal.pause()
 
     read, ready = os.pipe()
-    pid = fork_helper(wait)
+    pid = fork_helper(wait, keep=[ready])
     os.read(read, 1)
     os.close(read)
     os.close(ready)
@@ -39,6 +42,21 @@ def test_helper_has_its_own_process_group_and_survives_an_interrupt(helper: int)
     found = os.waitid(os.P_PID, helper, os.WEXITED | os.WNOWAIT)
     assert found
     assert (found.si_code, found.si_status) == (os.CLD_KILLED, signal.SIGTERM)
+
+
+def test_helper_has_none_of_the_agents_files() -> None:
+    """A copy of a connection or of a rank's pipe would keep it open when the agent has closed it."""
+    with socket.socket() as connection, tempfile.TemporaryFile() as kept:
+        names = [Path(f"/proc/self/fd/{each.fileno()}").readlink() for each in (connection, kept)]
+        pid = fork_helper(signal.pause, keep=[kept.fileno()])
+        try:
+            folder = Path(f"/proc/{pid}/fd")
+            wait_for(lambda: len(list(folder.iterdir())) == 4, "the helper to close what it does not need")
+            found = {fd.readlink() for fd in folder.iterdir()}
+            assert [name in found for name in names] == [False, True]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def test_helper_does_not_outlive_an_agent_that_was_killed() -> None:

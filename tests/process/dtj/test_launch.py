@@ -55,6 +55,7 @@ def test_pod_whose_ranks_are_done_does_not_wait_for_ever_for_a_replica_0_that_is
         "replicas": 2,
         "gracefully": False,
         "connect_s": 1.0,
+        "copies": {"buddy": None, "ward": None},
     }
     with link, link.makefile("rw") as lines:
         print(json.dumps({"form": form}), file=lines, flush=True)

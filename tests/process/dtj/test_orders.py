@@ -24,6 +24,7 @@ from dtj.agent.verdict import Probe
 from dtj.telemetry.heartbeat import PAUSE_S, SharedHeartbeat
 
 FORM: dict[str, Any] = {"port": 4242, "heals": True, "replicas": 1, "gracefully": False, "connect_s": 20.0}
+FORM |= {"copies": {"buddy": None, "ward": None}}
 
 
 @dataclass(kw_only=True)

@@ -20,6 +20,7 @@ from dtj.agent.protocol import (
     Go,
     Hello,
     Job,
+    Keeper,
     RankState,
     Refuse,
     RestartBudget,
@@ -322,7 +323,26 @@ def test_new_coordinator_takes_over_the_state_that_agents_remember() -> None:
     found.join(hello(1, ranks={1: holding}, state=remembered), NOW)
     found.join(hello(2, ranks={2: holding}, state=replace(remembered, generation=6)), NOW)
     assert found.join(hello(0), NOW) == [Form(8, frozenset({1, 2}), 3)]
-    assert found.state == replace(remembered, generation=8, replicas=3)
+    assert found.state == replace(remembered, generation=8, replicas=3, shift=1)
+
+
+def on(machine: str) -> Keeper:
+    return Keeper(port=1, token="t", machine=machine)
+
+
+def test_buddies_stay_the_same_when_pods_are_replaced() -> None:
+    """The new pod's copies are where its predecessor sent them, wherever the new pod runs."""
+    found = membership(replicas=4)
+    for replica, machine in enumerate("aabb"):
+        found.join(hello(replica, keeper=on(machine)), NOW)
+    assert found.state.shift == 2
+    found.leave("pod-2", NOW)
+    found.join(hello(2, "again", keeper=on("a")), NOW)
+    assert (found.state.generation, found.state.shift) == (2, 2)
+    after = membership(replicas=4)
+    for replica, machine in enumerate("aaab"):
+        after.join(hello(replica, f"{replica}", keeper=on(machine), state=found.state), NOW)
+    assert (after.state.generation, after.state.shift) == (3, 2), "replica 0 was replaced, too"
 
 
 @pytest.mark.parametrize(

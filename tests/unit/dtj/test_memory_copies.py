@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from dtj.checkpoint.checkpointer import Checkpointer
-from dtj.copies import slot, space
+from dtj.copies import buddy, memory_copies, slot, space
+from dtj.copies.buddy import Address
 from dtj.copies.memory_copies import Age, MemoryCopies, choose
 from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
@@ -30,6 +31,7 @@ class Rank:
     every: int | None = None
     generation: int = 1
     is_needless: bool = False
+    buddy: Address | None = None
     width: int = 3
     now: float = 0.0
     said: list[str] = field(default_factory=list)
@@ -56,6 +58,7 @@ class Rank:
             clock=lambda: self.now,
             say=self.said.append,
         )
+        self.copies.buddy = self.buddy
 
     def train(self) -> None:
         self.model(torch.ones(self.width)).sum().backward()
@@ -104,6 +107,34 @@ def test_damaged_copy_costs_the_steps_since_the_one_before(slots: list[Slot]) ->
     assert after.said[-1] == "not resuming from memory: the copy of step 1 of rank 0 is damaged"
 
 
+def test_copy_that_is_damaged_on_another_rank_is_not_loaded(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank has the same copies; only the older one has the right checksum there."""
+    before = Rank(slots)
+    for step in (1, 2):
+        before.copy(step)
+    others = iter([None, 1, 0])  # the same ages; then whether the copy, the newer first, is damaged
+
+    def gather(numbers: list[int], _: None) -> list[list[int]]:
+        mine, other = [int(number) for number in numbers], next(others)
+        return [mine, mine if other is None else [other]]
+
+    monkeypatch.setattr(memory_copies, "_gather", gather)
+    assert Rank(slots, generation=2).copies.restore(None) == 1
+
+
+def test_rank_0_claims_the_folder_when_it_resumes_from_memory(
+    slots: list[Slot], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Rank(slots, run_dir=tmp_path).copy(4)
+    after = Rank(slots, run_dir=tmp_path, generation=2)
+    claims: list[int] = []
+    monkeypatch.setattr(after.checkpointer, "claim", lambda: claims.append(1))
+    assert after.copies.restore(None) == 4
+    assert claims == [1]
+
+
 def test_newer_checkpoint_is_preferred(slots: list[Slot], tmp_path: Path) -> None:
     before = Rank(slots, run_dir=tmp_path)
     before.copy(4)
@@ -148,6 +179,63 @@ def test_copies_take_three_hundredths_of_the_time(slots: list[Slot], monkeypatch
     assert not rank.copies.wants_copy()
     rank.now += 0.2
     assert rank.copies.wants_copy()
+
+
+BUDDY = Address(host="10.0.0.2", port=1, token="00" * 16)
+
+
+def test_next_copy_waits_for_the_buddy_but_not_for_a_slow_one(slots: list[Slot]) -> None:
+    rank = Rank(slots, buddy=BUDDY)
+    rank.copy(1)
+    rank.now = 29.9
+    assert not rank.copies.wants_copy()
+    slots[0].mark_sent(is_sent=True)
+    assert rank.copies.wants_copy()
+    slots[0].mark_sent(is_sent=False)
+    rank.now = 30.1
+    assert rank.copies.wants_copy()
+    slots[0].mark_sent(is_sent=True)
+    rank.copy(2)
+    rank.copy(3)
+    assert not any(each.is_sent for each in slots), "these are other copies"
+
+
+def test_rank_of_a_new_pod_gets_what_the_buddy_keeps(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Rank(slots)
+    before.train()
+    before.copy(4)
+    asked = []
+
+    def fetch(address: Address, rank: int, empty: Sequence[Slot]) -> int:
+        asked.append((address, rank))
+        header, payload = slots[0].header(), slots[0].payload()
+        assert header
+        assert payload is not None
+        kept = bytes(payload)
+        return empty[0].receive(header, lambda view: view.__setitem__(slice(None), kept))
+
+    monkeypatch.setattr(buddy, "fetch", fetch)
+    assert Rank(slots, generation=2, buddy=BUDDY).copies.restore(None) == 4
+    assert asked == [], "its agent has them"
+    fds = slot.create(0)
+    try:
+        after = Rank([Slot(fd) for fd in fds], generation=2, buddy=BUDDY)
+        assert after.copies.restore(None) == 4
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert asked == [(BUDDY, 0)]
+    assert_same(after.state(), before.state())
+
+
+def test_without_its_buddy_a_new_pod_uses_the_checkpoint(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(buddy, "fetch", lambda *_: (_ for _ in ()).throw(ConnectionRefusedError("refused")))
+    assert Rank(slots, generation=2, buddy=BUDDY).copies.restore(None) is None
+    assert capfd.readouterr().err == "dtj: cannot fetch rank 0's copies from 10.0.0.2: refused\n"
 
 
 def test_copies_by_number_of_steps(slots: list[Slot]) -> None:

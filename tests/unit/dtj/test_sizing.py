@@ -74,6 +74,7 @@ def test_elastic_job_shrinks_if_a_lost_replica_does_not_come_back() -> None:
     assert found.tick(NOW + SHRINK_DELAY_S - 1) == []
     assert found.deadline == NOW + SHRINK_DELAY_S
     assert found.tick(NOW + SHRINK_DELAY_S) == [Form(2, frozenset(), 2)]
+    assert found.state.shift == 1
     assert found.join(hello(2, "again"), NOW + 100) == []
     assert found.tick(NOW + 100 + RESIZE_DELAY_S) == [Form(3, frozenset(), 3, gracefully=True)]
 

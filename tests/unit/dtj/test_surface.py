@@ -8,7 +8,7 @@ from dtj import cli, contract
 from dtj.agent import torchrun
 from dtj.agent.activity import Activity
 from dtj.agent.heartbeats import Heartbeat
-from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, RankState
+from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
 from dtj.agent.verdict import Probe
 from dtj.agreement import Message
 from dtj.heal import ProgramPoint
@@ -88,7 +88,7 @@ def test_commands_and_flags() -> None:
             "--ranks",
             "--resume",
         ),
-        *("--max-restarts", "--save-every", "--termination-log"),
+        *("--max-restarts", "--no-buddy", "--save-every", "--termination-log"),
         *("--nproc-per-node", "--nproc_per_node", "--max_restarts"),  # as torchrun spells them
     }
     of_torchrun = {p.opts[0] for p in torchrun.options(click.command()(lambda: None)).params}
@@ -119,7 +119,7 @@ def test_exit_codes() -> None:
 def test_message_fields_change_only_with_the_protocol_number() -> None:
     """If this fails, increase PROTOCOL: pods of different builds would misread each other's messages."""
     fields = [
-        *(Hello.__dataclass_fields__, RankState.__dataclass_fields__),
+        *(Hello.__dataclass_fields__, Keeper.__dataclass_fields__, RankState.__dataclass_fields__),
         *(CoordinatorState.__dataclass_fields__, Form.__dataclass_fields__),
         *(
             Heartbeat._fields,
@@ -130,11 +130,12 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        6,
+        7,
         [
-            "uid attempt replica incarnation restarts is_stopping ranks state",
+            "uid attempt replica incarnation restarts is_stopping ranks state keeper",
+            "port token machine",
             "generation holds is_ready is_unformed lost ending",
-            "generation in_place without_progress unformed best_step replicas",
+            "generation in_place without_progress unformed best_step replicas shift",
             "generation kept replicas gracefully connect_s",
             "generation step pause_s busy_time at is_counted",
             "place moved does responds is_stopped asleep_s",

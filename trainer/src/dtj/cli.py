@@ -59,6 +59,11 @@ _FLAGS = [
         help="Maximum number of in-place restarts of failed ranks. [default: from the job, else 0]",
     ),
     click.option(
+        "--no-buddy",
+        is_flag=True,
+        help="Keep copies of state in the own pod only, not in another replica's, too.",
+    ),
+    click.option(
         "--port",
         type=click.IntRange(min=1, max=65535),
         help="Port for /status, /metrics, /stacks and /healthz. [default: from the job, else none]",
@@ -199,6 +204,7 @@ def _launch(what: Program, given: Mapping[str, Any]) -> int:
         port=given["port"],
         termination_log=given["termination_log"],
         max_restarts=given["max_restarts"],
+        no_buddy=given["no_buddy"],
     )
     return launch(what, placement, options)
 

@@ -50,6 +50,7 @@ GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 if other ranks of this generation hold the state in memory
 CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # time limit for a rank to connect to all others
 INCARNATION: Final = "DTJ_INCARNATION"  # id of the agent process, which owns the run's folder
+BUDDY: Final = "DTJ_BUDDY"  # where copies of this replica's state are kept; unset without one
 
 # Exit codes.
 EXIT_DONE: Final = 0

@@ -88,6 +88,10 @@ class AgentLinks:
         """The hellos of all agents that are connected."""
         return [hello for hello in self.hellos.values() if hello]
 
+    def addresses(self) -> list[tuple[Hello, str]]:
+        """The hellos of all agents that are connected, with their addresses; "" for that of this process."""
+        return [(hello, "" if link.is_local else link.peer) for link, hello in self.hellos.items() if hello]
+
     def tell(self, incarnation: str, message: Message) -> None:
         """Send a message to one agent."""
         for link in self._of(incarnation):

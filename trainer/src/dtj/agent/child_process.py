@@ -3,22 +3,30 @@
 import contextlib
 import os
 import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 from dtj.parent_death import die_with
 
 _BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
 
-def fork_helper(run: Callable[[], None]) -> int:
-    """Fork a helper that runs `run`; return its pid. It ignores Ctrl-C: the agent stops it."""
+def fork_helper(run: Callable[[], None], *, keep: Iterable[int] = ()) -> int:
+    """Fork a helper that runs `run`; return its pid. It ignores Ctrl-C: the agent stops it.
+
+    keep  file descriptors that it needs; it closes all others but its standard streams, so that connections
+          and pipes of the agent end with the agent
+    """
     agent = os.getpid()
     with signals_blocked():
         pid = os.fork()
         if pid == 0:
             try:
                 detach(agent)
+                _close_all_but(keep)
+                sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 run()
             except BaseException:  # noqa: BLE001 - the child must never return into the agent
@@ -37,6 +45,12 @@ def detach(agent: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_IN_FORK)
     die_with(agent)
+
+
+def _close_all_but(keep: Iterable[int]) -> None:
+    most = os.sysconf("SC_OPEN_MAX")
+    for below, above in pairwise(sorted({0, 1, 2, *keep, most})):
+        os.closerange(below + 1, above)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Connector:
 
     def __init__(self, host: str, port: int, *, agents: int) -> None:
         self._ours, theirs = socket.socketpair()
-        self._pid = fork_helper(lambda: _connect(host, port, theirs, agents))
+        self._pid = fork_helper(lambda: _connect(host, port, theirs, agents), keep=[theirs.fileno()])
         theirs.close()
 
     def fileno(self) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from dtj.agent import facts, outcome
+from dtj.agent import buddies, facts, outcome
 from dtj.agent.activity import Activity
 from dtj.agent.agent_links import AgentLinks
 from dtj.agent.checked import printable
@@ -21,7 +21,7 @@ from dtj.agent.link import KEEPALIVE_S, SILENCE_S, Link, Message, pace_s
 from dtj.agent.membership import Membership
 from dtj.agent.monitor import Monitor
 from dtj.agent.outcome import Ending
-from dtj.agent.protocol import Action, End, Form, Go, Hello, OtherProtocolError, Refuse
+from dtj.agent.protocol import Action, End, Form, Go, Hello, Keeper, OtherProtocolError, Refuse
 from dtj.agent.status import Facts
 from dtj.agent.store import Store
 
@@ -246,12 +246,29 @@ class Coordinator:
         if self._left_out:
             self._log_waiting(self._left_out)
         order = asdict(form) | {"port": self._store.port, "heals": bool(kept)}
+        keepers = {
+            hello.replica: (address, hello.keeper)
+            for hello, address in self._links.addresses()
+            if hello.keeper and self._is_present(hello)
+        }
         for hello in self._links.named():
             if self._is_present(hello):  # each gets its own ranks: all ranks to all agents would be megabytes
-                mine = sorted(kept.intersection(job.ranks_of(hello.replica)))
-                self._links.tell(hello.incarnation, self._with_state({"form": order | {"kept": mine}}))
+                mine = {
+                    "kept": sorted(kept.intersection(job.ranks_of(hello.replica))),
+                    "copies": self._buddies(hello.replica, keepers),
+                }
+                self._links.tell(hello.incarnation, self._with_state({"form": order | mine}))
         if old:
             old.stop()  # wakes ranks that still wait in it
+
+    def _buddies(self, replica: int, keepers: Mapping[int, tuple[str, Keeper]]) -> Message:
+        """Who keeps this replica's copies, and whose it keeps."""
+        replicas, shift = self.membership.job.replicas, self.membership.state.shift
+        if not shift or replica >= replicas:
+            return {"buddy": None, "ward": None}
+        found = keepers.get(buddies.buddy_of(replica, shift=shift, replicas=replicas))
+        buddy = found and {"host": found[0], "port": found[1].port, "token": found[1].token}
+        return {"buddy": buddy, "ward": buddies.ward_of(replica, shift=shift, replicas=replicas)}
 
     @property
     def _left_out(self) -> list[int]:

@@ -16,7 +16,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from dtj import contract
@@ -26,6 +26,7 @@ from dtj.agent.coordinator import Coordinator
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.hang import Watchdog
 from dtj.agent.heartbeats import HeartbeatReader, interval_s
+from dtj.agent.keeper_process import KeeperProcess
 from dtj.agent.link import Message
 from dtj.agent.looks import Looks
 from dtj.agent.membership import Membership
@@ -42,6 +43,7 @@ from dtj.agent.stacks import Stacks, as_text
 from dtj.agent.status import Status
 from dtj.agent.status_page import StatusPage
 from dtj.agent.supervisor import Supervisor, soonest
+from dtj.copies import slot
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 # If all ranks are done and replica 0 is gone, its last word may be lost: so long it may take to come back.
@@ -103,12 +105,15 @@ class _Agent:
         cuda.start_again_if_initialized(_log)
         self._page = StatusPage(self._options.host, self._options.port, console=self._console, log=_log)
         self._page.watch(self._selector, self._on_stacks_requested)
+        slots = {rank: slot.create(rank) for rank in self._placement.ranks}
+        self._keeper = self._start_keeper(slots)
         self._supervisor = Supervisor(
             self._program,
             threads=nthreads,
             as_json=self._options.as_json,
             shown=self._options.shown,
             selector=self._selector,
+            slots=slots,
             write=self._console.write,
             events=self._events,
         )
@@ -123,6 +128,7 @@ class _Agent:
             client=self._client,
             log=_log,
         )
+        self._orders.keeper = self._keeper
         self._orders.remember(self._options.past)
         try:
             self._connect()
@@ -233,6 +239,24 @@ class _Agent:
             self._coordinator.listen(self._placement.master_port)
         self._client.attach(self._coordinator.link())
 
+    def _start_keeper(self, slots: Mapping[int, Sequence[int]]) -> KeeperProcess | None:
+        """Start the exchange of copies with other replicas, if there are any."""
+        if self._job.most == 1 or not self._options.has_buddy or not all(slots.values()):
+            return None
+        try:
+            found = KeeperProcess.start(slots)
+        except OSError as error:
+            _log(f"no copies of state on other replicas: {error}")
+            return None
+        self._selector.register(found, selectors.EVENT_READ, self._on_keeper_ended)
+        return found
+
+    def _on_keeper_ended(self) -> None:
+        assert self._keeper is not None
+        self._selector.unregister(self._keeper)
+        self._keeper.ended()
+        _log("the process that exchanges copies of state with other replicas has ended")
+
     def _hello(self) -> Message:
         return self._orders.hello()
 
@@ -284,6 +308,8 @@ class _Agent:
         if self._coordinator:
             self._coordinator.close()
         self._page.close()
+        if self._keeper:
+            self._keeper.stop()
         return outcome.exit_code(endings)
 
 

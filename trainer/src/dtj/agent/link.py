@@ -34,16 +34,17 @@ def pace_s(agents: int, *, least_s: float) -> float:
 class Link:
     """One end of a connection.
 
-    peer  address of the other end: 127.0.0.1 if both ends are on this machine, empty if it is gone already
+    peer  address of the other end: 127.0.0.1 if both ends are in one process, empty if it is gone already
+    is_local  both ends are in one process
     """
 
     def __init__(self, sock: socket.socket, *, now: float) -> None:
         sock.setblocking(False)
-        self._is_local = sock.family == socket.AF_UNIX
-        if not self._is_local:
+        self.is_local = sock.family == socket.AF_UNIX
+        if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Read now: after a reset the address is unknown, although there may be messages left to read.
-        self.peer = "127.0.0.1" if self._is_local else _peer_of(sock)
+        self.peer = "127.0.0.1" if self.is_local else _peer_of(sock)
         self._sock = sock
         self._rest = b""
         self._unsent = b""
@@ -112,7 +113,7 @@ class Link:
 
         Never true if both ends are in one process: Ctrl-Z stops and continues both together.
         """
-        return not self._is_local and now - self.heard_at > SILENCE_S
+        return not self.is_local and now - self.heard_at > SILENCE_S
 
     def close(self) -> None:
         """Close the connection; the other side sees the end of the stream."""

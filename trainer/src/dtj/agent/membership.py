@@ -21,6 +21,7 @@ ranks restart and resume from the newest checkpoint. `now` is seconds of a monot
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
+from dtj.agent.buddies import choose_shift
 from dtj.agent.outcome import Ending, first_cause
 from dtj.agent.protocol import (
     CONNECT_S,
@@ -73,6 +74,7 @@ class Membership:
     _gone: set[int] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
     _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
+    _machines: dict[int, str] = field(default_factory=dict)  # replica -> machine of its newest pod
     _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
     _last_incident: dict[int, Ending] = field(
         default_factory=dict
@@ -299,6 +301,7 @@ class Membership:
     def _admit(self, hello: Hello) -> None:
         self.agents[hello.replica] = hello.incarnation
         self._restarts[hello.replica] = hello.restarts
+        self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
         self._lost_at.pop(hello.replica, None)
         if hello.is_stopping:
             self.stopping.add(hello.replica)
@@ -425,7 +428,11 @@ class Membership:
         self._healable = set(self._kept)
         self._ready, self._done, self._gone, self._first_step = set(), set(), set(), None
         self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
-        self.state = replace(self.state, generation=self.state.generation + 1, replicas=self.job.replicas)
+        shift, replicas = self.state.shift, self.job.replicas
+        if self.state.replicas != replicas:  # else the buddies have what a new pod needs
+            shift = choose_shift(self._machines, replicas)
+        generation = self.state.generation + 1
+        self.state = replace(self.state, generation=generation, replicas=replicas, shift=shift)
         self._shrink_at = None
         self.is_formed = True
         connect_s = CONNECT_S + len(self.job.ranks) // _RANKS_PER_S

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from dtj import contract
+from dtj import contract, settings
 from dtj.agent.placement import number
 from dtj.agent.protocol import CoordinatorState, RestartBudget
 from dtj.errors import RecipeError
@@ -27,6 +27,7 @@ class Options:
     hang_s           seconds without a step that count as a hang; None derives them from the steps
     working_s        seconds without a step until a rank at work counts as hung; None for the default
     restarts_hung    kill and restart a rank that causes a hang; else only name it
+    has_buddy        another replica keeps copies of this one's state in memory
     """
 
     budget: RestartBudget
@@ -43,6 +44,7 @@ class Options:
     hang_s: float | None = None
     working_s: float | None = None
     restarts_hung: bool = True
+    has_buddy: bool = True
 
     @classmethod
     def read(
@@ -54,6 +56,7 @@ class Options:
         port: int | None,
         termination_log: Path | None,
         max_restarts: int | None,
+        no_buddy: bool = False,
     ) -> Self:
         """Flags take precedence over the operator's variables; RecipeError if a value is invalid."""
         in_job = contract.JOB in env
@@ -73,6 +76,7 @@ class Options:
             hang_s=_seconds(env, contract.HANG_SECONDS) or None,  # 0: derived from the steps
             working_s=_seconds(env, contract.HANG_WORKING_SECONDS),
             restarts_hung=_hang_action(env) == "Restart",
+            has_buddy=not no_buddy and env.get(settings.variable("memory_every")) != "0",
         )
 
 

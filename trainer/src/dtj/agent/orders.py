@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from dtj import contract
 from dtj.agent.coordinator_client import CoordinatorClient
 from dtj.agent.heartbeats import HeartbeatReader
+from dtj.agent.keeper_process import KeeperProcess
 from dtj.agent.link import Message
 from dtj.agent.looks import Looks
 from dtj.agent.outcome import Ending
@@ -20,6 +22,7 @@ from dtj.agent.stacks import RankStacks
 from dtj.agent.status import Status
 from dtj.agent.supervisor import Supervisor
 from dtj.agent.verdict import Probe
+from dtj.copies.buddy import Address
 
 
 class Orders:
@@ -28,6 +31,7 @@ class Orders:
     is_stopping  the pod was asked to terminate: its ranks join no further generation
     is_over      the job is over for this pod
     culprit      the rank that failed the job, on any replica; None if no rank did
+    keeper       exchanges copies of state with other replicas; None without them
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Orders:
         self.is_stopping = False
         self.is_over = False
         self.culprit: Ending | None = None
+        self.keeper: KeeperProcess | None = None
         self._job = job
         self._placement = placement
         self._status = status
@@ -86,6 +91,7 @@ class Orders:
             "isStopping": self.is_stopping,
             "ranks": {rank: known.to_json() for rank, known in self._supervisor.states().items()},
             "state": self._coordinator_state,
+            "keeper": asdict(address) if self.keeper and (address := self.keeper.address) else None,
         }
 
     def obey(self, message: Message) -> None:
@@ -120,11 +126,13 @@ class Orders:
         replicas: int,
         gracefully: bool,
         connect_s: float,
+        copies: dict[str, Any],
     ) -> None:
         """Bring the ranks into a generation: send it to those that hold the run, restart the others.
 
-        kept   ranks of this pod
-        heals  some rank of the job holds the run
+        kept    ranks of this pod
+        heals   some rank of the job holds the run
+        copies  who keeps those of this replica, and of which replica it keeps them, see `_use_buddy`
         """
         if self.is_stopping:
             self._client.send({"stopping": True})
@@ -136,6 +144,7 @@ class Orders:
             self._supervisor.kill()
             return
         addr = self._client.peer
+        address = self._use_buddy(**copies)
         for rank in self._placement.ranks:
             process = self._supervisor.newest.get(rank)
             if process and process.ending is None and process.holds and rank in kept:
@@ -147,7 +156,19 @@ class Orders:
                 rank, generation=generation, store=(addr, port), heals=heals, connect_s=connect_s
             )
             env[contract.INCARNATION] = self._incarnation
+            env[contract.BUDDY] = address.format() if address else ""
             self._supervisor.start(rank, env, generation=generation, gracefully=gracefully)
+
+    def _use_buddy(self, buddy: dict[str, Any] | None, ward: int | None) -> Address | None:
+        """Have copies sent to the buddy and kept for the ward; returns where this replica's copies are.
+
+        buddy  fields of the address of its keeper; without a host it is replica 0's
+        """
+        if self.keeper is None:
+            return None
+        address = Address(**buddy | {"host": buddy["host"] or self._client.peer}) if buddy else None
+        self.keeper.use(address, () if ward is None else self._job.ranks_of(ward))
+        return address
 
     def _send_probes(self, number: int, probes: dict[int, Probe], found: list[RankStacks]) -> None:
         self._probed = found

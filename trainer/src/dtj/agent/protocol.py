@@ -10,7 +10,7 @@ from dtj.agent.sizing import Limits
 
 # Version of all messages between the agents of a job, and between its ranks. Increase by one for each
 # incompatible change. Never change the form of a refusal, nor `protocol`, `uid` and `attempt` of a hello.
-PROTOCOL = 6
+PROTOCOL = 7
 # Connecting takes this long only if a rank dies at that moment, or packets are lost.
 CONNECT_S = 20.0
 
@@ -74,6 +74,7 @@ class CoordinatorState:
     unformed: int = 0  # consecutive generations whose ranks did not reach each other
     best_step: int | None = None
     replicas: int | None = None
+    shift: int = 0  # from each replica to its buddy, see buddies.py
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "CoordinatorState":
@@ -123,6 +124,19 @@ class RankState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """The process of an agent that keeps copies of another replica's state; see copies/keeper.py.
+
+    token    its clients must know it
+    machine  an id that the agents of one node have in common
+    """
+
+    port: int
+    token: str
+    machine: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hello:
     """The first message on every connection of an agent.
 
@@ -130,6 +144,7 @@ class Hello:
     restarts     of the job before this pod was created: of two pods of a replica, that with more is the newer
     is_stopping  its pod was asked to terminate
     ranks        of its replica, those that were started
+    keeper       None if it keeps no copies for others
     """
 
     uid: str
@@ -140,6 +155,7 @@ class Hello:
     is_stopping: bool = False
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     state: CoordinatorState = CoordinatorState()
+    keeper: Keeper | None = None
 
     @property
     def healable(self) -> frozenset[int]:
@@ -161,6 +177,7 @@ class Hello:
                 is_stopping=checked(bool, fields["isStopping"]),
                 ranks=checked(dict[int, RankState], fields["ranks"]),
                 state=CoordinatorState.parse(fields["state"]),
+                keeper=checked(Keeper | None, fields["keeper"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"not a hello of an agent: {fields}") from error

@@ -53,7 +53,7 @@ class StatusServer:
         """Fork the process; OSError if the port is taken."""
         server = _HttpServer(host, port)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        pid = fork_helper(lambda: _serve(server, theirs))
+        pid = fork_helper(lambda: _serve(server, theirs), keep=(server.fileno(), theirs.fileno()))
         server.server_close()
         theirs.close()
         ours.setblocking(False)

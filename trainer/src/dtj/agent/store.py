@@ -32,7 +32,7 @@ class Store:
     def start(cls) -> Self:
         """Fork the process and wait some milliseconds until it listens; MachineError if it does not."""
         read, write = os.pipe()
-        pid = fork_helper(lambda: _serve(write))
+        pid = fork_helper(lambda: _serve(write), keep=[write])
         os.close(write)
         poll = select.poll()  # unlike select(), for any number of open files
         poll.register(read, select.POLLIN)

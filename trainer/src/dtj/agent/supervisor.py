@@ -7,7 +7,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from dtj.agent import rank_main
@@ -15,7 +15,6 @@ from dtj.agent.oom import OomKills
 from dtj.agent.outcome import Ending
 from dtj.agent.protocol import RankState
 from dtj.agent.rank_process import RankProcess
-from dtj.copies import slot
 
 # A script may clean up when it is restarted; one that ignores SIGTERM must not delay the others.
 _TERM_GRACE_S = 5.0
@@ -35,6 +34,7 @@ class Listener(Protocol):
 class Supervisor:
     """At most one live process per rank.
 
+    slots   rank -> file descriptors of the shared memory for copies of its state
     write   writes the ranks' output to the agent's own stdout (1) or stderr (2)
     events  called for everything that happens to a rank
     """
@@ -47,6 +47,7 @@ class Supervisor:
         as_json: bool,
         shown: frozenset[int] | None,
         selector: selectors.BaseSelector,
+        slots: Mapping[int, tuple[int, ...]],
         write: Callable[[int, bytes], None],
         events: Listener,
     ) -> None:
@@ -55,12 +56,12 @@ class Supervisor:
         self._as_json = as_json
         self._shown = shown
         self._selector = selector
+        self._slots = slots
         self._write = write
         self._events = events
         self.newest: dict[int, RankProcess] = {}
         # rank -> environment and generation to start once the old process is gone
         self._waiting: dict[int, tuple[dict[str, str], int]] = {}
-        self._slots: dict[int, tuple[int, ...]] = {}  # copies of state, by rank
         self._death_fds: dict[int, int] = {}  # by pid
         self._oom_kills = OomKills()
         self._kill_at: float | None = None
@@ -97,16 +98,15 @@ class Supervisor:
             self._waiting[rank] = (env, generation)
             self._end(old, gracefully=gracefully)
             return
-        if rank not in self._slots:
-            self._slots[rank] = slot.create(rank)
         others = [fd for other, fds in self._slots.items() if other != rank for fd in fds]
+        others += [fd for other in self.alive() for fd in (other.orders, other.stacks)]
         process = RankProcess.fork(
             self._program,
             env=env,
             generation=generation,
             threads=self._threads,
             as_json=self._as_json,
-            slots=self._slots[rank],
+            slots=self._slots.get(rank, ()),
             inherited=[*others, *(key.fd for key in self._selector.get_map().values())],
         )
         self.newest[rank] = process

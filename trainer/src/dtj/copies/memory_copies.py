@@ -1,7 +1,8 @@
 """When each rank copies its state to memory, and which copy all ranks load after a loss.
 
     copy     all ranks, after the same step, each its own state into the older of its two slots
-    restore  before anything is read from the volume: the newest step of which every rank has a valid copy
+    restore  before anything is read from the volume: the newest step of which every rank has a valid copy;
+             a rank of a new pod first fetches those that its buddy keeps
 
 The copies are an addition: if anything about one is in doubt, the newest checkpoint is used.
 """
@@ -17,7 +18,8 @@ import torch.distributed as dist
 
 from dtj import contract
 from dtj.checkpoint.checkpointer import Checkpointer
-from dtj.copies import slot, space, tree
+from dtj.copies import buddy, slot, space, tree
+from dtj.copies.buddy import Address
 from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
@@ -27,6 +29,9 @@ from dtj.world import World
 # Without --memory-every: copies take at most this part of the time, and are at least so many seconds apart.
 _MOST_OF_TIME = 0.03
 _LEAST_INTERVAL_S = 1.0
+# The next copy waits until the buddies have the last one, so that all have one of the same step; but not for
+# a slow buddy: copies in the own pod are of more use.
+_BUDDY_WAIT_S = 30.0
 # Of the memory that is left: as much again stays free for training to grow.
 _USABLE = 0.5
 _GIB = 1 << 30
@@ -42,6 +47,8 @@ class MemoryCopies:
     is_needless  at present the state of a lost rank would come from the other ranks
     label        of this process; its layout is what all ranks have in common, but for the names of the parts
     local_size   ranks that share this pod's memory
+
+    The attribute `buddy`: who keeps copies of this replica, too.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class MemoryCopies:
         say: Callable[[str], None],
     ) -> None:
         self.checkpointer = checkpointer
+        self.buddy: Address | None = None
         self._slots = tuple(slots)
         self._every = every
         self._is_needless = is_needless
@@ -73,7 +81,9 @@ class MemoryCopies:
         """A copy is due by this rank's clock; it is made once all ranks want one."""
         if self._is_off or self._every is not None or self._is_needless():
             return False
-        return self._clock() - self._copied_at >= self._interval_s
+        age_s = self._clock() - self._copied_at
+        waits = self.buddy is not None and age_s < _BUDDY_WAIT_S and not self._is_sent()
+        return age_s >= self._interval_s and not waits
 
     def is_due(self, step: int) -> bool:
         """A copy is due after `step` by --memory-every; the same on every rank."""
@@ -106,6 +116,7 @@ class MemoryCopies:
         """
         if self._every == 0 or self._label.generation == 1:
             return None
+        self._fetch()
         held = {_age(label): each for each in self._slots if (label := each.label()) and self._is_own(label)}
         ages = [*sorted(held, reverse=True), _NONE, _NONE]
         saved = self.checkpointer.newest_saved()
@@ -123,6 +134,19 @@ class MemoryCopies:
         if any(any(row) for row in rows):
             self._say(f"not resuming from memory: {why}")
         return None
+
+    def _fetch(self) -> None:
+        """A new pod's slots are empty: get what the buddy of the lost pod keeps."""
+        if self.buddy is None or any(each.label() for each in self._slots):
+            return
+        try:
+            buddy.fetch(self.buddy, self._label.rank, self._slots)
+        except OSError as error:
+            where = f"rank {self._label.rank}'s copies from {self.buddy.host}"
+            print(f"dtj: cannot fetch {where}: {error}", file=sys.stderr, flush=True)
+
+    def _is_sent(self) -> bool:
+        return all(each.is_sent for each in self._slots if each.label())
 
     def _pack(self) -> tree.Packed | None:
         if self._is_off:
@@ -198,7 +222,7 @@ def of_rank(
     """The copies of this process, which an agent has started, or not."""
     same = [layout.strategy, dict(layout.sizes), world.size]
     flags = [settings.precision, str(settings.sync), str(settings.compress)]
-    return MemoryCopies(
+    copies = MemoryCopies(
         slot.mine(),
         every=settings.memory_every,
         is_needless=is_needless,
@@ -213,6 +237,9 @@ def of_rank(
         clock=time.monotonic,
         say=say,
     )
+    if where := env.get(contract.BUDDY):
+        copies.buddy = Address.parse(where)
+    return copies
 
 
 def choose(rows: Sequence[Sequence[Age | None]], *, saved: int) -> tuple[list[Age], str]:

@@ -1,6 +1,7 @@
 """One copy of a rank's state in shared memory: complete, or ignored. Knows bytes, not tensors.
 
     header   LABEL: whose copy it is, and of which step; length and checksum of the payload   written last
+    sent     a byte in the header's page: nothing remains to be sent to the buddy
     payload  bytes that tree.py reads and writes
 
 The agent creates two slots for each rank before it forks it (memfd). A rank overwrites the older one, so that
@@ -15,11 +16,13 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # magic, job, rank, generation, step, layout, length and checksum of the payload, checksum of the header
 _HEADER = struct.Struct("<8s16sQQQ16sQII")
 _MAGIC = b"dtjcopy1"
+LABEL_BYTES = _HEADER.size
+_SENT_AT = 2048
 # The payload starts at a page, so that tensors in it are aligned.
 HEADER_BYTES = 4096
 
@@ -40,6 +43,32 @@ class Label:
     step: int = 0
 
 
+class Header(NamedTuple):
+    """A label with the length and the checksum of the payload, as they are in memory and on the wire."""
+
+    label: Label
+    length: int
+    checksum: int
+
+    @classmethod
+    def parse(cls, header: bytes) -> "Header | None":
+        """None if the bytes hold no label, or a damaged one."""
+        if len(header) < LABEL_BYTES or header == bytes(LABEL_BYTES):
+            return None
+        magic, job, rank, generation, step, layout, length, checksum, own = _HEADER.unpack(header)
+        if magic != _MAGIC or zlib.crc32(header[:-4]) != own:
+            return None
+        label = Label(job=job, rank=rank, generation=generation, step=step, layout=layout)
+        return cls(label, length, checksum)
+
+    def pack(self) -> bytes:
+        """The bytes, with a checksum of their own."""
+        label = self.label
+        fields = (_MAGIC, label.job, label.rank, label.generation, label.step, label.layout)
+        header = _HEADER.pack(*fields, self.length, self.checksum, 0)[:-4]
+        return header + struct.pack("<I", zlib.crc32(header))
+
+
 class Slot:
     """Shared memory that holds one copy or none. `fd` of a memfd, which may be empty."""
 
@@ -52,49 +81,67 @@ class Slot:
         """Bytes of memory that it uses."""
         return os.fstat(self.fd).st_blocks * 512
 
+    def header(self) -> Header | None:
+        """Whose copy the slot holds, and its checksum; None if it holds none. The payload is not checked."""
+        self._map()
+        return Header.parse(bytes(self._memory[:LABEL_BYTES]))
+
     def label(self) -> Label | None:
-        """Whose copy the slot holds; None if it holds none. The payload is not checked."""
-        found = self._read_header()
-        return found and found[0]
+        """Whose copy the slot holds, likewise."""
+        found = self.header()
+        return found and found.label
 
     def payload(self) -> memoryview | None:
         """The payload, None if it is damaged. The next `write` changes it."""
-        found = self._read_header()
-        if found is None:
-            return None
-        _, length, checksum = found
-        view = self._memory[HEADER_BYTES : HEADER_BYTES + length]
-        return view if len(view) == length and zlib.crc32(view) == checksum else None
+        found = self.header()
+        view = self.unchecked_payload(found) if found else memoryview(b"")
+        return view if found and len(view) == found.length and zlib.crc32(view) == found.checksum else None
+
+    def unchecked_payload(self, header: Header) -> memoryview:
+        """The payload that belongs to the header, unless it was changed since."""
+        return self._memory[HEADER_BYTES : HEADER_BYTES + header.length]
 
     def write(self, label: Label, length: int, fill: Callable[[memoryview], None]) -> None:
         """Replace the copy. OSError if there is no memory; then the slot holds none.
 
         fill  writes `length` bytes into its argument
         """
-        self.clear()
-        self._grow(HEADER_BYTES + length)
-        payload = self._memory[HEADER_BYTES : HEADER_BYTES + length]
+        payload = self._make_room(length)
         fill(payload)
-        fields = (_MAGIC, label.job, label.rank, label.generation, label.step, label.layout)
-        header = _HEADER.pack(*fields, length, zlib.crc32(payload), 0)
-        self._memory[: _HEADER.size] = header[:-4] + struct.pack("<I", zlib.crc32(header[:-4]))
+        self._memory[:LABEL_BYTES] = Header(label, length, zlib.crc32(payload)).pack()
+
+    def receive(self, header: Header, fill: Callable[[memoryview], None]) -> bool:
+        """Replace the copy by one that arrives; False, and the slot holds none, if its checksum is wrong."""
+        payload = self._make_room(header.length)
+        fill(payload)
+        if zlib.crc32(payload) != header.checksum:
+            return False
+        self._memory[:LABEL_BYTES] = header.pack()
+        return True
+
+    @property
+    def is_sent(self) -> bool:
+        """The buddy has this copy, or does not want it."""
+        self._map()
+        return bool(self._memory) and self._memory[_SENT_AT] == 1
+
+    def mark_sent(self, *, is_sent: bool) -> None:
+        """Note whether the buddy has this copy, or does not want it."""
+        self._map()
+        if self._memory:
+            self._memory[_SENT_AT] = is_sent
 
     def clear(self) -> None:
         """Hold no copy from now on."""
         self._map()
         if self._memory:
-            self._memory[: _HEADER.size] = bytes(_HEADER.size)
+            self._memory[:LABEL_BYTES] = bytes(LABEL_BYTES)
+            self._memory[_SENT_AT] = 0
 
-    def _read_header(self) -> tuple[Label, int, int] | None:
-        self._map()
-        header = bytes(self._memory[: _HEADER.size])
-        if len(header) < _HEADER.size or header == bytes(_HEADER.size):
-            return None
-        magic, job, rank, generation, step, layout, length, checksum, own = _HEADER.unpack(header)
-        if magic != _MAGIC or zlib.crc32(header[:-4]) != own:
-            return None
-        label = Label(job=job, rank=rank, generation=generation, step=step, layout=layout)
-        return label, length, checksum
+    def _make_room(self, length: int) -> memoryview:
+        self.clear()
+        self._grow(HEADER_BYTES + length)
+        return self._memory[HEADER_BYTES : HEADER_BYTES + length]
 
     def _grow(self, size: int) -> None:
         """Allocate the memory now: a write to memory that cannot be allocated would kill the process."""
@@ -122,10 +169,11 @@ def create(rank: int) -> tuple[int, ...]:
 
 def by_age(slots: Iterable[Slot]) -> Sequence[Slot]:
     """The oldest first; before it those without a copy."""
-    return sorted(slots, key=lambda slot: _age(slot.label()))
+    return sorted(slots, key=lambda slot: age(slot.label()))
 
 
-def _age(label: Label | None) -> tuple[int, int]:
+def age(label: Label | None) -> tuple[int, int]:
+    """Greater is newer; no copy is the oldest."""
     return (label.generation, label.step) if label else (-1, -1)
 
 
