@@ -5,7 +5,7 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +40,17 @@ class Archive:
         return base64.b64encode(self.data).decode()
 
 
-def pack(folder: Path) -> Archive:
-    """Pack what .gitignore and .dtjignore leave. Raises ClientError if it is too large.
+def pack(folder: Path | None, extra: Mapping[str, str] | None = None) -> Archive:
+    """Pack what .gitignore and .dtjignore leave of a folder. Raises ClientError if it is too large.
+
+    extra   further files: text by path; they replace files of the folder
 
     The same files give the same bytes: no times, no owners.
     """
-    ignored = pathspec.GitIgnoreSpec.from_lines((*NEVER, *_patterns(folder)))
+    given = () if folder is None else _files(folder)
+    extra, folder = extra or {}, folder or Path()
+    found = [path for path in given if path not in extra]
     secret = pathspec.GitIgnoreSpec.from_lines(SECRETS)
-    found = [path for path in _walk(folder, ignored) if not ignored.match_file(path)]
     hidden = tuple(path for path in found if secret.match_file(path))
     files = tuple(path for path in found if path not in hidden)
     buffer = io.BytesIO()
@@ -57,6 +60,10 @@ def pack(folder: Path) -> Archive:
     ):
         for path in files:
             tar.add(folder / path, arcname=path, recursive=False, filter=_anonymous)
+        for path, text in extra.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
     data = buffer.getvalue()
     if len(data) > LIMIT:
         by_size = sorted(files, key=lambda path: (folder / path).stat().st_size, reverse=True)
@@ -65,7 +72,12 @@ def pack(folder: Path) -> Archive:
             f"list what is not needed in .dtjignore (the largest: {', '.join(by_size[:3])}), or build "
             "an image with the code, and name it with --image and --no-code",
         )
-    return Archive(data=data, files=files, secrets=hidden)
+    return Archive(data=data, files=(*files, *extra), secrets=hidden)
+
+
+def _files(folder: Path) -> Iterator[str]:
+    ignored = pathspec.GitIgnoreSpec.from_lines((*NEVER, *_patterns(folder)))
+    return (path for path in _walk(folder, ignored) if not ignored.match_file(path))
 
 
 def _patterns(folder: Path) -> Iterator[str]:

@@ -1,8 +1,6 @@
 """`kubectl dtj submit`: the code of a folder, or a job from a file."""
 
 import json
-import re
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +110,7 @@ def _from_folder(
             f"there is no file {command[0]} in this folder", "change to the folder of the program"
         )
     request = manifest.Request(
-        name=name or new_name(command[0]),
+        name=name or manifest.new_name(command[0]),
         command=command,
         env=dict(each.split("=", 1) for each in env),
         **given,
@@ -127,12 +125,6 @@ def _from_folder(
             left_out = ", ".join(sent.secrets)
             click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
     return job, manifest.config_map(request, sent)
-
-
-def new_name(program: str) -> str:
-    """A name that is free, as far as four random digits can make sure."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:40]
-    return f"{stem if stem[:1].isalpha() else 'job'}-{secrets.token_hex(2)}"
 
 
 def _text(objects: list[Json], output: str) -> str:

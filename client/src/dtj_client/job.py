@@ -15,6 +15,26 @@ POLL_S = 2.0
 
 
 @dataclass(frozen=True)
+class Status:
+    """What the operator last wrote about a job.
+
+    phase     such as Running or Succeeded; empty until the operator has seen the job
+    message   why
+    step      last completed step / total steps; empty if the program reports none
+    attempt   increases each time all pods are recreated
+    restarts  of all kinds
+    failure   the last failure, with the fields of `status.failure`
+    """
+
+    phase: str = ""
+    message: str = ""
+    step: str = ""
+    attempt: int = 0
+    restarts: int = 0
+    failure: Json | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """One DistributedTrainingJob.
 
@@ -32,9 +52,22 @@ class Job:
         return self.kubectl.job(self.name)
 
     @property
+    def status(self) -> Status:
+        """What the operator last wrote about the job."""
+        found = self.manifest.get("status") or {}
+        return Status(
+            phase=found.get("phase", ""),
+            message=found.get("message", ""),
+            step=found.get("step", ""),
+            attempt=found.get("attempt", 0),
+            restarts=(found.get("restarts") or {}).get("total", 0),
+            failure=found.get("failure"),
+        )
+
+    @property
     def phase(self) -> str:
-        """Such as Running or Succeeded; empty until the operator has seen the job."""
-        return str((self.manifest.get("status") or {}).get("phase", ""))
+        """Phase of the status."""
+        return self.status.phase
 
     def report(self) -> str:
         """The screen of `kubectl dtj status`: what the job does and why, what failed, what to do."""

@@ -76,6 +76,10 @@ class Kubectl:
         """Return a job."""
         return self._object("get", KIND, name, "-o", "json")
 
+    def job_names(self) -> list[str]:
+        """Return the names of all jobs in the namespace."""
+        return [line.partition("/")[2] for line in self.run("get", KIND, "-o", "name").split()]
+
     def pods(self, name: str) -> list[Json]:
         """Return the pods of a job, by index."""
         found = self._object("get", "pods", "-l", f"{JOB_LABEL}={name}", "-o", "json")["items"]
@@ -123,11 +127,10 @@ class Kubectl:
         return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
 
     def _near(self, name: str) -> str:
-        listed = subprocess.run(
-            self.command("get", KIND, "-o", "name"), capture_output=True, text=True, check=False
-        )
-        known = [line.partition("/")[2] for line in listed.stdout.split()]
-        near = difflib.get_close_matches(name, known)
+        try:
+            near = difflib.get_close_matches(name, self.job_names())
+        except ClientError:  # no right to list them
+            near = []
         return f"did you mean {' or '.join(near)}?" if near else "kubectl dtj get lists the jobs"
 
 

@@ -1,7 +1,10 @@
-"""The objects that `kubectl dtj submit` creates. Pure."""
+"""The objects that `kubectl dtj submit` creates."""
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dtj_client.archive import Archive
@@ -39,6 +42,12 @@ class Request:
     env: Mapping[str, str] = field(default_factory=dict)
     claim: str = ""
     queue: str = ""
+
+
+def new_name(program: str) -> str:
+    """A name that is free, as far as four random digits can make sure."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(program).stem.lower()).strip("-")[:40]
+    return f"{stem if stem[:1].isalpha() else 'job'}-{secrets.token_hex(2)}"
 
 
 def code_name(job: str) -> str:

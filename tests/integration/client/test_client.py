@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -46,8 +47,8 @@ def user(plane: ControlPlane, helm: Helm) -> ControlPlane:
 
 
 @pytest.fixture
-def dtj(user: ControlPlane, namespace: str, tmp_path: Path) -> Dtj:
-    """Return what runs `kubectl dtj` as alice in a folder with a program."""
+def alice(user: ControlPlane, namespace: str) -> dict[str, str]:
+    """Return the environment of alice, who may edit the namespace."""
     # Without a controller manager nothing adds these roles to `edit`.
     for level in ("view", "edit"):
         label = f"rbac.authorization.k8s.io/aggregate-to-{level}=true"
@@ -55,16 +56,22 @@ def dtj(user: ControlPlane, namespace: str, tmp_path: Path) -> Dtj:
             name = role.partition("/")[2]
             words = (f"--clusterrole={name}", "--user=alice", "-n", namespace)
             user.kubectl("create", "rolebinding", f"alice-{level}-{name}".replace(":", "-"), *words)
-    options = (f"--kubeconfig={user.kubeconfig('alice')}", f"--namespace={namespace}")
     path = f"{user.kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src")}
+    config = str(user.kubeconfig("alice"))
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src"), "KUBECONFIG": config}
+
+
+@pytest.fixture
+def dtj(alice: dict[str, str], namespace: str, tmp_path: Path) -> Dtj:
+    """Return what runs `kubectl dtj` as alice in a folder with a program."""
+    options = (f"--namespace={namespace}",)
     (tmp_path / "train.py").write_text("print('hello')\n")
 
     def run(*words: str, given: str = "", options: tuple[str, ...] = options) -> Done:
         done = subprocess.run(
             [sys.executable, "-m", "dtj_client.cli", *options, *words],
             cwd=tmp_path,
-            env=environment,
+            env=alice,
             input=given,
             capture_output=True,
             text=True,
@@ -134,6 +141,31 @@ def test_file_is_submitted_under_another_name(dtj: Dtj, kubectl: Kubectl, tmp_pa
     assert "no failure" in dtj("logs", "second", "--previous").out
     assert dtj("stop", "second", "--yes").out == "second: stopped and deleted\n"
     assert kubectl.get("dtj", "second") is None
+
+
+def test_example_of_the_docs_submits_a_function_and_waits(
+    alice: dict[str, str], kubectl: Kubectl, namespace: str, tmp_path: Path
+):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(), re.DOTALL)
+    here = example.replace(
+        "replicas=2", f"replicas=2, name='digits', kubectl=dc.cluster(namespace='{namespace}')"
+    )
+    (tmp_path / "example.py").write_text(here)
+    command = [sys.executable, "example.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=alice, stdout=subprocess.PIPE, text=True) as process:
+        kubectl.until("configmap", "digits-code", bool, within_s=60)
+        set_status(kubectl, phase="Succeeded", restarts={"total": 3})
+        out, _ = process.communicate(timeout=60)
+    assert out == "Succeeded 3\n"
+    job, code = kubectl.get("dtj", "digits"), kubectl.get("configmap", "digits-code")
+    assert job is not None
+    assert code is not None
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["dtj", "run", "run_train.py"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(code["binaryData"]["code.tar.gz"]))) as tar:
+        sent = tar.extractfile("run_train.py")
+        assert sent is not None
+        assert b"    train(0.1)\n" in sent.read()
 
 
 def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):

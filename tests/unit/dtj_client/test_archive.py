@@ -73,3 +73,10 @@ def test_folder_that_is_too_large_is_refused_with_the_largest_files(
     (tmp_path / "weights.bin").write_bytes(os.urandom(5000))
     with pytest.raises(ClientError, match=r"(?s)weights\.bin.*--no-code"):
         pack(tmp_path)
+
+
+def test_further_files_replace_those_of_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, train_py="print(1)", model_py="x = 1")
+    packed = pack(tmp_path, {"train.py": "print(2)"})
+    assert unpacked(packed.data) == {"model.py": "x = 1", "train.py": "print(2)"}
+    assert unpacked(pack(None, {"a.py": "1"}).data) == {"a.py": "1"}

@@ -1,0 +1,81 @@
+"""The verbs of `kubectl dtj` for Python programs and notebooks."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dtj_client import archive, manifest, submission
+from dtj_client.errors import ClientError
+from dtj_client.function import as_program
+from dtj_client.job import Job
+from dtj_client.kubectl import Kubectl
+
+
+def cluster(*, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
+    """Choose a cluster and a namespace as kubectl's options of these names do."""
+    given = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
+    return Kubectl(options=tuple(f"--{name}={value}" for name, value in given.items() if value))
+
+
+def submit(  # noqa: PLR0913 - the options of a command line
+    program: str | Callable[..., object],
+    *arguments: object,
+    name: str = "",
+    replicas: int = 1,
+    gpus: int = 0,
+    image: str = "",
+    env: Mapping[str, str] | None = None,
+    checkpoints: str = "",
+    queue: str = "",
+    folder: str | Path | None = None,
+    code: bool = True,
+    kubectl: Kubectl | None = None,
+) -> Job:
+    """Run a program or a function on each replica of a new job, and return the job. Raises ClientError.
+
+    program      a file such as train.py, another command, or a function, whose source is sent
+    arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
+    name         of the job; empty: from the program, with a random end
+    gpus         per pod; 0: CPUs only
+    image        empty: the trainer image
+    env          variables of the program
+    checkpoints  PersistentVolumeClaim for checkpoints
+    queue        queue of Kueue
+    folder       whose files go along; for a program by default the current one, for a function none
+    code         False: the image has the code
+    kubectl      the cluster, as `cluster` returns it; kubectl's own default without it
+    """
+    kubectl = kubectl or Kubectl()
+    extra: dict[str, str] = {}
+    if callable(program):
+        file = f"run_{program.__name__}.py"
+        extra[file] = as_program(program, *arguments, with_folder=folder is not None)
+        command = [file]
+    else:
+        command = [program, *map(str, arguments)]
+        folder = folder or "."
+        if program.endswith(".py") and code and not (Path(folder) / program).is_file():
+            raise ClientError(f"there is no file {program} in {folder}", "name the folder of the program")
+    request = manifest.Request(
+        name=name or manifest.new_name(command[0].removeprefix("run_") if extra else command[0]),
+        command=command,
+        replicas=replicas,
+        gpus=gpus,
+        image=image,
+        env=env or {},
+        claim=checkpoints,
+        queue=queue,
+    )
+    send = code or bool(extra)
+    packed = archive.pack(None if folder is None else Path(folder), extra) if send else None
+    stored = submission.create(
+        kubectl,
+        manifest.job(request, with_code=send),
+        None if packed is None else manifest.config_map(request, packed),
+    )
+    return Job(stored["metadata"]["name"], kubectl)
+
+
+def get(kubectl: Kubectl | None = None) -> list[Job]:
+    """Return the jobs of the namespace. Raises ClientError."""
+    kubectl = kubectl or Kubectl()
+    return [Job(name, kubectl) for name in kubectl.job_names()]

@@ -1,0 +1,146 @@
+"""Turns a function of a script or notebook into a program of its own: its source, and what that uses."""
+
+import ast
+import builtins
+import importlib.util
+import inspect
+import site
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from dtj_client.errors import ClientError
+
+_FUTURE = "from __future__ import annotations"
+_FIX = "import or compute it inside the function, pass it as an argument, or submit a file"
+
+
+def as_program(function: Callable[..., object], *arguments: object, with_folder: bool = False) -> str:
+    """Return a program that calls the function with the arguments.
+
+    It has the function's source and what that refers to: imports, plain values such as numbers and strings,
+    and the source of other functions and classes that are not part of a package. Raises ClientError, and
+    names what cannot be sent.
+
+    with_folder   the modules of the user's folder go along in another way
+    """
+    for each in arguments:
+        if not _is_plain(each):
+            raise ClientError(
+                f"cannot send an argument: {_shown(each)}",
+                "pass numbers, strings, lists and dictionaries of these",
+            )
+    parts: dict[str, str] = {}
+    _collect(function.__name__, function, parts, with_folder)
+    imports = [each for each in parts.values() if each.startswith(("import ", "from "))]
+    others = [each for each in parts.values() if each not in imports]
+    call = f"{function.__name__}({', '.join(map(repr, arguments))})"
+    main = f'if __name__ == "__main__":\n    {call}'
+    return "\n\n".join([_FUTURE, "\n".join(imports), *others, main]) + "\n"
+
+
+def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) -> None:
+    """Add the text that defines a name to `parts`, after what it needs."""
+    if isinstance(value, ModuleType):
+        _refuse_local(name, value.__name__, with_folder)
+        parts[name] = f"import {value.__name__}" + ("" if value.__name__ == name else f" as {name}")
+    elif _is_plain(value):
+        parts[name] = f"{name} = {value!r}"
+    elif _is_importable(value):
+        _refuse_local(name, value.__module__, with_folder)
+        original = value.__name__
+        parts[name] = f"from {value.__module__} import {original}" + (
+            "" if original == name else f" as {name}"
+        )
+    elif not isinstance(value, FunctionType | type):
+        raise ClientError(f"cannot send {name}, {_shown(value)}, which the function uses", _FIX)
+    else:
+        source = _source(name, value)
+        scope = vars(sys.modules[value.__module__])
+        parts[name] = ""  # ends the recursion of functions that call each other
+        for used in _names_used(source):
+            if used in scope and used not in parts:
+                _collect(used, scope[used], parts, with_folder)
+        del parts[name]  # to come behind what it uses
+        parts[name] = source if value.__name__ == name else f"{source}\n{name} = {value.__name__}"
+
+
+def _source(name: str, value: Any) -> str:
+    """The text of a function or class that stands alone."""
+    if name == "<lambda>" or getattr(value, "__name__", "") == "<lambda>":
+        raise ClientError("cannot send a lambda", "write a function with def")
+    if isinstance(value, FunctionType) and value.__code__.co_freevars:
+        free = ", ".join(value.__code__.co_freevars)
+        raise ClientError(f"cannot send {name}: it uses {free} of the function around it", _FIX)
+    if hasattr(value, "__wrapped__"):
+        raise ClientError(f"cannot send {name}: it is wrapped by a decorator", "send the function without it")
+    try:
+        source = textwrap.dedent(inspect.getsource(value)).rstrip()
+    except (OSError, TypeError) as error:
+        raise ClientError(
+            f"cannot send {name}: Python has no source of it", "define it in a file or in a notebook's cell"
+        ) from error
+    (definition,) = ast.parse(source).body
+    if not isinstance(definition, ast.FunctionDef | ast.ClassDef):
+        raise ClientError(f"cannot send {name}: it is not a plain function", "write it with def")
+    return source
+
+
+def _names_used(source: str) -> Iterator[str]:
+    """Yield the names that a definition takes from its module."""
+    whole = symtable.symtable(f"{_FUTURE}\n{source}", "<function>", "exec")  # annotations need no names
+    tables = [whole]
+    while tables:
+        table = tables.pop()
+        tables.extend(table.get_children())
+        for symbol in table.get_symbols():
+            outer = not symbol.is_assigned() if table is whole else symbol.is_global()
+            if outer and symbol.is_referenced() and not hasattr(builtins, symbol.get_name()):
+                yield symbol.get_name()
+
+
+def _is_plain(value: object) -> bool:
+    """Whether Python reads the value's repr back as the same value."""
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def _is_importable(value: Any) -> bool:
+    """Whether another process gets a function or class by importing it."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    if module in (None, "__main__") or getattr(sys.modules.get(module), name, None) is not value:
+        return False
+    return _is_installed(module)
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to Python or to an installed package, and not to a folder of the user."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names or root == "dtj":  # the images have dtj
+        return True
+    try:
+        found = importlib.util.find_spec(root)
+    except ValueError:  # __main__ of a notebook
+        return False
+    places = [found.origin, *(found.submodule_search_locations or ())] if found else []
+    paths = [Path(each).resolve() for each in places if each and Path(each).exists()]
+    installed = [Path(each).resolve() for each in (*site.getsitepackages(), site.getusersitepackages())]
+    return any(path.is_relative_to(folder) for path in paths for folder in installed)
+
+
+def _refuse_local(name: str, module: str, with_folder: bool) -> None:
+    if not with_folder and not _is_installed(module):
+        raise ClientError(
+            f"cannot send {name}: the module {module} is not part of an installed package",
+            "pass folder='.' to send the files of this folder too",
+        )
+
+
+def _shown(value: object) -> str:
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,85 @@
+"""A function as a program of its own."""
+
+import json
+import string as letters
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import pytest
+
+from dtj_client.errors import ClientError
+from dtj_client.function import as_program
+from tests.support import kubectl as local_module
+
+RATE = 0.5
+SIZES = {"small": [1, 2]}
+HANDLE = object()
+
+
+class Point:
+    def __init__(self, x: float) -> None:
+        self.x = x
+
+
+def double(x: float) -> float:
+    return x * 2 if x < 100 else train(x)  # both refer to each other
+
+
+def train(x: float, out: list[Any] | None = None) -> float:
+    def inner() -> float:
+        return Point(double(x)).x * RATE
+
+    print(json.dumps([inner(), sqrt(4), SIZES["small"], letters.digits[:3]]))
+    return x
+
+
+def test_program_has_all_that_the_function_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(as_program(train, 3.0), "run_train.py", "exec"), {"__name__": "__main__"})
+    assert json.loads(capsys.readouterr().out) == [3.0, 2.0, [1, 2], "012"]
+
+
+def test_annotations_are_not_sent() -> None:
+    assert "typing" not in as_program(train, 3.0)
+
+
+def uses_handle() -> None:
+    print(HANDLE)
+
+
+def uses_local_module() -> None:
+    print(local_module.Kubectl)
+
+
+def closure(x: int) -> Callable[[], None]:
+    def inside() -> None:
+        print(x)
+
+    return inside
+
+
+from_text: dict[str, Any] = {}
+exec("def function(): pass", from_text)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "said"),
+    [
+        (uses_handle, (), "cannot send HANDLE, a value of type object"),
+        (uses_local_module, (), "the module tests.support.kubectl is not part of an installed package"),
+        (closure(1), (), "it uses x of the function around it"),
+        (lambda: None, (), "cannot send a lambda"),
+        (from_text["function"], (), "Python has no source of it"),
+        (train, (HANDLE,), "cannot send an argument: a value of type object"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(
+    function: Callable[..., object], arguments: tuple[object, ...], said: str
+) -> None:
+    with pytest.raises(ClientError, match=said) as raised:
+        as_program(function, *arguments)
+    assert raised.value.fix
+
+
+def test_local_module_may_be_used_if_the_folder_goes_along() -> None:
+    assert "import tests.support.kubectl as local_module" in as_program(uses_local_module, with_folder=True)
