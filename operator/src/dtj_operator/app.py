@@ -12,7 +12,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -98,17 +98,15 @@ class App:
         services = ChildCache(SERVICE, self._child_changed, UnverifiedNames(time.monotonic))
         policies = ChildCache(NETWORK_POLICY, self._child_changed, UnverifiedNames(time.monotonic))
 
-        def reflect(source: Source[V], cache: Cache[V]) -> Reflector[V]:
-            return Reflector(self._steady, source, cache, settings.namespace, chance)
-
-        follow_pods = reflect(PODS, pods)
-        follow_nodes = reflect(NODES, nodes)
+        self._namespaces: Sequence[str | None] = settings.namespaces or [None]
+        follow_pods = self._reflect(PODS, pods)
+        follow_nodes = Reflector(self._steady, NODES, nodes, None, chance)
         self._pods = pods
         # The operator cannot decide anything without these.
         self._required: tuple[Reflector[Any], ...] = (
-            follow_pods,
-            reflect(SERVICES, services),
-            reflect(NETWORK_POLICIES, policies),
+            *follow_pods,
+            *self._reflect(SERVICES, services),
+            *self._reflect(NETWORK_POLICIES, policies),
         )
         self._reflectors: tuple[Reflector[Any], ...] = (*self._required, follow_nodes)
         self._gangs, self._pod_groups = Gangs(), PodGroupCache(self._child_changed)
@@ -132,11 +130,14 @@ class App:
             early_s=settings.agent_poll_s / 2,
         )
         self._poller = Poller(self._ask, self.queue.add, time.time, turns, poll_s=settings.agent_poll_s)
-        self._lease = Lease(self._steady, settings.lease_namespace, LEASE, settings.holder, time.time)
+        self._leases = [
+            Lease(self._steady, namespace, LEASE, settings.holder, time.time)
+            for namespace in settings.lease_namespaces
+        ]
         gatherer = Gatherer(
             self._api,
             caches,
-            follow_pods.refresh,
+            follow_pods[0].refresh,
             self._poller,
             NodeLeases(self._api.get),
             readers=(
@@ -183,7 +184,8 @@ class App:
         self.queue.close()
         await self._poller.close()
         if self._settings.leader_election:
-            await self._lease.release()
+            for lease in self._leases:
+                await lease.release()
         for server in self._servers:
             await server.cleanup()
         for client in (self._api, self._steady, self._ask):
@@ -238,15 +240,18 @@ class App:
                 break
             feature.settled.set()
             await asyncio.sleep(self._settings.resync_s)
-        reflector = Reflector(self._steady, source_of(version), cache, self._settings.namespace, self._chance)
-        self._reflectors = (*self._reflectors, reflector)
+        reflectors = self._reflect(source_of(version), cache)
+        self._reflectors = (*self._reflectors, *reflectors)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(reflector.run())
-            await reflector.tried.wait()
-            if not reflector.synced.is_set():
+            for reflector in reflectors:
+                tasks.create_task(reflector.run())
+            for reflector in reflectors:
+                await reflector.tried.wait()
+            if not all(reflector.synced.is_set() for reflector in reflectors):
                 feature.lack_rights()
                 feature.settled.set()  # jobs do not wait for a right that may never be given
-            await reflector.synced.wait()
+            for reflector in reflectors:
+                await reflector.synced.wait()
             feature.use(version)
             feature.settled.set()
 
@@ -256,8 +261,10 @@ class App:
         await self._gangs.settled.wait()
         await self._kueue.settled.wait()
         if self._settings.leader_election:
-            await self._lease.acquire()
-            self._start_task("lease", self._lease.keep())
+            for lease in self._leases:
+                await lease.acquire()
+                self._start_task("lease", lease.keep())
+            metrics.LEADER.set(1)
             # The previous leader may have written after our watches last sent data.
             await self._refill_caches()
         self._leads = True
@@ -302,13 +309,14 @@ class App:
 
         Jobs that are known are handled even if the API server cannot list them.
         """
-        path = paths.jobs(self._settings.namespace)
+        jobs: set[Key] = set()
         try:
-            found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
+            for path in map(paths.jobs, self._namespaces):
+                found, _ = await read_list(self._steady, path, wire.decode_names, accept=METADATA_LIST)
+                jobs |= {Key(item.metadata.namespace, item.metadata.name) for item in found}
         except Exception as error:  # noqa: BLE001 - one job must not keep the others from being listed later
             _log.warning("cannot list the jobs", extra={"error": str(error)})
             return False
-        jobs = {Key(item.metadata.namespace, item.metadata.name) for item in found}
         for key in jobs - self.jobs:
             self.queue.add(key)
         self.jobs = jobs
@@ -331,6 +339,12 @@ class App:
             for key in self._pods.jobs_on(node):
                 self.queue.add(key)
 
+    def _reflect(self, source: Source[V], cache: Cache[V]) -> tuple[Reflector[V], ...]:
+        """Return what fills a cache: one for each watched namespace, or one for all."""
+        return tuple(
+            Reflector(self._steady, source, cache, namespace, self._chance) for namespace in self._namespaces
+        )
+
     def _start_task(self, name: str, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._task_ended)
@@ -347,7 +361,7 @@ class App:
         os._exit(1)
 
     def _may_act(self) -> bool:
-        return self._lease.held or not self._settings.leader_election
+        return all(lease.held for lease in self._leases) or not self._settings.leader_election
 
     def _liveness_problem(self) -> str | None:
         now = asyncio.get_running_loop().time()
@@ -362,5 +376,5 @@ class App:
     def _readiness_problem(self) -> str | None:
         if not self._is_served:
             return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
-        empty = [reflector.what for reflector in self._required if not reflector.synced.is_set()]
+        empty = dict.fromkeys(each.what for each in self._required if not each.synced.is_set())
         return f"caches not filled yet: {', '.join(empty)}" if empty else None

@@ -16,12 +16,12 @@ ALWAYS_THERE = "default"  # the API server does not let anyone delete this names
 class Settings:
     """The parsed command line."""
 
-    namespace: str | None
+    namespaces: Sequence[str]
     operator_namespace: str
     operator_labels: Mapping[str, str]
     agent_readers: Sequence[dict[str, Any]]
     identity: str
-    lease_namespace: str
+    lease_namespace: str | None
     leader_election: bool
     requests_per_second: float
     workers: int
@@ -38,11 +38,18 @@ class Settings:
         """Name of this process in the Lease, in which operators of several namespaces may compete."""
         return f"{self.operator_namespace}/{self.identity}"
 
+    @property
+    def lease_namespaces(self) -> Sequence[str]:
+        """Where the Leases are that this process needs in order to act, in the order in which it takes them.
+
+        Every operator takes them in this order, so no two wait for each other.
+        """
+        return [self.lease_namespace] if self.lease_namespace else self.namespaces or [ALWAYS_THERE]
+
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> Settings:
     """Parse the flags; an invalid flag prints an error and exits with code 2."""
     flags = vars(_parser(env).parse_args(argv))
-    flags["lease_namespace"] = flags["lease_namespace"] or flags["namespace"] or ALWAYS_THERE
     # The pod name: after a container restart the operator takes its own lease back without waiting.
     identity = env.get("POD_NAME") or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Settings(identity=identity, **flags)
@@ -53,7 +60,13 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         prog="dtj-operator", description="Operator for DistributedTrainingJob objects."
     )
     add = parser.add_argument
-    add("--namespace", help="watch only this namespace (default: all namespaces)")
+    add(
+        "--namespace",
+        dest="namespaces",
+        type=namespaces,
+        default=[],
+        help="watch only these namespaces, separated by commas (default: all namespaces)",
+    )
     # NetworkPolicies of jobs let the pods of this namespace with these labels reach the agents.
     add(
         "--operator-namespace",
@@ -75,7 +88,7 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     # Not in the operator's own namespace: all operators that serve the same jobs need one Lease.
     add(
         "--lease-namespace",
-        help=f"namespace of the leader election Lease (default: --namespace, else {ALWAYS_THERE})",
+        help=f"namespace of the leader election Lease (default: one in each --namespace or {ALWAYS_THERE})",
     )
     add(
         "--no-leader-election",
@@ -139,6 +152,14 @@ def positive_integer(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
+
+
+def namespaces(text: str) -> Sequence[str]:
+    """Parse name,name: sorted, and each name once."""
+    found = sorted({name.strip() for name in text.split(",")})
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"must be name,name, got {text!r}")
+    return found
 
 
 def labels(text: str) -> Mapping[str, str]:

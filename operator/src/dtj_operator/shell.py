@@ -54,8 +54,8 @@ def _run_once(settings: Settings, memo: kopf.Memo) -> None:
         standalone=True,
         # Otherwise kopf looks up the user's name, which may not exist in a container.
         identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
-        clusterwide=settings.namespace is None,
-        namespaces=[settings.namespace] if settings.namespace else [],
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
         memo=memo,
     )
 

@@ -38,10 +38,10 @@ class Helm:
         assert bool(done.returncode) == fails, done.stderr + done.stdout
         return done.stderr if fails else done.stdout
 
-    def template(self, values: Json) -> str:
-        """Return the manifests as text."""
+    def template(self, values: Json, namespace: str = "dtj-system") -> str:
+        """Return the manifests of a release in this namespace as text."""
         return self(
-            "template", "dtj", str(CHART), "--namespace=dtj-system", "--kube-version=1.35.0", given=values
+            "template", "dtj", str(CHART), f"--namespace={namespace}", "--kube-version=1.35.0", given=values
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from tests.integration.controlplane import ControlPlane
 Json = dict[str, Any]
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 
+KUBERNETES = ("1.31", "1.34", "1.37")  # a field that one of them lacks was added or removed in between
 CASES: dict[str, Json] = {
     "defaults": {},
     "one replica needs no disruption budget": {"replicas": 1},
-    "one namespace gets a Role instead of a ClusterRole": {"watchNamespace": "team-a"},
-    "one namespace and no right beyond it": {"watchNamespace": "team-a", "rbac": {"readNodes": False}},
+    "one namespace gets a Role instead of a ClusterRole": {"watchNamespaces": ["team-a"]},
+    "one namespace and no right beyond it": {"watchNamespaces": ["team-a"], "rbac": {"readNodes": False}},
     "a digest wins over the tag": {"image": {"tag": "x", "digest": f"sha256:{'a' * 64}"}},
     "roles and account of another owner": {
         "rbac": {"create": False, "readNodes": False, "aggregateToDefaultRoles": False},
@@ -93,8 +95,8 @@ def test_helm_lint_reports_nothing(helm: Helm):
 def test_manifests_are_valid(render: Render, values: Json):
     manifests = render(values)
     assert kinds(manifests, "Deployment")
-    for manifest in manifests:
-        kubernetes_validate.validate(manifest, "1.35", strict=True)
+    for manifest, version in itertools.product(manifests, KUBERNETES):
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def named(manifests: list[Json]) -> dict[str, Json]:
@@ -186,6 +188,32 @@ def test_pods_pass_the_restricted_standard(render: Render, values: Json, plane: 
     assert container["resources"]["requests"]["memory"]
 
 
+def test_each_watched_namespace_has_its_own_roles_and_no_right_beyond(render: Render):
+    manifests = render({"watchNamespaces": ["team-a", "team-b"], "rbac": {"readNodes": False}})
+    (deployment,) = kinds(manifests, "Deployment")
+    bindings = {
+        (each["metadata"]["namespace"], each["roleRef"]["name"]) for each in kinds(manifests, "RoleBinding")
+    }
+    roles = {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in kinds(manifests, "Role")}
+    names = ("dtj-operator-dtj-system", "dtj-operator-dtj-system-lease")
+    assert bindings == roles == {(where, name) for where in ("team-a", "team-b") for name in names}
+    assert kinds(manifests, "ClusterRoleBinding") == []
+    assert "--namespace=team-a,team-b" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("watched", [[], ["team-a"], ["team-a", "team-b"]], ids=["all", "one", "several"])
+def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: Helm, watched: list[str]):
+    """Helm refuses an object that another release has."""
+
+    def objects(namespace: str) -> set[tuple[str, str, str]]:
+        values = {"watchNamespaces": watched, "crds": {"install": False}}
+        manifests = [each for each in yaml.safe_load_all(helm.template(values, namespace)) if each]
+        assert len(manifests) > 8
+        return {(m["kind"], m["metadata"].get("namespace", ""), m["metadata"]["name"]) for m in manifests}
+
+    assert objects("here") & objects("there") == set()
+
+
 REFUSED = [
     ("a misspelt key", {"replica": 2}, "additional properties 'replica' not allowed"),
     ("a misspelt nested key", {"image": {"tags": "x"}}, "additional properties 'tags' not allowed"),
@@ -202,10 +230,10 @@ REFUSED = [
     ("a log format that does not exist", {"logging": {"format": "xml"}}, "must be one of 'json'"),
     (
         "an invalid namespace",
-        {"watchNamespace": "Team A"},
-        "'/watchNamespace': 'Team A' does not match",
+        {"watchNamespaces": ["Team A"]},
+        "'/watchNamespaces/0': 'Team A' does not match",
     ),
-    ("several namespaces", {"watchNamespace": ["a", "b"]}, "got array, want string"),
+    ("a namespace as text", {"watchNamespaces": "a"}, "got string, want array"),
     ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
     ("labels that are not text", {"podLabels": {"a": 1}}, "got number, want string"),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),

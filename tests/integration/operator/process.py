@@ -87,6 +87,7 @@ async def start(
     plane: ControlPlane,
     *,
     watch: str = "",
+    lease: str = LEASE_NAMESPACE,
     identity: str = "operator-0",
     server: str = "",
     rate: float = 200,
@@ -98,7 +99,8 @@ async def start(
 ) -> Operator:
     """Start an operator.
 
-    watch        the only namespace it watches; empty: all
+    watch        the only namespaces it watches, separated by commas; empty: all
+    lease        the namespace of its Lease, if it watches some only; empty: the operator's own choice
     server       URL of the API server, if not the direct one
     rate         requests per second
     resync_s     seconds between full resyncs
@@ -118,7 +120,8 @@ async def start(
         **(environment or {}),
     }
     arguments = [
-        *([f"--namespace={watch}", f"--lease-namespace={LEASE_NAMESPACE}"] if watch else []),
+        *([f"--namespace={watch}"] if watch else []),
+        *([f"--lease-namespace={lease}"] if watch and lease else []),
         f"--requests-per-second={rate}",
         f"--resync-seconds={resync_s}",
         f"--agent-poll-seconds={poll_s}",

@@ -34,9 +34,13 @@ def test_port_in_use_ends_the_process_with_a_message() -> None:
 
 def test_lease_depends_on_what_the_operator_serves_not_on_where_it_runs() -> None:
     here, there = {"POD_NAMESPACE": "a", "POD_NAME": "pod"}, {"POD_NAMESPACE": "b", "POD_NAME": "pod"}
-    for flags, expected in ([], "default"), (["--namespace=team"], "team"):
+    for flags, expected in (
+        ([], ["default"]),
+        (["--namespace=team"], ["team"]),
+        (["--namespace=b,a"], ["a", "b"]),
+    ):
         one, other = settings.parse(flags, here), settings.parse(flags, there)
-        assert one.lease_namespace == other.lease_namespace == expected
+        assert one.lease_namespaces == other.lease_namespaces == expected
         assert one.holder != other.holder
 
 

@@ -120,16 +120,20 @@ class Cache(Generic[V]):
         if known is not None:
             self.remove(known)
 
-    def replace(self, views: Iterable[V], version: str, key: Key | None = None) -> None:
+    def replace(
+        self, views: Iterable[V], version: str, key: Key | None = None, *, namespace: str | None = None
+    ) -> None:
         """Store a list made at `version`; remove objects that it lacks, unless they are newer than the list.
 
-        key   the list has only this job's objects, and all of them, whatever their labels
+        key         the list has only this job's objects, and all of them, whatever their labels
+        namespace   the list has only objects of this namespace
         """
         listed = set()
         for view in views:
             self.observe(view, found=key is not None)
             listed.add(view.uid)
-        known = [view for each in ([key] if key else list(self._views)) for view in self.of(each)]
+        keys = [each for each in self._views if namespace in (None, each.namespace)]
+        known = [view for each in ([key] if key else keys) for view in self.of(each)]
         for view in known:
             if view.uid not in listed and not _later(view.version, version):
                 self.remove(view)

@@ -46,15 +46,15 @@ class Lease:
 
     async def acquire(self) -> None:
         """Wait until the lease is ours."""
-        _log.info("waiting for the lease", extra={"lease": self._name, "identity": self.identity})
+        fields = {"lease": f"{self._namespace}/{self._name}"}
+        _log.info("waiting for the lease", extra={**fields, "identity": self.identity})
         seen = ""
         while not await self._try():
             if self._holder != seen:
                 seen = self._holder
-                _log.info("another operator leads", extra={"lease": self._name, "holder": seen})
+                _log.info("another operator leads", extra={**fields, "holder": seen})
             await asyncio.sleep(PERIOD_S)
-        metrics.LEADER.set(1)
-        _log.info("became leader", extra={"lease": self._name, "identity": self.identity})
+        _log.info("became leader", extra={**fields, "identity": self.identity})
 
     async def keep(self) -> None:
         """Renew forever; raise Lost as soon as another operator may hold the lease."""

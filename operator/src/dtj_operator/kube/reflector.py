@@ -98,7 +98,7 @@ NETWORK_POLICIES = _children(children.NETWORK_POLICY, "networkpolicies")
 
 
 class Reflector(Generic[V]):
-    """Lists and watches one kind of objects, forever.
+    """Lists and watches one kind of objects, in one namespace or in all, forever.
 
     synced        the cache has been filled once
     tried         the same, or the right to read is missing
@@ -118,7 +118,7 @@ class Reflector(Generic[V]):
         forbidden_s: float = LIST_FORBIDDEN_PAUSE_S,
     ) -> None:
         self._api, self._source, self._cache, self._random = api, source, cache, random
-        self._path, self._silence_s = source.path(namespace), silence_s
+        self._namespace, self._path, self._silence_s = namespace, source.path(namespace), silence_s
         self._forbidden_s = forbidden_s
         self._lists = asyncio.Lock()
         self._forbidden = False
@@ -150,7 +150,7 @@ class Reflector(Generic[V]):
         """Refill the cache from a consistent list; return the version to watch from."""
         async with self._lists:
             found, version = await self._list(self._source.selector, self._path)
-            self._cache.replace(found, version)
+            self._cache.replace(found, version, namespace=self._namespace)
         self._note_data()
         if not self.current:
             self._cache.on_reconnected()

@@ -242,6 +242,14 @@ def test_list_of_one_job_leaves_other_jobs_alone(watched: Watched) -> None:
     assert watched.cache.keys() == [Key(NAMESPACE, "other")]
 
 
+def test_list_of_one_namespace_leaves_other_namespaces_alone(watched: Watched) -> None:
+    watched.cache.observe(at(5))
+    watched.cache.observe(at(5, namespace="team-b"))
+    watched.cache.replace([], "8", namespace=NAMESPACE)
+
+    assert watched.cache.keys() == [Key("team-b", KEY.name)]
+
+
 def test_pod_deleted_from_the_watch_is_unverified(watched: Watched) -> None:
     watched.cache.observe(at(5))
     watched.cache.remove_from_watch(at(9))
