@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from tests.integration.chart.conftest import CHART, Helm
 from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
@@ -51,3 +54,24 @@ def test_uninstallation_keeps_the_crd(helm: Helm, plane: ControlPlane, kubectl: 
 
     helm("install", "release-test", str(CHART), *flags)
     helm("uninstall", "release-test", *flags)
+
+
+def test_rendered_manifests_install_with_apply_k(
+    helm: Helm, plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
+):
+    values = {"fullnameOverride": "plain", "crds": {"install": False}, "fence": {"enabled": False}}
+    (tmp_path / "operator.yaml").write_text(helm.template(values, kubectl.namespace or ""))
+    image = {"name": "ghcr.io/dtj-dev/operator", "newName": "registry.example.com/dtj/operator"}
+    (tmp_path / "kustomization.yaml").write_text(
+        json.dumps({"resources": ["operator.yaml"], "images": [image]})
+    )
+
+    for _ in range(2):  # an upgrade is the same command
+        plane.kubectl("apply", "-k", str(tmp_path))
+
+    deployment = kubectl.get("deployment", "plain")
+    assert deployment is not None
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example.com/dtj/operator:")
+    plane.kubectl("delete", "-k", str(tmp_path))
+    assert not kubectl.get("deployment", "plain")

@@ -116,6 +116,37 @@ async def test_running_job_survives_a_value_that_only_a_newer_operator_knows(
         assert of(job, "Accepted")["status"] == "True"
 
 
+def without_fields(version: Json, *fields: str) -> Json:
+    """Return the version of an older CRD: the API server drops these fields of a status."""
+    older: Json = json.loads(json.dumps(version))
+    for field in fields:
+        del older["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"][field]
+    return older
+
+
+async def test_operator_that_is_newer_than_the_crd_neither_restarts_a_job_nor_writes_again_and_again(
+    version: Json, granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, operator: Kept
+):
+    await cluster.submit()
+    await cluster.until(phase("Running"))
+    replace_crd(granted, without_fields(version, "worldSize", "failures", "replicaStatuses"))
+    await cluster.until(lambda job: "worldSize" not in job["status"])
+    _, since = granted.audit_from(0)
+
+    changed = await cluster.change(activeDeadlineSeconds=86_400)
+    generation = changed["metadata"]["generation"]
+    await cluster.until(lambda job: job["status"]["observedGeneration"] == generation)
+    assert len(kubelet.born) == 2
+    await kubelet.finish("job-1", 1)
+    await cluster.until(lambda job: phase("Running")(job) and job["status"]["attempt"] == 1)
+
+    lines, _ = granted.audit_from(since)
+    writes = [
+        line for line in lines if line["verb"] == "patch" and line["requestURI"].endswith("/job/status")
+    ]
+    assert 3 <= len(writes) < 15, "one for the deadline, and some for the restart"
+
+
 async def until_accepted(cluster: Cluster, **spec: Any) -> None:
     """Change a job as soon as the API server uses the CRD that allows it."""
     deadline = time.monotonic() + WITHIN_S
