@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -106,11 +107,16 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(child, (*path, name))
 
 
-def spoiled(chance: Random, document: Any, *, most: int = 4) -> Any:
-    """Replace one to `most` values of a copy of the document."""
-    document = json.loads(json.dumps(document))
-    for _ in range(chance.randint(1, most)):
-        *path, name = chance.choice(list(places(document)))
+@cache
+def _places(text: str) -> list[tuple[Any, ...]]:
+    return list(places(json.loads(text)))
+
+
+def spoiled(chance: Random, text: str, *, most: int = 4) -> Any:
+    """Parse this JSON and replace one to `most` of its values, inner ones before those that contain them."""
+    document = json.loads(text)
+    paths = chance.sample(_places(text), chance.randint(1, most))
+    for *path, name in sorted(paths, key=len, reverse=True):
         node = document
         for step in path:
             node = node[step]

@@ -1,4 +1,4 @@
-"""Random custom resources and random answers of agents crash nothing, stop nothing, and give a valid status.
+"""Random resources, answers of agents and termination messages crash nothing and give a valid status.
 
 A document that the operator cannot handle would be retried forever; one that it works on for seconds would
 stop all other jobs, because the operator has one thread.
@@ -27,7 +27,7 @@ from dtj_operator.plan.report.status import events, new_status
 from dtj_operator.plan.snapshot import Snapshot
 from tests.support.builders import NAME, NOW, UID, JobBuilder, at, job, pod
 from tests.unit.crd.test_schema import schema
-from tests.unit.dtj_operator.documents import Json, problems, sample, spoiled
+from tests.unit.dtj_operator.documents import WORDS, Json, problems, sample, spoiled
 
 MANY = int(os.environ.get("DTJ_FUZZ", "10000"))  # documents of each kind
 # A signal does not interrupt the calculation of a huge number, so a thread ends the process, with stacks.
@@ -98,6 +98,16 @@ ANSWER: Json = {
     "hang": {"ranks": [1], "message": "no step"},
     "missing": [{"replica": 1, "seconds": 21.5}],
 }
+REPORT: Json = {
+    **{"reason": "Exception", "message": "m", "at": at(-1), "rank": 1, "generation": 0, "step": 4},
+    **{"inPlace": 1, "withoutProgress": 0},
+    "culprit": {
+        **{"replica": 0, "reason": "Signal", "rank": 0, "exitCode": 9, "message": "m", "generation": 0},
+        **{"step": 4, "at": at(-2)},
+    },
+}
+LABELS = ("queue-name", "priority-class", "max-exec-time-seconds", "prebuilt-workload-name")
+SPECIFICATION, MEMORY, ANSWERED, REPORTED = map(json.dumps, (SPEC, STATUS["memory"], ANSWER, REPORT))
 BASE = job().wants(**SPEC)
 STATES: tuple[JobBuilder, ...] = (  # of the cluster: what the documents meet
     BASE,
@@ -112,6 +122,8 @@ STATES: tuple[JobBuilder, ...] = (  # of the cluster: what the documents meet
     BASE.was("Succeeded", completionTime=at(-5)).having(pod(0).succeeded()),
     BASE.was("Suspended"),
     BASE.running().deleted(),
+    BASE.in_queue(),
+    BASE.running().in_queue(BASE.workload("QuotaReserved", "Admitted")),
 )
 SNAPSHOTS = {id(state): state.snapshot() for state in STATES}
 NODES = {
@@ -164,6 +176,8 @@ def test_every_custom_resource_is_planned_or_refused(seed: int) -> None:
     for number in range(MANY // 4):
         state = chance.choice((BASE, chance.choice(STATES)))
         raw: Json = {**state.raw(), "status": chance.choice((state.status, STATUS))}
+        labels = {f"kueue.x-k8s.io/{name}": chance.choice(WORDS) for name in LABELS if chance.random() < 0.1}
+        raw["metadata"]["labels"] = {**raw["metadata"].get("labels", {}), **labels}
         match number % 4:
             case 0:  # valid, with a template that is an ordinary pod
                 raw["spec"] = {**sample(chance, valid), "template": SPEC["template"]}
@@ -172,11 +186,9 @@ def test_every_custom_resource_is_planned_or_refused(seed: int) -> None:
             case (
                 2
             ):  # strange values here and there, most of them in the template, which the CRD hardly checks
-                raw["spec"] = spoiled(chance, SPEC, most=2)
+                raw["spec"] = spoiled(chance, SPECIFICATION, most=2)
             case 3:  # any status: a person may have edited it, and then its counters may be too large
-                raw["status"] = sample(chance, FIELDS["status"]) | {
-                    "memory": spoiled(chance, STATUS["memory"])
-                }
+                raw["status"] = sample(chance, FIELDS["status"]) | {"memory": spoiled(chance, MEMORY)}
         s = seen(state, raw)
         accepted += s.job.error is None
         status = decide(s)
@@ -188,7 +200,7 @@ def test_every_custom_resource_is_planned_or_refused(seed: int) -> None:
 def test_every_answer_of_an_agent_is_parsed_or_refused(seed: int) -> None:
     chance, accepted = Random(seed), 0
     for _ in range(MANY // 4):
-        raw = json.dumps(spoiled(chance, ANSWER)).encode()
+        raw = json.dumps(spoiled(chance, ANSWERED)).encode()
         if chance.random() < 0.2:  # cut it, or change a byte
             start = chance.randrange(len(raw))
             raw = raw[:start] + bytes([chance.randrange(256)]) + raw[start + chance.randint(0, 40) :]
@@ -201,3 +213,13 @@ def test_every_answer_of_an_agent_is_parsed_or_refused(seed: int) -> None:
         status = decide(seen(state, state.raw(), answer))
         assert list(problems(status, FIELDS["status"])) == [], raw
     assert 0 < accepted < MANY // 4
+
+
+def test_every_termination_message_of_a_pod_is_a_report_or_plain_text() -> None:
+    chance = Random(0)
+    for _ in range(MANY // 4):
+        message = json.dumps(spoiled(chance, REPORTED))
+        cut = message[: chance.randrange(len(message))] if chance.random() < 0.2 else message
+        state = BASE.running().but(pod(1).crashed(chance.choice((0, 1, 75, 137)), message=cut).on("n0"))
+        status = decide(state.seeing(nodes=NODES).snapshot())
+        assert list(problems(status, FIELDS["status"])) == [], message
