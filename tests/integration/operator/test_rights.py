@@ -156,11 +156,12 @@ async def test_owner_references_need_the_right_on_finalizers(own_plane: tuple[Co
             "kind": "DistributedTrainingJob",
             "name": "job",
             "uid": job["metadata"]["uid"],
+            "controller": True,
             "blockOwnerDeletion": True,
         }
-        service: Json = {
+        service: Json = {  # one that the fence allows
             "metadata": {"name": "a", "ownerReferences": [owner]},
-            "spec": {"ports": [{"port": 80}]},
+            "spec": {"clusterIP": "None", "ports": [{"port": 80}]},
         }
         await api.create_patiently(SERVICES.format("jobs"), service)
         await take_away(admin, "distributedtrainingjobs/finalizers")
