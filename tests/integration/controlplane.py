@@ -154,6 +154,14 @@ class ControlPlane:
         """Return the requests of the operator's user so far, oldest first."""
         return self.audit_from(0)[0]
 
+    def forbidden(self) -> list[Json]:
+        """Return the operator's requests that were refused; tests that use its token send dry runs."""
+        return [
+            line
+            for line in self.audit()
+            if line.get("responseStatus", {}).get("code") == 403 and "dryRun" not in line["requestURI"]
+        ]
+
     def audit_from(self, offset: int) -> tuple[list[Json], int]:
         """Return the requests after a byte offset of the audit log, and its length now."""
         log = self.folder / "audit.log"
@@ -227,10 +235,15 @@ def placing_gangs(folder: Path, *, gates: bool = True) -> Iterator[ControlPlane]
 
 def install_crd(plane: ControlPlane) -> None:
     """Install the CRD, and wait until the API server serves it."""
+    install(plane, CRDS, CRD)
+
+
+def install(plane: ControlPlane, manifests: Path, *crds: str) -> None:
+    """Install CRDs from a file or folder, and wait until the API server serves the kinds with these names."""
     steps = (
-        ("apply", "--server-side", "--force-conflicts", "-f", str(CRDS)),
-        ("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s"),
-        ("get", "dtj", "--all-namespaces"),
+        ("apply", "--server-side", "--force-conflicts", "-f", str(manifests)),
+        ("wait", "--for=condition=Established", *(f"crd/{name}" for name in crds), "--timeout=60s"),
+        ("get", ",".join(crds), "--all-namespaces"),
     )
     deadline = time.monotonic() + START_S
     for step in steps:

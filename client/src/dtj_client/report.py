@@ -9,6 +9,7 @@ from dtj_client.kubectl import index_of
 Json = dict[str, Any]
 
 LINES_OF_TRACEBACK = 12
+_QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need no action of the user
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
@@ -139,7 +140,7 @@ def _advice(name: str, status: Json) -> str:
         case "Failed":
             return f"correct the cause above and submit the job again; kubectl dtj logs {name} has the logs"
         case "Suspended":
-            return f"kubectl dtj resume {name}"
+            return _advice_if_suspended(name, status)
         case "Recovering":
             return "nothing: the operator is replacing what failed"
         case "Pending" | "Starting" if (
@@ -151,6 +152,16 @@ def _advice(name: str, status: Json) -> str:
         case None:
             return f"if this lasts, check that the operator runs: {_OPERATOR}"
     return f"kubectl dtj logs -f {name}"
+
+
+def _advice_if_suspended(name: str, status: Json) -> str:
+    """By its user, or by its queue."""
+    reason = _condition(status, "Suspended").get("reason", "Suspended")
+    if reason in _QUEUED:
+        return "nothing: Kueue starts the job when its queue has quota for it"
+    if reason != "Suspended":
+        return f"do what the message above says; kubectl dtj events {name} has the details"
+    return f"kubectl dtj resume {name}"
 
 
 def _condition(status: Json, kind: str) -> Json:

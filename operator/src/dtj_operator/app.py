@@ -254,6 +254,9 @@ class App:
                 await reflector.synced.wait()
             feature.use(version)
             feature.settled.set()
+            if self._leads:  # it was installed after the operator
+                for key in self._known():
+                    self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
 
     async def _lead(self) -> None:
         for reflector in self._required:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.integration import api as rest
+from tests.integration.controlplane import ControlPlane
 from tests.integration.gang.conftest import POD_GROUPS, GangCluster
 from tests.integration.kubelet import Kubelet, runs
+from tests.integration.operator.test_fence import refused_for_foreign
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
@@ -67,6 +70,36 @@ async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangC
 
     second = await until_replaced(kubelet, first["job-1"])
     assert group_of(second) is None
+
+
+async def test_preemption_of_a_gang_is_a_disruption(cluster: GangCluster, kubelet: Kubelet):
+    """The scheduler takes their place for another pod; once that one is gone, the job starts again."""
+    classes, urgent = "/apis/scheduling.k8s.io/v1/priorityclasses", f"urgent-{cluster.namespace}"
+    await cluster.api.create(classes, {"metadata": {"name": urgent}, "value": 1000})
+    await cluster.submit()
+    await kubelet.until_running("job-0", "job-1", "job-2")
+
+    whole_node = {"name": "a", "image": "a", "resources": {"requests": {"cpu": "4"}}}
+    spec = {
+        "containers": [whole_node],
+        "priorityClassName": urgent,
+        "nodeSelector": {"test": cluster.namespace},
+    }
+    await cluster.api.create(cluster.pods, {"metadata": {"name": "urgent"}, "spec": spec})
+    await kubelet.until(lambda pods: "urgent" in pods and runs(pods["urgent"]))
+    waiting = await cluster.until(lambda job: "scheduled only together" in job["status"].get("message", ""))
+    assert waiting["status"]["restarts"]["disruptions"] >= 1
+
+    await kubelet.finish("urgent")
+    running = await cluster.until(phase("Running"))
+    assert running["status"]["restarts"]["counted"] == 0
+
+
+async def test_stolen_token_cannot_touch_a_foreign_pod_group(cluster: GangCluster, gang_plane: ControlPlane):
+    kind = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "theirs"}}
+    theirs = {**kind, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+    async with rest.connect(gang_plane, "operator") as thief:
+        await refused_for_foreign(thief, cluster.api, POD_GROUPS.format(cluster.namespace), theirs)
 
 
 async def test_replica_is_replaced_in_the_group_of_the_others(cluster: GangCluster, kubelet: Kubelet):

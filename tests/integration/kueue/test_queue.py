@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests.integration import api as rest
+from tests.integration.api import ApiError
+from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.kueue.conftest import QueuedCluster
 from tests.integration.kueue.standin import CLASSES, FLAVORS, says
+from tests.integration.operator.test_fence import CONTROLLED, DRY, refused_for_foreign
 from tests.support.predicates import condition as has
 from tests.support.predicates import phase
 
+pytestmark = pytest.mark.xdist_group("kueue")  # in one process, since their control plane is expensive
+MERGE = "application/merge-patch+json"
 GROUP = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
 
 
@@ -82,3 +90,21 @@ async def test_workload_that_another_controller_made_is_used(cluster: QueuedClus
 
     await kubelet.until_running("job-0", "job-1")
     assert [each["metadata"]["name"] for each in await cluster.api.items(cluster.queue.folder)] == ["made"]
+
+
+async def test_stolen_token_cannot_touch_a_foreign_workload(
+    cluster: QueuedCluster, kueue_plane: ControlPlane
+):
+    """Neither one that another controller owns, nor its status; one without an owner only by adopting it."""
+    other = {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "b", "controller": True}
+    meta = {"name": "theirs", "ownerReferences": [other]}
+    theirs = {**GROUP, "kind": "Workload", "metadata": meta, "spec": {"podSets": []}}
+    path = f"{cluster.queue.folder}/theirs"
+    async with rest.connect(kueue_plane, "operator") as thief:
+        await refused_for_foreign(thief, cluster.api, cluster.queue.folder, theirs)
+        for what, change in (
+            (path, {"spec": {"active": False}}),
+            (f"{path}/status", {"status": {"admission": {}}}),
+        ):
+            with pytest.raises(ApiError, match=CONTROLLED):
+                await thief.call("PATCH", what, change, query=DRY, content=MERGE)

@@ -71,6 +71,14 @@ async def test_stolen_token_cannot_touch_foreign_objects(thief: Api, api: Api, n
             assert CONTROLLED in await refusal(thief, "PUT", f"{path}/a", foreign)
 
 
+async def refused_for_foreign(thief: Api, api: Api, folder: str, body: Json) -> None:
+    """Check that the operator's token can neither create, change nor delete objects of others in a folder."""
+    await api.create(folder, body)
+    another = body | {"metadata": body["metadata"] | {"name": "another"}}
+    assert CONTROLLED in await refusal(thief, "POST", folder, another)
+    assert CONTROLLED in await refusal(thief, "DELETE", f"{folder}/{body['metadata']['name']}")
+
+
 async def test_owner_must_be_a_job_that_controls_the_object(thief: Api, cluster: Cluster):
     owner, path = await cluster.submit(), POLICIES.format(cluster.namespace)
     for reference in ({"controller": False}, {"apiVersion": "apps/v1", "kind": "ReplicaSet"}):

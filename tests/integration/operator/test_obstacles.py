@@ -9,6 +9,7 @@ import pytest
 from tests.integration.api import SERVICES
 from tests.integration.kubelet import Kubelet
 from tests.integration.operator.conftest import Cluster
+from tests.integration.operator.conftest import job as submitted
 from tests.integration.operator.test_lifecycle import of
 from tests.support.predicates import condition, phase
 
@@ -28,6 +29,18 @@ async def test_foreign_service_is_not_touched(cluster: Cluster, kubelet: Kubelet
     assert kubelet.born == []
     after = await cluster.api.get(f"{services}/job")
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+async def test_job_with_a_queue_waits_for_kueue(cluster: Cluster, kubelet: Kubelet):
+    """This cluster has no Kueue; tests/integration/kueue has."""
+    body = submitted()
+    body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    await cluster.api.create(cluster.jobs, body)
+
+    waiting = await cluster.until(condition("Suspended", "True", "QueueUnavailable"))
+
+    assert "install Kueue" in waiting["status"]["message"]
+    assert kubelet.born == []
 
 
 async def test_foreign_pod_is_not_touched(cluster: Cluster, kubelet: Kubelet):

@@ -65,11 +65,22 @@ def test_failed_job_shows_the_end_of_the_traceback_and_no_control_character() ->
     assert "submit the job again" in text
 
 
+def held(reason: str) -> Json:
+    """The condition Suspended of a job that its queue does not let run."""
+    return {"type": "Suspended", "status": "True", "reason": reason}
+
+
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
         param({}, "check that the operator runs", id="not seen by the operator"),
         param({"phase": "Suspended"}, "kubectl dtj resume digits", id="suspended"),
+        param({"phase": "Suspended", "conditions": [held("Queued")]}, "Kueue starts the job", id="queued"),
+        param(
+            {"phase": "Suspended", "conditions": [held("Deactivated")]},
+            "what the message above says",
+            id="deactivated",
+        ),
         param({"phase": "Succeeded"}, "kubectl dtj logs digits", id="succeeded"),
         param({"phase": "Recovering"}, "nothing", id="recovering"),
         param(

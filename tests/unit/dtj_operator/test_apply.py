@@ -20,21 +20,25 @@ from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
 from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
-from dtj_operator.kube.workloads import Kueue, WorkloadCache
+from dtj_operator.kube.workloads import Kueue, WorkloadCache, decode_workload
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import (
     Action,
     CreatePod,
     CreatePodGroup,
+    CreateWorkload,
     DeleteChild,
     DeletePod,
     DeletePodGroup,
+    DeleteWorkload,
     Ensure,
+    UpdateWorkload,
 )
 from dtj_operator.plan.children.meta import metadata
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.children.service import service
+from dtj_operator.plan.children.workload import workload
 from dtj_operator.plan.planner import name_conflict
 from tests.support.builders import job, pod
 from tests.unit.dtj_operator.kube.server import Handler, Server, lacks, refuses, says, serving
@@ -85,13 +89,14 @@ class Doing:
         self.gangs = Gangs()
         self.gangs.use("scheduling.k8s.io/v1beta1")
         self.pod_groups = PodGroupCache(lambda _: None)
+        self.workloads = WorkloadCache(lambda _: None)
         caches = Caches(
             pods=self.pods,
             services=self.services,
             policies=policies,
             pod_groups=self.pod_groups,
             gangs=self.gangs,
-            workloads=WorkloadCache(lambda _: None),
+            workloads=self.workloads,
             kueue=Kueue(),
         )
         self.now = 0.0
@@ -463,3 +468,40 @@ async def test_pod_group_is_remembered_until_the_last_of_its_pods_has_ended() ->
 
         await do(DeletePodGroup(group))
         assert not do.pod_groups.of(KEY)
+
+
+QUEUED = job().labelled(queue_name="gpus").job()
+assert QUEUED.queue is not None
+WORKLOAD = workload(QUEUED, QUEUED.queue, None)
+READY = {"type": "PodsReady", "status": "True", "reason": "Started", "message": "", "lastTransitionTime": "t"}
+
+
+async def test_workload_is_remembered_until_it_is_gone() -> None:
+    async with doing(says(stored(WORKLOAD)), REMOVED) as do:
+        assert await do(CreateWorkload(WORKLOAD)) == Applied()
+        (found,) = do.workloads.of(KEY)
+
+        await do(DeleteWorkload(found))
+        assert not do.workloads.of(KEY)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected", "requests"),
+    [
+        param([says(stored(WORKLOAD)), says(stored(WORKLOAD))], Applied(), ["GET", "PATCH"], id="as known"),
+        param(
+            [says(stored(WORKLOAD, uid="another"))], Applied(blocked=True), ["GET"], id="another of its name"
+        ),
+        param(
+            [says(stored(WORKLOAD)), TAKEN], Applied(blocked=True), ["GET", "PATCH"], id="changed meanwhile"
+        ),
+        param([lacks("workloads", WORKLOAD["metadata"]["name"])], Applied(blocked=True), ["GET"], id="gone"),
+    ],
+)
+async def test_condition_is_set_only_on_the_workload_that_the_decision_was_about(
+    answers: list[Handler], expected: Applied, requests: list[str]
+) -> None:
+    known = decode_workload(json.dumps(stored(WORKLOAD)).encode())
+    async with doing(*answers) as do:
+        assert await do(UpdateWorkload(known, (READY,))) == expected
+        assert [method for method, _, _, _ in do.server.asked] == requests

@@ -10,6 +10,7 @@ from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
+from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
 
@@ -27,7 +28,7 @@ class _Assignment(Wire):
     name: str = ""
     count: int | None = None
     flavors: dict[str, str] = {}
-    topology_assignment: msgspec.Raw | None = None
+    topology_assignment: Json | None = None
 
 
 class _Admission(Wire):
@@ -88,7 +89,7 @@ def _admission(found: _Admission) -> AdmissionView | None:
         pod_set=pods.name,
         count=pods.count,
         flavors=tuple(dict.fromkeys(pods.flavors.values())),
-        chooses_nodes=pods.topology_assignment not in (None, b"null"),
+        chooses_nodes=pods.topology_assignment is not None,
     )
 
 

@@ -41,7 +41,13 @@ QUEUE_JOB_UID = f"{KUEUE}/job-uid"
 # Of pods, as Kueue documents them; topology: Kueue lifts the gate when it has chosen the node.
 POD_SET, POD_WORKLOAD = f"{KUEUE}/podset", f"{KUEUE}/workload"
 LOCAL_QUEUE, CLUSTER_QUEUE = f"{KUEUE}/local-queue-name", f"{KUEUE}/cluster-queue-name"
-TOPOLOGY_GATE, ANY_TOPOLOGY = f"{KUEUE}/topology", f"{KUEUE}/podset-unconstrained-topology"
+TOPOLOGY_GATE = f"{KUEUE}/topology"
+# Annotations of the template: all pods in one domain of a level, must or should; or anywhere.
+REQUIRED_TOPOLOGY, PREFERRED_TOPOLOGY = (
+    f"{KUEUE}/podset-required-topology",
+    f"{KUEUE}/podset-preferred-topology",
+)
+ANY_TOPOLOGY = f"{KUEUE}/podset-unconstrained-topology"
 
 HOST_NAME_LIMIT = 63  # of a DNS label, so also of a pod's hostname
 

@@ -69,8 +69,8 @@ def held(s: Snapshot) -> Suspend | None:
         return Suspend(UNAVAILABLE, s.queue.problem) if s.memory.phase in ("", SUSPENDED) else None
     known = _current(s)
     if known is None or known.deleting:
-        what = f"Workload {queue.workload} is made" if queue.workload else f"queue {queue.name} has it"
-        return Suspend("Queued", f"the job waits until {what}")
+        what = f"{queue.workload} exists" if queue.workload else f"is in queue {queue.name}"
+        return Suspend("Queued", f"the job waits until its Workload {what}")
     return _not_admitted(queue, known)
 
 
@@ -130,8 +130,12 @@ def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
 
 def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
     """Tell Kueue that the job is over, which frees the quota; no pod of it runs any more."""
+    if not all(pod.ended for pod in s.owned):
+        return ()
+    if s.job.queue is None:  # its user removed the label, or its spec cannot be read
+        return tuple(map(DeleteWorkload, _ours(s, other_than=None)))
     known = _current(s)
-    if known is None or known.true("Finished") or not all(pod.ended for pod in s.owned):
+    if known is None or known.true("Finished"):
         return ()
     end = s.memory.condition("Complete") or s.memory.condition("Failed") or {}
     reason = "Succeeded" if s.memory.phase == SUCCEEDED else "Failed"
@@ -169,7 +173,7 @@ def pod_settings(s: Snapshot) -> PodSettings | None:
     known = _current(s)
     if known is None or known.admission is None or s.job.queue is None:
         return None
-    found = _own_settings(s.job.queue, known)
+    found = _own_settings(s.job, s.job.queue, known)
     for more in (*(s.queue.flavors[name] for name in known.admission.flavors), *known.updates):
         found = PodSettings(
             labels=found.labels | more.labels,
@@ -186,7 +190,7 @@ def chooses_nodes(s: Snapshot) -> bool:
     return known is not None and known.admission is not None and known.admission.chooses_nodes
 
 
-def _own_settings(queue: Queue, known: WorkloadView) -> PodSettings:
+def _own_settings(job: Job, queue: Queue, known: WorkloadView) -> PodSettings:
     if known.admission is None:
         return PodSettings()
     labels = {
@@ -195,7 +199,8 @@ def _own_settings(queue: Queue, known: WorkloadView) -> PodSettings:
         names.CLUSTER_QUEUE: known.admission.cluster_queue,
     }
     annotations = {names.POD_WORKLOAD: known.name}
-    if known.admission.chooses_nodes:
+    asked = (job.template.get("metadata") or {}).get("annotations") or {}
+    if known.admission.chooses_nodes and not {names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY} & set(asked):
         annotations[names.ANY_TOPOLOGY] = "true"
     return PodSettings(labels=labels, annotations=annotations)
 

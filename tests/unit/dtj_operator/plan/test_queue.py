@@ -24,6 +24,7 @@ from dtj_operator.plan.report.status import events, new_status
 from tests.support.builders import UID, JobBuilder, at, job, pod
 
 param = pytest.param
+KUEUE = "kueue.x-k8s.io"
 TWO = job().replicas(2).with_network()
 HELD = TWO.was("Suspended")
 ELASTIC = job().replicas(4).elastic(2, 8).with_network()
@@ -211,6 +212,8 @@ def test_kueue_knows_that_the_job_is_over() -> None:
     assert not told(failed.in_queue(ADMITTED)), "a pod still runs"
     assert told(failed.but(pod(1).crashed()).in_queue(ADMITTED)) == {"Finished": ("True", "Failed")}
     assert not told(over.in_queue(TWO.workload("Admitted", "Finished")))
+    left = over.seeing(queue=over.in_queue(ADMITTED).known["queue"])
+    assert actions(left, DeleteWorkload) == [DeleteWorkload(ADMITTED)], "the label was removed"
 
 
 def test_pods_get_what_the_admission_says() -> None:
@@ -233,6 +236,35 @@ def test_pods_wait_for_their_nodes_if_kueue_chooses_them() -> None:
     admission = AdmissionView(cluster_queue="all", pod_set="main", chooses_nodes=True)
     (first, _) = pods(TWO.was("Pending").in_queue(msgspec.structs.replace(ADMITTED, admission=admission)))
     assert first["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "request_", "added"),
+    [
+        param({}, {}, True, id="none"),
+        param({f"{KUEUE}/podset-required-topology": "rack"}, {"required": "rack"}, False, id="one rack"),
+        param(
+            {f"{KUEUE}/podset-preferred-topology": "rack"},
+            {"preferred": "rack"},
+            False,
+            id="a rack, if possible",
+        ),
+        param(
+            {f"{KUEUE}/podset-unconstrained-topology": "true"}, {"unconstrained": True}, True, id="anywhere"
+        ),
+    ],
+)
+def test_annotation_of_the_template_says_where_kueue_places_the_pods(
+    annotation: Json, request_: Json, added: bool
+) -> None:
+    given = TWO.wants(template={**TWO.spec["template"], "metadata": {"annotations": annotation}})
+    (created,) = actions(given.was("Suspended").in_queue(), CreateWorkload)
+    asked = created.body["spec"]["podSets"][0]["topologyRequest"]
+    assert asked == {"podIndexLabel": "dtj.dev/replica-index", **request_}
+    admission = AdmissionView(cluster_queue="all", pod_set="main", chooses_nodes=True)
+    known = msgspec.structs.replace(given.workload("Admitted"), admission=admission)
+    (first, _) = pods(given.was("Pending").in_queue(known))
+    assert (f"{KUEUE}/podset-unconstrained-topology" in first["metadata"]["annotations"]) == added
 
 
 def test_elastic_job_starts_with_the_admitted_replicas() -> None:

@@ -57,6 +57,7 @@ def workload(job: Job, queue: Queue, priority: int | None) -> Json:
     pods: Json = {
         "name": POD_SET,
         "count": count,
+        "topologyRequest": _topology_request(given.get("annotations") or {}),
         "template": {"metadata": about, "spec": {**job.template["spec"], "restartPolicy": "Never"}},
     }
     if job.min_replicas < count:
@@ -73,6 +74,18 @@ def workload(job: Job, queue: Queue, priority: int | None) -> Json:
         "metadata": workload_metadata(job, workload_name(job, queue)),
         "spec": spec,
     }
+
+
+def _topology_request(annotations: Json) -> Json:
+    """Where Kueue places the pods; by the label, neighbours in rank are near each other."""
+    request: Json = {"podIndexLabel": names.REPLICA_INDEX}
+    if names.REQUIRED_TOPOLOGY in annotations:
+        return request | {"required": annotations[names.REQUIRED_TOPOLOGY]}
+    if names.PREFERRED_TOPOLOGY in annotations:
+        return request | {"preferred": annotations[names.PREFERRED_TOPOLOGY]}
+    if annotations.get(names.ANY_TOPOLOGY) == "true":
+        return request | {"unconstrained": True}
+    return request
 
 
 def workload_metadata(job: Job, name: str) -> Json:
