@@ -1,6 +1,7 @@
 """A run that was interrupted and resumed ends with the same state as an uninterrupted one, bit for bit."""
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -210,3 +211,56 @@ def test_disk_error_in_the_last_save_is_reported(finish: Finish, tmp_path: Path)
     assert ended.code == 1
     assert "could not be written: Not a directory" in ended.err
     assert "Traceback" not in ended.err
+
+
+LARGE = """
+import torch, dtj
+from dtj import exchange
+
+shared = exchange.share_state
+def fail(*_, **__):
+    raise AssertionError("every rank sees the file")
+exchange.share_state = fail if SEES else shared
+encode = exchange._encode
+def small(value, device):
+    found = encode(value, device)
+    assert len(found) < 100_000
+    return found
+exchange._encode = small
+
+run = dtj.init()
+model = run.parallel(torch.nn.Linear(1000, 100))
+opt = torch.optim.Adam(model.parameters())
+data = run.data(torch.ones(8, 1000), global_batch=2)
+run.state(model=model, opt=opt, data=data)
+for batch in run.steps(run.step + 2):
+    run.backward(lambda mb: model(mb).mean(), batch)
+    opt.step()
+    opt.zero_grad()
+moments = [float(state["exp_avg"].sum()) for state in opt.state.values()]
+print("sum", run.rank, run.step, float(run.unwrap(model).weight.sum()), moments)
+"""
+
+
+HIDE = """
+import os
+from dtj.checkpoint import reader
+
+if os.environ["RANK"] == "1":
+    reader.fingerprint = lambda folder: None
+"""
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_each_rank_reads_the_checkpoint_if_it_sees_it(finish: Finish, tmp_path: Path, sees: bool) -> None:
+    """No rank sends the state; to a rank that does not see the file rank 0 sends it, tensor by tensor."""
+    program = tmp_path / "program.py"
+    program.write_text(f"SEES = {sees}\n" + LARGE)
+    if not sees:
+        program.write_text(HIDE + program.read_text())
+    run = ("run", "--nproc", 2, "--checkpoint", tmp_path / "run", program)
+    assert finish(*run).code == 0
+    ended = finish(*run)
+    assert ended.code == 0, ended.err
+    first, second = re.findall(r"sum \d 4 (.*)", ended.out)
+    assert first == second

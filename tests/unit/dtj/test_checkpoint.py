@@ -1,5 +1,7 @@
 """A checkpoint is complete or absent, whenever the writer dies."""
 
+import copy
+import errno
 import os
 import pickle
 from collections import Counter, OrderedDict, defaultdict
@@ -12,12 +14,15 @@ import torch
 from torch import nn
 
 from dtj.checkpoint import paths, reader, save, sharded
+from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts, Snapshot
 from dtj.checkpoint.writer import Writer
 from dtj.errors import CheckpointError, RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
+from dtj.settings import Settings
+from dtj.world import World
 
 STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
 
@@ -244,3 +249,85 @@ def test_any_error_of_the_thread_that_writes_is_reported(
     writer.start(Snapshot(step=7, tree={}, shards={}), score=0.0, began=0.0, group=None)
     writer.wait()
     assert "step-7 could not be written: gloo: connection closed" in str(writer.failure)
+
+
+def checkpointer(run: Path, say: Any = print) -> tuple[Checkpointer, nn.Module]:
+    """One process whose state is written as shards, and its model."""
+    strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
+    strategy.replicated = False
+    settings = Settings(checkpoint_dir=str(run))
+    found = Checkpointer(settings=settings, world=World(), strategy=strategy, clock=lambda: 0.0, say=say)
+    model = nn.Linear(1000, 1)
+    found.parts.register({"model": model})
+    return found, model
+
+
+def flip_a_bit(file: Path, after: bytes) -> None:
+    data = bytearray(file.read_bytes())
+    data[data.index(after) + 100] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("damage", ["flipped bit", "cut", "metadata"])
+def test_damaged_shard_falls_back_to_the_checkpoint_before_it(tmp_path: Path, damage: str) -> None:
+    writer, model = checkpointer(tmp_path)
+    before = copy.deepcopy(model.state_dict())
+    writer.save(1, group=None)
+    torch.nn.init.ones_(next(model.parameters()))
+    writer.save(2, group=None)
+    shards = tmp_path / "step-2" / paths.SHARDS
+    (file,) = shards.glob("*.distcp")
+    if damage == "metadata":
+        (shards / ".metadata").write_bytes(b"hello")
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:2000])
+    else:
+        flip_a_bit(file, torch.ones(1000).numpy().tobytes())
+
+    said: list[str] = []
+    reader_, restored = checkpointer(tmp_path, said.append)
+    assert reader_.restore(None) == 1
+    torch.testing.assert_close(restored.state_dict(), before)
+    assert any("step-2 is unreadable and was skipped: " in line for line in said)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_shards_that_cannot_be_read_are_not_treated_as_damaged(tmp_path: Path) -> None:
+    writer, _ = checkpointer(tmp_path)
+    writer.save(1, group=None)
+    writer.save(2, group=None)
+    (file,) = (tmp_path / "step-2" / paths.SHARDS).glob("*.distcp")
+    file.unlink()
+    file.symlink_to(file)
+    with pytest.raises(CheckpointError, match=r"shards cannot be read: .*Too many levels"):
+        checkpointer(tmp_path)[0].restore(None)
+
+
+def test_input_output_error_is_not_treated_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network volume has such errors for a moment, too."""
+    commit(tmp_path, 1, 2)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("dtj.checkpoint.reader.zipfile.ZipFile", broken)
+    with pytest.raises(
+        CheckpointError, match=r"step-2/state.pt cannot be read: Input/output error"
+    ) as raised:
+        found(tmp_path)
+    assert "remove it to resume from the checkpoint before it" in raised.value.fix
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_only_the_part_that_is_exported_is_read_from_shards(tmp_path: Path) -> None:
+    writer, model = checkpointer(tmp_path)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 1000)).sum().backward()
+    optimizer.step()
+    writer.parts.register({"model": model, "optimizer": optimizer})
+    folder = writer.save(1, group=None)
+    assert folder
+    parts = reader.whole(folder, only="model")["parts"]
+    torch.testing.assert_close(dict(parts["model"]), dict(model.state_dict()))
+    assert not isinstance(parts["optimizer"]["state"][0]["exp_avg"], torch.Tensor)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
@@ -20,6 +21,25 @@ def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
     data = mine if dist.get_rank() == src else torch.empty(int(length), dtype=torch.uint8, device=device)
     dist.broadcast(data, src=src, group=group)
     return value if dist.get_rank() == src else _decode(data)
+
+
+def share_state(state: Any, *, group: "dist.ProcessGroup") -> Any:
+    """Rank 0's state, on every rank; the others' are ignored. Sent tensor by tensor: needs little memory.
+
+    state  nested dicts, lists and tuples of tensors and plain data
+    """
+    is_sender = dist.get_rank() == 0
+    leaves, structure = tree_flatten(state if is_sender else None)
+    shapes = [torch.empty_like(x, device="meta") if isinstance(x, torch.Tensor) else x for x in leaves]
+    found = broadcast(tree_unflatten(shapes, structure), src=0, group=group)
+    found, structure = tree_flatten(found)
+    for number, value in enumerate(found):
+        if isinstance(value, torch.Tensor):
+            whole = leaves[number].contiguous() if is_sender else torch.empty(value.shape, dtype=value.dtype)
+            there = whole.reshape(-1).view(torch.uint8).to(_device_of(group))
+            dist.broadcast(there, src=0, group=group)
+            found[number] = there.cpu().view(value.dtype).view(value.shape)
+    return state if is_sender else tree_unflatten(found, structure)
 
 
 def gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:

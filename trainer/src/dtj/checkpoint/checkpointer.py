@@ -10,17 +10,29 @@
 import contextlib
 import io
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dtj import exchange
 from dtj.checkpoint import paths, reader
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
-from dtj.checkpoint.writer import NO_SCORE, Best, Group, Writer, on_rank0, report, with_best
-from dtj.errors import CheckpointError, SupersededError
+from dtj.checkpoint.writer import (
+    NO_SCORE,
+    Best,
+    Group,
+    Writer,
+    as_error,
+    as_fields,
+    on_rank0,
+    report,
+    with_best,
+)
+from dtj.errors import CheckpointError, DamagedError, DtjError, SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
@@ -130,23 +142,65 @@ class Checkpointer:
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
 
-        Rank 0 reads it and sends the bytes to all ranks: only sharded state needs the volume on every rank.
+        Rank 0 searches; each rank reads what it found. A rank that does not see that file gets the state from
+        rank 0, but only a rank that sees the volume can read shards. If they are damaged, all ranks load the
+        checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        shared = on_rank0(self._claim_and_find, group)
+        damaged: list[Path] = []
+        while (found := self._find(group, skip=damaged)) is not None:
+            errors = self._load(found, group)
+            if not errors:
+                return self._restored_from(found)
+            for error in errors:
+                if not isinstance(error, DamagedError):
+                    raise error
+            self._say(f"checkpoint {found.folder} is unreadable and was skipped: {errors[0].what}")
+            damaged.append(found.folder)
+        return None
+
+    def _load(self, found: reader.Found, group: Group) -> list[DtjError]:
+        """Load the parts; the errors of all ranks, the same on every rank."""
+        mine: list[str] = []
+        try:
+            self.parts.load(found.state, found.shards)
+        except DtjError as error:
+            mine = as_fields(error)
+        of_all = [mine] if group is None else exchange.all_gather(mine, group=group)
+        return [as_error(fields) for fields in of_all if fields]
+
+    def _find(self, group: Group, *, skip: list[Path]) -> reader.Found | None:
+        """The newest checkpoint that can be read, on every rank."""
+        mine: list[reader.Found] = []  # on rank 0
+
+        def search() -> dict[str, Any] | None:
+            self.claim()
+            found = reader.find(self.run_dir, self._resume_dir, warn=self._say, skip=skip)
+            if found is None:
+                return None
+            mine.append(found)
+            shards = found.shards and str(found.shards)
+            return {"folder": str(found.folder), "shards": shards, "is": reader.fingerprint(found.folder)}
+
+        shared = on_rank0(search, group)
         if shared is None:
             return None
-        found = reader.Found.unpack(shared)
-        self._say(f"resuming from {found.folder}")
+        folder = Path(shared["folder"])
+        self._say(f"resuming from {folder}")
+        state: Any = mine[0].state if mine else _same_state(folder, shared["is"])
+        if group is not None and not all(exchange.all_gather(state is not None, group=group)):
+            state = exchange.share_state(state, group=group)
+        shards = Path(shared["shards"]) if shared["shards"] else None
+        return reader.Found(folder=folder, state=state, shards=shards)
+
+    def _restored_from(self, found: reader.Found) -> int:
         if self._is_rank0:
             report(found.folder)
-        state = reader.parse(found.data)
-        self.parts.load(state, found.shards)
-        step: int = state["step"]
+        step: int = found.state["step"]
         self._restored = found.folder
         if found.folder.parent == self.run_dir:  # not a checkpoint of an earlier run
             self._writer.saved_step = step
-            self._take_over(state)
+            self._take_over(found.state)
         return step
 
     def report_if_nothing_is_left(self, step: int, total: int) -> None:
@@ -170,7 +224,7 @@ class Checkpointer:
 
     def unpack(self, data: bytes) -> None:
         """Load the state that another rank packed."""
-        state = reader.parse(data)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         self.parts.load(state, None)
         self._take_over(state)
         self._offered = state["offered"]
@@ -196,11 +250,6 @@ class Checkpointer:
                 found = reader.committed(self.run_dir)
         return paths.step_of(found[0].name) if found else None
 
-    def _claim_and_find(self) -> dict[str, Any] | None:
-        self.claim()
-        found = reader.find(self.run_dir, self._resume_dir, warn=self._say)
-        return found.pack() if found else None
-
     def _take_over(self, state: dict[str, Any]) -> None:
         if best := state.get("best"):
             self._writer.best = Best(**best)
@@ -214,3 +263,13 @@ class Checkpointer:
             self._say(
                 f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"
             )
+
+
+def _same_state(folder: Path, fingerprint: Any) -> dict[str, Any] | None:
+    """The state that rank 0 has read, if this rank sees the same file and can read it."""
+    if reader.fingerprint(folder) != fingerprint:
+        return None
+    try:
+        return reader.load(folder)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):  # rank 0 could read it
+        return None

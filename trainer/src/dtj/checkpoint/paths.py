@@ -11,8 +11,7 @@ from collections.abc import Iterable
 OWNER_FILE = "owner.json"
 STATE_FILE = "state.pt"
 SHARDS = "shards"
-# If the newest turns out unreadable (a failing disk), the one before it is used. That covers state.pt only: a
-# damaged shard is noticed when ranks load it, and is an error.
+# If the newest turns out damaged, the one before it is used.
 KEEP = 2
 _COMMITTED = re.compile(r"step-(0|[1-9]\d*)")
 

@@ -1,14 +1,13 @@
 """Find and read the newest readable checkpoint, of this run or else of the run to resume from.
 
-Only rank 0 does this. It sends the bytes to the other ranks (checkpointer.py), so that all ranks start from
-the same step, even if some of them see another disk.
+Only rank 0 searches. The other ranks read the same file, or get its content from rank 0 (checkpointer.py): so
+all ranks start from the same step, even if some of them see another disk.
 """
 
 import errno
-import io
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,45 +17,41 @@ import torch
 from dtj.checkpoint import paths
 from dtj.errors import CheckpointError, RecipeError
 
-# Errors that mean a file is damaged or missing. All others may be temporary.
-_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+# Errors that mean a file is missing. All others may be temporary: of a network volume also EIO.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint whose state file was read and checked; shards: their folder, None if it has none."""
+    """A checkpoint that was read and checked.
+
+    state   the content of its state file, on the CPU
+    shards  the folder of its shards, None if it has none
+    """
 
     folder: Path
-    data: bytes
+    state: dict[str, Any]
     shards: Path | None
 
-    def pack(self) -> dict[str, Any]:
-        """As plain data for the other ranks; bytes as a tensor, which is not copied while it is encoded."""
-        data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-        return {"folder": str(self.folder), "data": data, "shards": self.shards and str(self.shards)}
 
-    @classmethod
-    def unpack(cls, fields: dict[str, Any]) -> "Found":
-        """From the fields of `pack`."""
-        shards = fields["shards"]
-        return cls(
-            folder=Path(fields["folder"]),
-            data=fields["data"].numpy().tobytes(),
-            shards=Path(shards) if shards else None,
-        )
-
-
-def find(run_dir: Path | None, resume_dir: Path | None, *, warn: Callable[[str], None]) -> Found | None:
+def find(
+    run_dir: Path | None,
+    resume_dir: Path | None,
+    *,
+    warn: Callable[[str], None],
+    skip: Collection[Path] = (),
+) -> Found | None:
     """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
 
+    skip  folders of checkpoints whose shards were found damaged
     Damaged checkpoints are skipped with a warning. Raise RecipeError if `resume_dir` is set but has no
     readable checkpoint: the user did not ask to train from scratch. Raise CheckpointError if the volume
     cannot be read.
     """
-    own = _newest_readable(run_dir, warn) if run_dir else None
+    own = _newest_readable(run_dir, warn, skip) if run_dir else None
     if own or not resume_dir:
         return own
-    found = _newest_readable(newest_run(resume_dir), warn)
+    found = _newest_readable(newest_run(resume_dir), warn, skip)
     if not found:
         raise RecipeError(
             f"there is no readable checkpoint to resume from in {resume_dir}",
@@ -82,16 +77,39 @@ def committed(run_dir: Path) -> list[Path]:
     return [run_dir / name for name in paths.newest_first(child.name for child in _children(run_dir))]
 
 
-def parse(data: bytes) -> dict[str, Any]:
-    """Bytes of a state file -> state, on the CPU. Executes no code from the file."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # torch.load itself does not check checksums
-        damaged = archive.testzip()
-    if damaged:
-        raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
-    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+def read(folder: Path) -> dict[str, Any]:
+    """The state of a committed checkpoint, on the CPU, once its checksums were checked. Executes no code.
+
+    CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
+    """
+    file = folder / paths.STATE_FILE
+    try:
+        with zipfile.ZipFile(file) as archive:  # torch.load itself does not check checksums
+            damaged = archive.testzip()
+        if damaged:
+            raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
+        return load(folder)
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise
+        raise _refused(file, error) from error
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The state of a committed checkpoint without a check of its checksums."""
+    state = torch.load(folder / paths.STATE_FILE, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError("it is not a dtj checkpoint")
     return state
+
+
+def fingerprint(folder: Path) -> list[list[str | int]] | None:
+    """Names, sizes and checksums of what a state file holds; None if this rank cannot read it."""
+    try:
+        with zipfile.ZipFile(folder / paths.STATE_FILE) as archive:
+            return [[each.filename, each.file_size, each.CRC] for each in archive.infolist()]
+    except (OSError, zipfile.BadZipFile):
+        return None
 
 
 def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
@@ -102,7 +120,7 @@ def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
     CheckpointError if its shards cannot be read.
     """
     try:
-        state = parse((folder / paths.STATE_FILE).read_bytes())
+        state = read(folder)
     except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a step-N folder of a run"
@@ -116,33 +134,19 @@ def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
     return state | {"parts": state["parts"] | parts}
 
 
-def read(folder: Path) -> bytes:
-    """The state file of a committed checkpoint, once it was parsed.
-
-    CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
-    """
-    file = folder / paths.STATE_FILE
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        if error.errno in _DAMAGE:
-            raise
-        raise _refused(file, error) from error
-    parse(data)
-    return data
-
-
-def _newest_readable(run_dir: Path, warn: Callable[[str], None]) -> Found | None:
+def _newest_readable(run_dir: Path, warn: Callable[[str], None], skip: Collection[Path]) -> Found | None:
     for folder in committed(run_dir):
+        if folder in skip:
+            continue
         try:
-            data = read(folder)
+            state = read(folder)
         except (CheckpointError, MemoryError):  # it may be intact: if skipped, a later save would delete it
             raise
         except Exception as error:  # noqa: BLE001 - a damaged file can raise any exception
             cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
             warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
             continue
-        return Found(folder=folder, data=data, shards=_shards(folder))
+        return Found(folder=folder, state=state, shards=_shards(folder))
     return None
 
 
@@ -163,5 +167,6 @@ def _children(folder: Path) -> list[Path]:
 def _refused(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {error.strerror}",
-        fix="check that the volume is mounted and that this user may read it",
+        fix="check that the volume is mounted and that this user may read it; if it stays unreadable, "
+        "remove it to resume from the checkpoint before it",
     )

@@ -1,4 +1,4 @@
-"""Reads shards without executing code from their files.
+"""Reads shards without executing code from their files, and checks their checksums.
 
 torch.distributed.checkpoint loads tensors with weights_only. But it unpickles the metadata, which says where
 each tensor is, without any restriction: a file that was tampered with could execute code.
@@ -6,7 +6,9 @@ each tensor is, without any restriction: a file that was tampered with could exe
 
 import dataclasses
 import enum
+import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,10 @@ _MODULES = {"torch", "torch.distributed.checkpoint.metadata", "torch.distributed
 
 
 class ShardReader(FileSystemReader):
-    """torch's FileSystemReader; UnpicklingError if the metadata refers to anything but plain data types."""
+    """torch's FileSystemReader; UnpicklingError if the metadata refers to anything but plain data types.
+
+    BadZipFile if a tensor's checksum is wrong, which torch does not check.
+    """
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         with (Path(self.path) / ".metadata").open("rb") as file:
@@ -32,6 +37,13 @@ class ShardReader(FileSystemReader):
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
+
+    def _slice_file(self, file: Any, sinfo: Any) -> Any:
+        data = super()._slice_file(file, sinfo).read(-1)  # a tensor as torch.save wrote it
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"checksum of {damaged} in {sinfo.relative_path} is wrong")
+        return io.BytesIO(data)
 
 
 class _DataOnly(pickle.Unpickler):

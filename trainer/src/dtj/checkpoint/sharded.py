@@ -10,6 +10,7 @@ every strategy can read what any other strategy wrote.
 import contextlib
 import pickle
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,16 @@ from torch.optim import Optimizer
 
 from dtj.checkpoint import paths, save
 from dtj.checkpoint.shard_reader import ShardReader
-from dtj.errors import CheckpointError
+from dtj.errors import CheckpointError, DamagedError
 
 # A placeholder is the dict {_PLACEHOLDER: key of the tensor in the shards}; nothing else in a state has it.
 _PLACEHOLDER = "dtj/shard"
 Tensors = dict[str, torch.Tensor]
+# What reading damaged metadata raises, and what ShardReader raises if a checksum is wrong.
+_DAMAGE = (
+    *(EOFError, pickle.UnpicklingError, zipfile.BadZipFile),
+    *(ValueError, LookupError, AttributeError, TypeError),
+)
 
 
 def extract_tensors(state: Any, path: str = "") -> tuple[Any, Tensors]:
@@ -114,15 +120,16 @@ class LoadPlan:
 def load_tensors(tree: Any, shards: Path, plan: LoadPlan) -> Any:
     """The tree with the tensors that this rank needs, read from the shards of a checkpoint.
 
-    Raise CheckpointError if they cannot be read.
+    Raise DamagedError if their content is wrong, CheckpointError if they cannot be read.
     """
     keys = [key for key in _placeholders(tree) if plan.needs(key)]
     reader = ShardReader(shards)
+    wanted: Tensors = {}
     with _explained(shards):
         saved: Any = reader.read_metadata().state_dict_metadata
-    wanted: Tensors = {}
-    for key in keys:
-        size, dtype, template = saved[key].size, saved[key].properties.dtype, plan.template(key)
+        sizes = {key: (saved[key].size, saved[key].properties.dtype) for key in keys}
+    for key, (size, dtype) in sizes.items():
+        template = plan.template(key)
         if template is not None and _is_sharded(template) and template.shape == size:
             wanted[key] = torch.empty_like(template, dtype=dtype, requires_grad=False)
         else:
@@ -149,9 +156,14 @@ def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
 def _explained(shards: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
+    except (OSError, CheckpointException, *_DAMAGE) as error:
+        cause = _cause(error)
+        if isinstance(cause, _DAMAGE):
+            raise DamagedError(
+                f"{shards} is damaged: {cause}", fix="remove its checkpoint, or restore it from a copy"
+            ) from error
         raise CheckpointError(
-            f"{shards} cannot be read: {_cause(error)}",
+            f"{shards} cannot be read: {cause}",
             fix="mount the volume on every node; if the checkpoint is damaged, remove its folder to resume "
             "from the one before it",
         ) from error

@@ -17,14 +17,14 @@ from dtj import exchange
 from dtj.checkpoint import paths, save
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
-from dtj.errors import CheckpointError, DtjError, RecipeError, SupersededError
+from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
 T = TypeVar("T")
 NO_SCORE = -math.inf
 _ERRORS: dict[str, type[DtjError]] = {
-    error.__name__: error for error in (CheckpointError, RecipeError, SupersededError)
+    error.__name__: error for error in (CheckpointError, DamagedError, RecipeError, SupersededError)
 }
 
 
@@ -172,11 +172,21 @@ def on_rank0(function: Callable[[], T], group: Group) -> T:
         try:
             shared[0] = function()
         except DtjError as error:
-            shared[1] = [type(error).__name__, error.what, error.fix]
+            shared[1] = as_fields(error)
     if group is not None:
         shared = exchange.broadcast(shared, src=0, group=group)
     if shared[1] is not None:
-        name, what, fix = shared[1]
-        raise _ERRORS.get(name, DtjError)(what, fix=fix)
+        raise as_error(shared[1])
     found: T = shared[0]
     return found
+
+
+def as_fields(error: DtjError) -> list[str]:
+    """An error as plain data, for other ranks."""
+    return [type(error).__name__, error.what, error.fix]
+
+
+def as_error(fields: list[str]) -> DtjError:
+    """The error of `as_fields`."""
+    name, what, fix = fields
+    return _ERRORS.get(name, DtjError)(what, fix=fix)
