@@ -1,5 +1,6 @@
 """Verbs of Run in one process: loaders of the user's own, and runs without data."""
 
+import math
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
+from dtj import loop
 from dtj.telemetry import heartbeat
 
 
@@ -197,3 +199,37 @@ def test_reduce_and_unwrap() -> None:
     assert run.reduce(torch.tensor([1, 2]), "max").tolist() == [1, 2]
     with pytest.raises(dtj.RecipeError, match=r"run.reduce got 'median'"):
         run.reduce(1.0, "median")
+
+
+def test_callback_gets_the_values_of_each_line() -> None:
+    run = dtj.init(device="cpu", log_every=2)
+    lines: list[tuple[int, dict[str, float]]] = []
+    run.on_line(lambda step, values: lines.append((step, values)))
+    for _ in run.steps(4):
+        run.log(loss=run.step, ratio=math.nan)
+    assert [step for step, _ in lines] == [1, 2, 4]
+    assert [values["loss"] for _, values in lines] == [0.0, 1.0, 3.0]
+    assert all("ratio" not in values for _, values in lines)
+
+
+def test_recipe_is_evaluated_once_after_each_epoch() -> None:
+    calls = []
+
+    def score(model: nn.Module, mb: dtj.Pair) -> torch.Tensor:
+        calls.append(len(mb.x))
+        found: torch.Tensor = -(model(mb.x) - mb.y).square().flatten()
+        return found
+
+    loop.train(
+        dtj.Recipe(
+            model=lambda: nn.Linear(3, 1),
+            data=TensorDataset(X, Y),
+            loss=lambda model, mb: nn.functional.mse_loss(model(mb.x), mb.y),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+            global_batch=4,
+            epochs=2,
+            held_out=TensorDataset(X, Y),
+            score=score,
+        )
+    )
+    assert sum(calls) == 2 * len(X)

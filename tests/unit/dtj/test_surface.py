@@ -45,6 +45,7 @@ def test_public_verbs_of_a_run() -> None:
         "keep_best",
         "loader",
         "log",
+        "on_line",
         "parallel",
         "pause",
         "rank",

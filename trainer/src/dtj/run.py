@@ -37,6 +37,7 @@ from dtj.process_groups import ProcessGroups
 from dtj.progress import Progress, whole_steps
 from dtj.recovery import Recovery
 from dtj.settings import Settings
+from dtj.sinks import OnLine
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
 from dtj.step import memory
@@ -114,6 +115,7 @@ class Run:
             progress=self._progress,
             say=self.say,
         )
+        self._callbacks: list[OnLine] = []
         self._batch: Batch | None = None
         self._plain = step_backward.PlainForm(
             strategy,
@@ -144,9 +146,20 @@ class Run:
         """Number of completed steps."""
         return self._progress.step
 
-    def parallel(self, model: Module) -> Module:
+    def parallel(
+        self,
+        model: Module,
+        *,
+        find_unused_parameters: bool = False,
+        forward_sync_buffers: bool = True,
+        static_graph: bool = False,
+    ) -> Module:
         """Move the model to this rank's device and wrap it for the strategy of --parallel and --mesh.
 
+        find_unused_parameters  a step may leave parameters out, such as a branch or a pooler
+        forward_sync_buffers    every rank gets rank 0's buffers in each step
+        static_graph            every step runs the same graph
+        These three are for ddp and zero1, see torch's DistributedDataParallel; other strategies ignore them.
         A model whose parts are already on several devices (see `devices`) is not moved.
         Returns the wrapped model; call it and pass its parameters to the optimizer as usual.
         """
@@ -158,6 +171,11 @@ class Run:
             memory.recompute(layers or [model])
         if self._settings.compile:
             memory.compile_in_place(layers or [model], self.device)
+        self._strategy.ddp_options = {
+            "find_unused_parameters": find_unused_parameters,
+            "forward_sync_buffers": forward_sync_buffers,
+            "static_graph": static_graph,
+        }
         # Has the same interface as the model that was passed.
         return self._strategy.add(model, is_healing=self._groups.is_healing)  # type: ignore[return-value]
 
@@ -275,7 +293,12 @@ class Run:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if not progress.has_begun and self.size > 1 and self.step < total:
             self._recovery.run_verb(self._check_alike, rollback=None, skipped=None)
-        logger = Logger(settings=self._settings, rank=self.rank, meter=self._meter(feed, total))
+        logger = Logger(
+            settings=self._settings,
+            rank=self.rank,
+            meter=self._meter(feed, total),
+            callbacks=self._callbacks,
+        )
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
         progress.loops, progress.verb, started = progress.loops + 1, 0, self.step
@@ -406,6 +429,15 @@ class Run:
             )
         if not self._recovery.is_behind:
             self._boundary.logger.note(values, now=now)
+
+    def on_line(self, callback: OnLine) -> None:
+        """Call `callback(step, values)` on rank 0 for each line of the log, e.g. to send it to a service.
+
+        values  float by name: the loss, what `log` got, the epoch's rates; NaN and infinities are left out
+        Call it before `steps`. dtj.sinks has callbacks for TensorBoard, Weights & Biases and MLflow. An error
+        of the callback ends the run.
+        """
+        self._callbacks.append(callback)
 
     def finish(self) -> None:
         """End `steps` before its total is reached, and save the state, as after the last step.

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy, check_trainable, is_on_several_devices, move_to_device
+
+_BUFFERS = "forward_sync_buffers"
+if _BUFFERS not in signature(DistributedDataParallel).parameters:
+    _BUFFERS = "broadcast_buffers"  # its name in older versions of torch
 
 
 class Hook(Protocol):
@@ -38,7 +43,7 @@ class DataParallel(Strategy):
         """The model in DDP: with rank 0's weights, and gradients that are averaged over all ranks."""
         check_trainable(model)
         model = move_to_device(model, self.device)
-        wrapped = RebuildableDDP(model, device=self.device, init_sync=not is_healing)
+        wrapped = RebuildableDDP(model, device=self.device, init_sync=not is_healing, **self.ddp_options)
         if self._hook:
             wrapped.register_comm_hook(None, self._hook.average)
         return wrapped
@@ -90,7 +95,9 @@ class DataParallel(Strategy):
 class RebuildableDDP(DistributedDataParallel):
     """DDP that can switch to a new process group in place, so that references to it stay valid."""
 
-    def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool) -> None:
+    def __init__(self, module: nn.Module, *, device: torch.device, init_sync: bool, **options: Any) -> None:
+        """options: further arguments of DistributedDataParallel."""
+        arguments = {_BUFFERS if name == "forward_sync_buffers" else name: v for name, v in options.items()}
         # Gradients are views of the buckets: this saves the memory of one copy of all gradients, and copying.
         is_whole = device.index is not None and not is_on_several_devices(module)
         super().__init__(
@@ -98,14 +105,15 @@ class RebuildableDDP(DistributedDataParallel):
             device_ids=[device.index] if is_whole else None,
             gradient_as_bucket_view=True,
             init_sync=init_sync,
+            **arguments,
         )
-        self._own_device = device
+        self._own_device, self._options = device, options
 
     def rebuild(self) -> None:
         """Use the current default group from now on. No communication; weights stay as they are."""
-        module, device, is_training = self.module, self._own_device, self.training
+        module, device, options, is_training = self.module, self._own_device, self._options, self.training
         del self.reducer  # takes its hooks off the parameters
-        self.__init__(module, device=device, init_sync=False)  # type: ignore[misc]
+        self.__init__(module, device=device, init_sync=False, **options)  # type: ignore[misc]
         self.train(is_training)  # type: ignore[no-untyped-call]
 
 

@@ -30,6 +30,7 @@ class Strategy:
     slack        steps that a rank may be ahead of the slowest one
     extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 
+    ddp_options  of DistributedDataParallel, for the next model; other strategies ignore them
     models, parameters, buffers   of all models, collected once: walking through modules is slow
     """
 
@@ -45,6 +46,7 @@ class Strategy:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
+        self.ddp_options: dict[str, Any] = {}
         self.models: list[nn.Module] = []
         self.parameters: list[nn.Parameter] = []
         self.buffers: list[torch.Tensor] = []

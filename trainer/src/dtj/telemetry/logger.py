@@ -7,15 +7,16 @@ Lines of the same step are merged by the names of their values.
 
 import json
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
 from dtj.errors import RecipeError
 from dtj.settings import Settings
+from dtj.sinks import OnLine
 from dtj.telemetry import metrics, report_pipe
-from dtj.telemetry.metric_files import open_for
+from dtj.telemetry.metric_files import curves, open_for
 
 _LINE_INTERVAL_S = 1.0
 
@@ -39,8 +40,12 @@ class Line(NamedTuple):
 class Logger:
     """Collects the values of the present step and decides when a line is due. Only rank 0 prints."""
 
-    def __init__(self, *, settings: Settings, rank: int, meter: metrics.Meter) -> None:
+    def __init__(
+        self, *, settings: Settings, rank: int, meter: metrics.Meter, callbacks: Sequence[OnLine] = ()
+    ) -> None:
+        """callbacks: called on rank 0 with the step and the values of each line."""
         self.meter = meter
+        self._callbacks = callbacks
         self._every = settings.log_every
         self._json = settings.log_format == "json"
         self._rank = rank
@@ -156,8 +161,11 @@ class Logger:
 
     def _print(self, reading: metrics.Reading, names: list[str]) -> None:
         report_pipe.send(fit_report(metrics.finite(reading), names))
+        shown = metrics.finite(reading)
         for file in self._files:
-            file.write(metrics.finite(reading))
+            file.write(shown)
+        for callback in self._callbacks:
+            callback(reading["step"], dict(curves(shown)))
         print(metrics.as_json(reading) if self._json else metrics.as_text(reading), flush=True)
 
 
