@@ -132,6 +132,27 @@ runpy.run_path({str(PROGRAMS / "gpt.py")!r}, run_name="__main__")
 """
 
 
+REDUCED = """
+import torch, dtj
+
+run = dtj.init(parallel="fsdp", micro_batch=1)
+model = run.parallel(torch.nn.Linear(4, 4))
+run.data(torch.ones(8, 4), global_batch=4)
+for batch in run.steps(1):
+    for number, mb in enumerate(batch):
+        if number:
+            assert model.weight.grad.to_local().numel() == 8, "half of the gradient"
+        run.backward(model(mb).mean())
+"""
+
+
+def test_fsdp_holds_no_whole_gradients_between_micro_batches(finish: Finish, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REDUCED)
+    ended = finish("run", "--nproc", 2, program)
+    assert ended.code == 0, ended.err
+
+
 @pytest.mark.parametrize(
     ("saved_by", "code", "message"),
     [

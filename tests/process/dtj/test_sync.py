@@ -147,6 +147,11 @@ def test_diloco_resumes_a_run_without_it(finish: Finish, tmp_path: Path, before:
     torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=1e-6)
 
 
+def test_state_of_another_policy_is_left_out(finish: Finish, tmp_path: Path) -> None:
+    run(finish, tmp_path, "--sync", "diloco:2", steps=2)
+    run(finish, tmp_path, "--sync", "stale:1", steps=3)
+
+
 def test_slow_rank_delays_the_others_only_when_they_are_at_most_steps_ahead(
     start: Start, tmp_path: Path
 ) -> None:

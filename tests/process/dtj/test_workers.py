@@ -157,6 +157,25 @@ def test_workers_restart_when_the_position_jumps() -> None:
     f.close()
 
 
+def test_skipped_batch_does_not_restart_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = []
+    ahead = loader.Loader.ahead
+
+    def counted(*args: Any, **how: Any) -> Any:
+        starts.append(1)
+        return ahead(*args, **how)
+
+    monkeypatch.setattr(loader.Loader, "ahead", counted)
+    f = feed(40, batch=8, workers=1)
+    for number in range(4):
+        batch = f.batch()
+        if number % 2:
+            assert next(iter(batch)).tolist() == real(f)
+        f.advance()
+    f.close()
+    assert len(starts) == 1
+
+
 @pytest.mark.parametrize("kind", [{}, {"STREAM": 1}], ids=["map-style", "stream"])
 def test_each_sample_is_used_once_when_the_world_size_changes(
     finish: Finish, tmp_path: Path, kind: dict[str, int]

@@ -1,9 +1,13 @@
-"""Export and import a model's weights as one file.
+"""Export a model's weights as one file; import them from one file, or as transformers writes them.
 
 .safetensors   names and tensors, nothing that could be executed; other frameworks read it (extra: export)
-.pt            torch.save of a state_dict, loaded with weights_only
+.index.json    the files over which a large model is distributed
+.pt, .bin      torch.save of a state_dict, loaded with weights_only
+a folder       with a model.safetensors, pytorch_model.bin or the index of several files
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,10 @@ from dtj.checkpoint import paths, reader
 from dtj.errors import RecipeError
 
 Weights = dict[str, torch.Tensor]
+_IN_FOLDER = (
+    *("model.safetensors.index.json", "model.safetensors"),
+    *("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
 
 
 def export(source: Path, target: Path, *, part: str) -> int:
@@ -42,9 +50,13 @@ def export(source: Path, target: Path, *, part: str) -> int:
 
 
 def read(path: Path) -> Weights:
-    """Tensors by name, on the CPU; RecipeError if the file holds anything else."""
+    """Tensors by name, on the CPU, of a file or folder; RecipeError if it holds anything else."""
+    if path.is_dir():
+        path = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path / _IN_FOLDER[1])
     if not path.is_file():
         raise RecipeError(f"there is no file {path}", fix="check --weights")
+    if path.suffix == ".json":
+        return {name: tensor for file in _files_of(path) for name, tensor in read(file).items()}
     if path.suffix == ".safetensors":
         safetensors = _safetensors()
         try:
@@ -73,12 +85,17 @@ def read(path: Path) -> Weights:
 def assign(model: nn.Module, path: Path) -> None:
     """Load a file of weights into a model that is not sharded yet and is on the CPU.
 
-    RecipeError if names or shapes differ.
+    RecipeError if names or shapes differ. Of weights that the model ties, the file needs one. What a model of
+    transformers ignores in files of its older versions (masks, frequencies) is ignored.
     """
     found = read(path)
     wanted = model.state_dict()
-    problems = [f"lacks {name}" for name in wanted.keys() - found.keys()]
-    problems += [f"has {name}, which the model does not have" for name in found.keys() - wanted.keys()]
+    given = {wanted[name].data_ptr() for name in wanted.keys() & found.keys()}
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    lacking = [name for name in wanted.keys() - found.keys() if wanted[name].data_ptr() not in given]
+    unknown = [n for n in found.keys() - wanted.keys() if not any(re.search(each, n) for each in ignored)]
+    problems = [f"lacks {name}" for name in lacking]
+    problems += [f"has {name}, which the model does not have" for name in unknown]
     problems += [
         f"has {name} of shape {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
         for name in wanted.keys() & found.keys()
@@ -87,7 +104,17 @@ def assign(model: nn.Module, path: Path) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that has these weights")
-    model.load_state_dict(found)
+    model.load_state_dict(found, strict=False)
+
+
+def _files_of(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return [index.parent / name for name in sorted(names)]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise RecipeError(
+            f"{index} is not an index of weights: {error!r}", fix="download it again: it may be truncated"
+        ) from error
 
 
 def _newest(source: Path) -> Path:

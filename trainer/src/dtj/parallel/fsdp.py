@@ -4,9 +4,6 @@ A block's parameters are gathered just before it runs and freed right after. FSD
 shards within groups of ranks (a node), each of which has a whole copy: the heavy traffic stays in the node.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -15,7 +12,11 @@ from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_tra
 
 
 class FullyShard(Strategy):
-    """torch's fully_shard (FSDP2) on every block, then on the rest."""
+    """torch's fully_shard (FSDP2) on every block, then on the rest.
+
+    Gradients are reduced after each micro-batch. To do it once a step would send less, but every rank would
+    hold all gradients unsharded meanwhile: more memory, and micro-batches are there to need less.
+    """
 
     replicated = False
     in_lockstep = True
@@ -42,14 +43,3 @@ class FullyShard(Strategy):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return model
-
-    @contextlib.contextmanager
-    def without_sync(self) -> Iterator[None]:
-        """Gradients of these micro-batches stay unsharded on every rank: more memory, fewer messages."""
-        for model in self.models:
-            model.set_requires_gradient_sync(False)  # type: ignore[operator]
-        try:
-            yield
-        finally:
-            for model in self.models:
-                model.set_requires_gradient_sync(True)  # type: ignore[operator]

@@ -39,6 +39,7 @@ class Pipeline(Strategy):
         self._is_capturing = False
         self._own: list[nn.Parameter] = []  # of this stage
         self._schedules: dict[Any, Any] = {}
+        self._shape: torch.Size | None = None  # of a sample
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The same module, without the weights of other stages; calling it runs the whole pipeline."""
@@ -66,7 +67,7 @@ class Pipeline(Strategy):
 
     def accumulate(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
         is_first, is_last = self._stage == 0, self._stage == self._stages - 1
-        inputs = torch.cat([self._input_of(weighted_loss, mb) for mb in micro_batches]) if is_first else None
+        inputs = self._inputs(weighted_loss, micro_batches) if is_first else None
 
         def loss(output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
             self._output = output
@@ -140,6 +141,12 @@ class Pipeline(Strategy):
             dist.broadcast(value, src=source, group=self._group)
         return value
 
+    def _inputs(self, weighted_loss: WeightedLoss, micro_batches: Sequence[Any]) -> torch.Tensor:
+        found = [self._input_of(weighted_loss, micro_batch) for micro_batch in micro_batches]
+        self._shape = self._shape or found[0].shape[1:]
+        check_one_shape(found, self._shape)
+        return torch.cat(found)
+
     def _input_of(self, weighted_loss: WeightedLoss, micro_batch: Any) -> torch.Tensor:
         """What the loss passes to the model: runs the loss up to its call of the model."""
         self._is_capturing = True
@@ -201,6 +208,17 @@ class Pipeline(Strategy):
 
     def _global_rank(self, stage: int) -> int:
         return self._rank_at(stage, self.layout.at("ddp"))
+
+
+def check_one_shape(inputs: Sequence[torch.Tensor], shape: torch.Size) -> None:
+    """RecipeError if a sample of any micro-batch has another shape: stages allocate buffers for one shape."""
+    for found in inputs:
+        if found.shape[1:] != shape:
+            raise RecipeError(
+                f"samples of shape {tuple(found.shape[1:])} come after samples of shape {tuple(shape)}, "
+                "but all samples of a pipeline have one shape",
+                fix="pad them to one length in collate, or use --parallel fsdp",
+            )
 
 
 class _Captured(Exception):  # noqa: N818 - not an error: how the inputs get out of the user's loss

@@ -4,6 +4,7 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 are averaged as in DDP; then every rank updates its own parameters and sends them to the other ranks.
 """
 
+from collections import deque
 from typing import Any
 from weakref import WeakSet
 
@@ -17,6 +18,9 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import buckets, unflatten
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.layout import Layout
+
+# Buckets of updated parameters that are sent at a time: enough to keep the network busy, with little memory.
+_IN_FLIGHT = 4
 
 
 class ZeroOne(DataParallel):
@@ -69,16 +73,21 @@ class ZeroOne(DataParallel):
             )
 
     def _exchange(self, optimizer: Optimizer, *_: Any) -> None:
-        pending = []
+        pending: deque[tuple[Any, torch.Tensor, Any]] = deque()
         for owner in range(self.layout.data_size):
             owned = (p.detach() for p in _parameters(optimizer) if self._owner.get(p) == owner)
             for bucket in buckets(owned):
+                if len(pending) == _IN_FLIGHT:
+                    _receive(*pending.popleft())
                 flat = torch.cat([p.reshape(-1) for p in bucket])
-                work: Any = dist.broadcast(flat, src=owner, async_op=True)
-                pending.append((bucket, flat, work))
-        for bucket, flat, work in pending:
-            work.wait()
-            unflatten(flat, bucket)
+                pending.append((bucket, flat, dist.broadcast(flat, src=owner, async_op=True)))
+        for each in pending:
+            _receive(*each)
+
+
+def _receive(bucket: list[torch.Tensor], flat: torch.Tensor, work: Any) -> None:
+    work.wait()
+    unflatten(flat, bucket)
 
 
 def assign_owners(parameters: list[nn.Parameter], ranks: int) -> dict[nn.Parameter, int]:

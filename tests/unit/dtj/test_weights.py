@@ -1,0 +1,75 @@
+"""Files of weights, as transformers writes them, are loaded into a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dtj.checkpoint import weights
+from dtj.errors import RecipeError
+from dtj.parallel.pipeline import check_one_shape
+
+
+class Tied(nn.Module):
+    """A language model whose head has the weights of its embedding."""
+
+    _keys_to_ignore_on_load_unexpected = (r"attn\.bias$",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.head = (
+            nn.Embedding(5, 3),
+            nn.Linear(3, 3),
+            nn.Linear(3, 5, bias=False),
+        )
+        self.head.weight = self.embedding.weight
+
+
+def file_of(model: nn.Module, *without: str) -> dict[str, torch.Tensor]:
+    return {name: v.clone() for name, v in model.state_dict().items() if name not in without}
+
+
+def test_tied_weights_are_in_the_file_once(tmp_path: Path) -> None:
+    source, target = Tied(), Tied()
+    save_file(
+        file_of(source, "head.weight") | {"h.0.attn.bias": torch.ones(2)}, tmp_path / "model.safetensors"
+    )
+    weights.assign(target, tmp_path / "model.safetensors")
+    torch.testing.assert_close(target.state_dict(), source.state_dict())
+    assert target.head.weight is target.embedding.weight
+
+
+def test_folder_with_an_index_of_several_files(tmp_path: Path) -> None:
+    source, target = Tied(), Tied()
+    found = file_of(source, "head.weight")
+    first, *others = found
+    save_file({first: found[first]}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({name: found[name] for name in others}, tmp_path / "model-00002-of-00002.safetensors")
+    files = {name: f"model-0000{1 if name == first else 2}-of-00002.safetensors" for name in found}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    weights.assign(target, tmp_path)
+    torch.testing.assert_close(target.state_dict(), source.state_dict())
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(file_of(Tied(), "head.weight", "embedding.weight"), file)
+    with pytest.raises(RecipeError, match=r"lacks embedding.weight \(and 1 more\)"):
+        weights.assign(Tied(), file)
+    save_file(file_of(Tied(), "head.weight") | {"more": torch.ones(1)}, file)
+    with pytest.raises(RecipeError, match="has more, which the model does not have"):
+        weights.assign(Tied(), file)
+    with pytest.raises(RecipeError, match=r"there is no file .*model.safetensors"):
+        weights.assign(Tied(), tmp_path / "..")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(RecipeError, match="is not an index of weights"):
+        weights.assign(Tied(), tmp_path)
+
+
+def test_samples_of_a_pipeline_have_one_shape() -> None:
+    check_one_shape([torch.ones(4, 7), torch.ones(3, 7)], torch.Size([7]))
+    with pytest.raises(RecipeError, match=r"shape \(8,\) come after samples of shape \(7,\).*one shape"):
+        check_one_shape([torch.ones(4, 7), torch.ones(4, 8)], torch.Size([7]))
