@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dtj_client import archive, manifest, submission
+from dtj_client import archive, manifest, submission, templates
 from dtj_client.errors import ClientError
 from dtj_client.function import as_program
 from dtj_client.job import Job
@@ -20,12 +20,13 @@ def submit(  # noqa: PLR0913 - the options of a command line
     program: str | Callable[..., object],
     *arguments: object,
     name: str = "",
-    replicas: int = 1,
-    gpus: int = 0,
+    replicas: int | None = None,
+    gpus: int | None = None,
     image: str = "",
     env: Mapping[str, str] | None = None,
     checkpoints: str = "",
     queue: str = "",
+    template: str = "",
     folder: str | Path | None = None,
     code: bool = True,
     kubectl: Kubectl | None = None,
@@ -35,11 +36,13 @@ def submit(  # noqa: PLR0913 - the options of a command line
     program      a file such as train.py, another command, or a function, whose source is sent
     arguments    of the program; of a function: numbers, strings, and lists and dictionaries of these
     name         of the job; empty: from the program, with a random end
-    gpus         per pod; 0: CPUs only
-    image        empty: the trainer image
+    replicas     None: as in the template, else 1
+    gpus         per pod; None: as in the template, else CPUs only
+    image        empty: as in the template, else the trainer image
     env          variables of the program
     checkpoints  PersistentVolumeClaim for checkpoints
     queue        queue of Kueue
+    template     fills in what is not given here
     folder       whose files go along; for a program by default the current one, for a function none
     code         False: the image has the code
     kubectl      the cluster, as `cluster` returns it; kubectl's own default without it
@@ -67,9 +70,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
     )
     send = code or bool(extra)
     packed = archive.pack(None if folder is None else Path(folder), extra) if send else None
+    part = templates.find(kubectl, template).job if template else None
     stored = submission.create(
         kubectl,
-        manifest.job(request, with_code=send),
+        manifest.job(request, with_code=send, template=part),
         None if packed is None else manifest.config_map(request, packed),
     )
     return Job(stored["metadata"]["name"], kubectl)

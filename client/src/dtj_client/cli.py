@@ -15,6 +15,7 @@ from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.report import failures
+from dtj_client.templates import available
 
 EXIT_TIMED_OUT = 3
 EXIT_INTERRUPTED = 130
@@ -61,6 +62,19 @@ def status(kubectl: Kubectl, name: str, output: str | None) -> int:
         return kubectl.show("get", KIND, name, "-o", output)
     click.echo(job.report())
     return 0
+
+
+@dtj.command()
+@for_kubectl
+@click.pass_obj
+def templates(kubectl: Kubectl) -> None:
+    """List what submit --template takes: the templates of this namespace and of dtj-templates."""
+    found, problems = available(kubectl)
+    for each in found:
+        where = " (shared)" if each.shared else ""
+        click.echo(f"{each.name}{where}  {each.description}".rstrip())
+    for problem in problems:
+        click.echo(problem, err=True)
 
 
 @dtj.command(context_settings={"ignore_unknown_options": True})

@@ -8,7 +8,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from dtj_client import archive, manifest, submission
+from dtj_client import archive, manifest, submission, templates
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
@@ -19,15 +19,20 @@ WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-f", "--file", metavar="FILE", help="Submit the job in this YAML file; - is standard input.")
 @click.option("--name", help="Name of the job. [default: from the program, with a random end]")
-@click.option("--replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Number of pods.")
-@click.option("--gpus", type=click.IntRange(min=0), default=0, show_default=True, help="GPUs per pod.")
-@click.option("--image", default="", help="Image with Python, torch and dtj. [default: the trainer image]")
+@click.option("--replicas", type=click.IntRange(min=1), help="Number of pods. [default: 1]")
+@click.option("--gpus", type=click.IntRange(min=0), help="GPUs per pod. [default: 0]")
+@click.option(
+    "--image",
+    default="",
+    help="Image with Python, torch and dtj. [default: the trainer image]",
+)
 @click.option(
     "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the program; may be repeated."
 )
 @click.option(
     "--checkpoints", "claim", default="", metavar="CLAIM", help="PersistentVolumeClaim for checkpoints."
 )
+@click.option("--template", metavar="NAME", help="Defaults for all that is not given here.")
 @click.option("--queue", default="", help="Label the job for this queue of Kueue.")
 @click.option("--no-code", is_flag=True, help="The image has the code: send none.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and create nothing.")
@@ -66,7 +71,7 @@ def submit(
             job["metadata"] = {**job["metadata"], "name": name}
         kubectl = kubectl.in_namespace(job["metadata"].get("namespace", ""))
     else:
-        job, code = _from_folder(command, name=name, quiet=dry_run, **given)
+        job, code = _from_folder(kubectl, command, name=name, dry_run=dry_run, output=output, **given)
     if dry_run:
         click.echo(_text([*others, *([] if code is None else [code]), job], output or "yaml"))
         return 0
@@ -91,12 +96,15 @@ def _refuse_options_of_a_program(context: click.Context) -> None:
 
 
 def _from_folder(
+    kubectl: Kubectl,
     command: tuple[str, ...],
     *,
     env: tuple[str, ...],
+    template: str | None,
     name: str | None,
     no_code: bool,
-    quiet: bool,
+    dry_run: bool,
+    output: str | None,
     **given: Any,
 ) -> tuple[Json, Json | None]:
     """The job and its code."""
@@ -115,16 +123,25 @@ def _from_folder(
         env=dict(each.split("=", 1) for each in env),
         **given,
     )
-    job = manifest.job(request, with_code=not no_code)
+    part = templates.find(kubectl, template).job if template else {}
+    job = manifest.job(request, with_code=not no_code, template=part)
+    if template and dry_run and not output:
+        words = manifest.asked(request, with_code=not no_code)
+        for path, origin in templates.origins(job, {"command line": words, f"template {template}": part}):
+            click.echo(f"# {path}: {origin}")
     if no_code:
         return job, None
     sent = archive.pack(Path.cwd())
-    if not quiet:
-        click.echo(f"sending {len(sent.files)} files, {len(sent.data) / 1024:.0f} KiB", err=True)
-        if sent.secrets:
-            left_out = ", ".join(sent.secrets)
-            click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
+    if not dry_run:
+        _say_what_goes_along(sent)
     return job, manifest.config_map(request, sent)
+
+
+def _say_what_goes_along(sent: archive.Archive) -> None:
+    click.echo(f"sending {len(sent.files)} files, {len(sent.data) / 1024:.0f} KiB", err=True)
+    if sent.secrets:
+        left_out = ", ".join(sent.secrets)
+        click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
 
 
 def _text(objects: list[Json], output: str) -> str:

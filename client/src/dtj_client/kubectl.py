@@ -53,6 +53,10 @@ class Kubectl:
             else replace(self, options=(*self.options, f"--namespace={namespace}"))
         )
 
+    def elsewhere(self, namespace: str) -> "Kubectl":
+        """Return a kubectl for this namespace, whatever the user chose."""
+        return replace(self, options=(*self.options, f"--namespace={namespace}"))  # the last one wins
+
     def run(self, *words: str, given: str | None = None) -> str:
         """Return what kubectl prints; `given` is its standard input. Raises ClientError if it fails."""
         # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
@@ -82,8 +86,12 @@ class Kubectl:
 
     def pods(self, name: str) -> list[Json]:
         """Return the pods of a job, by index."""
-        found = self._object("get", "pods", "-l", f"{JOB_LABEL}={name}", "-o", "json")["items"]
-        return sorted(found, key=lambda pod: index_of(pod, name))
+        return sorted(self.labelled("pods", f"{JOB_LABEL}={name}"), key=lambda pod: index_of(pod, name))
+
+    def labelled(self, kind: str, selector: str) -> list[Json]:
+        """Return the objects of a kind that a label selector matches."""
+        found: list[Json] = self._object("get", kind, "-l", selector, "-o", "json")["items"]
+        return found
 
     def create(self, manifest: Json) -> Json:
         """Create an object and return it as the API server stored it."""

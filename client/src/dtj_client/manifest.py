@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dtj_client.archive import Archive
+from dtj_client.templates import merge
 
 Json = dict[str, Any]
 
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
+GPU = "nvidia.com/gpu"
+UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
@@ -26,9 +29,9 @@ class Request:
     """What to run.
 
     command   the program and its arguments; a Python file runs under `dtj run`
-    replicas  number of pods
-    gpus      per pod; 0: CPUs only
-    image     empty: the trainer image
+    replicas  number of pods; None: as in the template, else 1
+    gpus      per pod; None: as in the template, else CPUs only
+    image     empty: as in the template, else the trainer image
     env       variables of the program
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
     queue     name of a Kueue LocalQueue; empty: none
@@ -36,8 +39,8 @@ class Request:
 
     name: str
     command: Sequence[str]
-    replicas: int = 1
-    gpus: int = 0
+    replicas: int | None = None
+    gpus: int | None = None
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     claim: str = ""
@@ -74,32 +77,38 @@ def owned_by(job: Json, manifest: Json) -> Json:
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
-def job(request: Request, *, with_code: bool) -> Json:
-    """The job; `with_code`: an init container unpacks the ConfigMap into the working directory."""
-    image = request.image or (GPU_IMAGE if request.gpus else CPU_IMAGE)
-    trainer: Json = {"name": "trainer", "image": image, "command": _command(request.command)}
+def job(request: Request, *, with_code: bool, template: Json | None = None) -> Json:
+    """The job: what was asked for, above the template, above the defaults.
+
+    with_code   an init container unpacks the ConfigMap into the working directory
+    template    a part of a job; see templates.py
+    """
+    made: Json = merge(template or {}, asked(request, with_code=with_code))
+    made["spec"].setdefault("replicas", 1)
+    trainer = next(c for c in made["spec"]["template"]["spec"]["containers"] if c["name"] == "trainer")
+    trainer.pop("args", None)  # of the template: they belong to another command
+    gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(GPU)
+    trainer.setdefault("image", GPU_IMAGE if gpus else CPU_IMAGE)
+    for each in made["spec"]["template"]["spec"].get("initContainers", ()):
+        if each["name"] == UNPACKER:
+            each["image"] = trainer["image"]
+    return made
+
+
+def asked(request: Request, *, with_code: bool) -> Json:
+    """What the user's words alone determine."""
+    trainer: Json = {"name": "trainer", "command": _command(request.command)}
+    if request.image:
+        trainer["image"] = request.image
     if request.env:
         trainer["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
-    if request.gpus:
-        trainer["resources"] = {"limits": {"nvidia.com/gpu": request.gpus}}
+    if request.gpus is not None:
+        trainer["resources"] = {"limits": {GPU: request.gpus}}
     pod: Json = {"containers": [trainer]}
     if with_code:
-        trainer |= {"workingDir": WORK_FOLDER, "volumeMounts": [{"name": "app", "mountPath": WORK_FOLDER}]}
-        pod["volumes"] = [
-            {"name": "code", "configMap": {"name": code_name(request.name)}},
-            {"name": "app", "emptyDir": {}},
-        ]
-        unpack = {
-            "name": "code",
-            "image": image,
-            "command": ["python3", "-c", _UNPACK],
-            "volumeMounts": [
-                {"name": "code", "mountPath": CODE_FOLDER},
-                {"name": "app", "mountPath": WORK_FOLDER},
-            ],
-        }
-        pod["initContainers"] = [unpack]
-    spec: Json = {"replicas": request.replicas, "template": {"spec": pod}}
+        _add_code(pod, trainer, code_name(request.name))
+    spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
+    spec["template"] = {"spec": pod}
     if request.claim:
         spec["checkpoint"] = {"volume": {"persistentVolumeClaim": {"claimName": request.claim}}}
     labels = {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else {}
@@ -109,6 +118,21 @@ def job(request: Request, *, with_code: bool) -> Json:
         "metadata": {"name": request.name, **({"labels": labels} if labels else {})},
         "spec": spec,
     }
+
+
+def _add_code(pod: Json, trainer: Json, config_map: str) -> None:
+    """Add the init container that unpacks the code, and what it needs."""
+    trainer |= {"workingDir": WORK_FOLDER, "volumeMounts": [{"name": "app", "mountPath": WORK_FOLDER}]}
+    pod["volumes"] = [{"name": "code", "configMap": {"name": config_map}}, {"name": "app", "emptyDir": {}}]
+    unpack = {
+        "name": UNPACKER,
+        "command": ["python3", "-c", _UNPACK],
+        "volumeMounts": [
+            {"name": "code", "mountPath": CODE_FOLDER},
+            {"name": "app", "mountPath": WORK_FOLDER},
+        ],
+    }
+    pod["initContainers"] = [unpack]
 
 
 def _command(words: Sequence[str]) -> list[str]:

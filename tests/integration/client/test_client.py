@@ -168,6 +168,25 @@ def test_example_of_the_docs_submits_a_function_and_waits(
         assert b"    train(0.1)\n" in sent.read()
 
 
+def test_template_of_the_namespace_fills_in_a_job(dtj: Dtj, kubectl: Kubectl, tmp_path: Path):
+    part = tmp_path / "job.yaml"
+    part.write_text("spec: {template: {spec: {nodeSelector: {gpu: h100}}}}")
+    kubectl("create", "configmap", "h100", f"--from-file={part}")
+    kubectl("label", "configmap", "h100", "dtj.dev/template=")
+    kubectl("annotate", "configmap", "h100", "dtj.dev/description=8 GPUs")
+    listed = dtj("templates")
+    assert (listed.code, listed.out) == (0, "h100  8 GPUs\n")
+    assert "alice may not list configmaps" in listed.err, "the shared namespace"
+    submitted(dtj, "--template=h100")
+    job = kubectl.get("dtj", "digits")
+    assert job is not None
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
+    shown = dtj("submit", "--template=h100", "--dry-run", "--no-code", "--", "train.py").out
+    assert "# spec.template.spec.nodeSelector.gpu: template h100\n" in shown
+    assert "# spec.replicas: default\n" in shown
+    assert "did you mean h100?" in dtj("submit", "--template=h10", "--", "train.py").err
+
+
 def test_status_suspend_resume_scale_and_delete(dtj: Dtj, kubectl: Kubectl):
     submitted(dtj)
     assert "the operator has not seen this job yet" in dtj("status", "digits").out

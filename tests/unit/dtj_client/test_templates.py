@@ -1,0 +1,102 @@
+"""How a job is merged with a template, and where each field comes from."""
+
+import pytest
+
+from dtj_client.errors import ClientError
+from dtj_client.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
+from dtj_client.templates import Template, merge, origins
+
+H100 = """
+spec:
+  replicas: 4
+  checkpoint: {volume: {hostPath: {path: /mnt}}}
+  template:
+    spec:
+      nodeSelector: {gpu: h100}
+      volumes:
+      - {name: data, emptyDir: {}}
+      containers:
+      - name: trainer
+        args: [train]
+        env:
+        - {name: NCCL_DEBUG, value: INFO}
+        - {name: TOKEN, valueFrom: {secretKeyRef: {name: s, key: k}}}
+        resources: {limits: {nvidia.com/gpu: 8, memory: 1Ti}}
+        volumeMounts:
+        - {name: data, mountPath: /a}
+        - {name: data, mountPath: /b}
+"""
+
+
+def template(text: str = H100) -> Template:
+    return Template(name="h100", shared=True, description="", text=text)
+
+
+def test_template_fills_in_what_was_not_asked_for() -> None:
+    made = job(Request(name="a", command=["train.py"]), with_code=True, template=template().job)
+    pod = made["spec"]["template"]["spec"]
+    (trainer,) = pod["containers"]
+    assert (made["spec"]["replicas"], pod["nodeSelector"]) == (4, {"gpu": "h100"})
+    assert trainer["image"] == pod["initContainers"][0]["image"] == GPU_IMAGE
+    assert trainer["command"] == ["dtj", "run", "train.py"]
+    assert "args" not in trainer, "they belong to the command of the template"
+    assert [each["mountPath"] for each in trainer["volumeMounts"]] == ["/a", "/b", "/app"]
+    assert [each["name"] for each in pod["volumes"]] == ["data", "code", "app"]
+
+
+def test_words_of_the_user_win() -> None:
+    request = Request(
+        name="a", command=["x"], replicas=2, gpus=1, image="my:1", env={"TOKEN": "t"}, claim="runs", queue="q"
+    )
+    made = job(request, with_code=False, template=template().job)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    assert (made["spec"]["replicas"], trainer["image"]) == (2, "my:1")
+    assert trainer["resources"]["limits"] == {"nvidia.com/gpu": 1, "memory": "1Ti"}
+    assert {"name": "TOKEN", "value": "t"} in trainer["env"], "a variable has one source"
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in trainer["env"]
+    assert made["spec"]["checkpoint"]["volume"] == {"persistentVolumeClaim": {"claimName": "runs"}}
+
+
+def test_each_field_has_its_origin() -> None:
+    request = Request(name="a", command=["x"], replicas=2, env={"A": "1"})
+    given, part = asked(request, with_code=False), template().job
+    found = dict(origins(job(request, with_code=False, template=part), {"h100": part, "user": given}))
+    container = "spec.template.spec.containers[trainer]"
+    assert {path: found[path] for path in found if path.startswith(container) or "replicas" in path} == {
+        "spec.replicas": "user",
+        f"{container}.env[NCCL_DEBUG].value": "h100",
+        f"{container}.env[TOKEN].valueFrom.secretKeyRef.key": "h100",
+        f"{container}.env[TOKEN].valueFrom.secretKeyRef.name": "h100",
+        f"{container}.env[A].value": "user",
+        f"{container}.resources.limits.nvidia.com/gpu": "h100",
+        f"{container}.resources.limits.memory": "h100",
+        f"{container}.volumeMounts[/a].name": "h100",
+        f"{container}.volumeMounts[/b].name": "h100",
+        f"{container}.command": "user",
+        f"{container}.image": "default",
+    }
+
+
+def test_lists_without_names_are_replaced() -> None:
+    assert merge({"a": [1, 2]}, {"a": [3]}) == {"a": [3]}
+
+
+def test_defaults_without_a_template() -> None:
+    made = job(Request(name="a", command=["x"]), with_code=False)
+    (trainer,) = made["spec"]["template"]["spec"]["containers"]
+    assert trainer == {"name": "trainer", "command": ["x"], "image": CPU_IMAGE}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("spec: [", "is not YAML"),
+        ("", "is not an object with metadata and spec"),
+        ("kind: Pod", "is not an object with metadata and spec"),
+        ("spec: 4", "is not a part of a job"),
+        ("spec: {template: {spec: {containers: [{name: main}]}}}", "no container is named trainer"),
+    ],
+)
+def test_template_that_cannot_be_used(text: str, said: str) -> None:
+    with pytest.raises(ClientError, match=said):
+        _ = template(text).job
