@@ -5,12 +5,15 @@ Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 the time of `wa
 """
 
 import sys
+from typing import TextIO
 
 import click
 
 from dtj_client import __version__
 from dtj_client.cli_shared import NAME, ended, follow_to_the_end, for_kubectl, output
 from dtj_client.cli_submit import submit
+from dtj_client.convert import as_yaml
+from dtj_client.convert import convert as converted
 from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
@@ -62,6 +65,17 @@ def status(kubectl: Kubectl, name: str, output: str | None) -> int:
         return kubectl.show("get", KIND, name, "-o", output)
     click.echo(job.report())
     return 0
+
+
+@dtj.command()
+@click.argument("file", type=click.File())
+def convert(file: TextIO) -> None:
+    """Print a PyTorchJob, TrainJob, Job or sbatch script as a DistributedTrainingJob.
+
+    Comments above each job list what could not be carried over.
+    """
+    for line in as_yaml(converted(file.read())):
+        click.echo(line)
 
 
 @dtj.command()

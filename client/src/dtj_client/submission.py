@@ -78,7 +78,7 @@ def read_file(path: str) -> tuple[Json, list[Json]]:
         kinds = ", ".join(sorted({str(each["kind"]) for each in found})) or "nothing"
         raise ClientError(
             f"{path} has {len(jobs)} DistributedTrainingJobs (found: {kinds})",
-            "submit takes one job; kubectl apply -f creates any number of objects",
+            "submit takes one job; kubectl dtj convert makes one of a job of another system",
         )
     (job,) = jobs
     if not isinstance(job.get("metadata"), dict):

@@ -112,18 +112,19 @@ def merge(below: Any, above: Any, field: str = "") -> Any:
 
 def origins(merged: Json, layers: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
     """Yield each field of a job and the first layer that has it with the same value, else `default`."""
-    known = {name: dict(_fields(layer)) for name, layer in layers.items()}
-    for path, value in _fields(merged):
+    known = {name: dict(fields(layer)) for name, layer in layers.items()}
+    for path, value in fields(merged):
         yield path, next((n for n, fields in known.items() if fields.get(path) == value), "default")
 
 
-def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each field that has no fields of its own."""
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
-            yield from _fields(each, f"{path}.{key}" if path else str(key))
+            yield from fields(each, f"{path}.{key}" if path else str(key))
     elif by := _key(value):
         for each in value:
-            yield from _fields({k: v for k, v in each.items() if k != by}, f"{path}[{each[by]}]")
+            yield from fields({k: v for k, v in each.items() if k != by}, f"{path}[{each[by]}]")
     else:
         yield path, value
 

@@ -1,0 +1,223 @@
+"""Turns jobs of other systems into DistributedTrainingJobs, and lists what could not be carried over.
+
+Each conversion removes from a copy of the old object what it understands; what is left is what it did not.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dtj_client import manifest, slurm, torchrun
+from dtj_client.errors import ClientError
+from dtj_client.templates import fields
+
+Json = dict[str, Any]
+
+_OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid")
+_BY_THE_OPERATOR = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
+
+
+@dataclass
+class Converted:
+    """A job, and sentences about what is different from the old one."""
+
+    job: Json
+    notes: list[str] = field(default_factory=list)
+
+
+def convert(text: str) -> list[Converted]:
+    """Convert the PyTorchJobs, TrainJobs and Jobs of a file, or an sbatch script. Raises ClientError."""
+    if re.search(r"^#SBATCH\s", text, re.MULTILINE):
+        script = slurm.parse(text)
+        return [_finished(script.name, script.spec, script.notes, {})]
+    try:
+        found = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+    except yaml.YAMLError as error:
+        raise ClientError(f"this is neither YAML nor an sbatch script: {error}", _FIX) from error
+    kinds = {str(each.get("kind")) for each in found}
+    if not kinds & set(_KINDS):
+        raise ClientError(
+            f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})", _FIX
+        )
+    converted = [_object(each) for each in found if each.get("kind") in _KINDS]
+    others = sorted(kinds - set(_KINDS))
+    if others:
+        converted[0].notes.append(f"not converted, apply them as they are: {', '.join(others)}")
+    return converted
+
+
+_FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
+
+
+def _object(old: Json) -> Converted:
+    rest = copy.deepcopy(old)
+    for key in ("apiVersion", "status"):
+        rest.pop(key, None)
+    kind, metadata = rest.pop("kind"), rest.pop("metadata", {})
+    for key in _OF_THE_SERVER:
+        metadata.pop(key, None)
+    spec: Json = {}
+    notes: list[str] = []
+    _KINDS[kind](rest.get("spec") or {}, spec, notes)
+    new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
+    new.notes += [
+        f"not carried over: {path}: {value}" for path, value in fields(rest) if value not in ({}, [], None)
+    ]
+    return new
+
+
+def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Converted:
+    """The job; its container is named trainer, and torchrun has only what the operator does not set."""
+    pod = spec.setdefault("template", {}).setdefault("spec", {})
+    for key in ("restartPolicy", "hostname", "subdomain"):
+        if (value := pod.pop(key, None)) and key != "restartPolicy":
+            notes.append(f"left out: {key}: {value}: the operator sets it")
+    containers = pod.setdefault("containers", [{}])
+    trainer = next((c for c in containers if c.get("name") in ("trainer", "pytorch", "node")), containers[0])
+    trainer["name"] = "trainer"
+    if not trainer.get("image"):
+        gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(manifest.GPU)
+        trainer["image"] = manifest.GPU_IMAGE if gpus else manifest.CPU_IMAGE
+        notes.append(f"no image was named: {trainer['image']} may lack packages of the program")
+    _remove_rendezvous(trainer, notes)
+    words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+    launched = torchrun.clean(words)
+    if launched:
+        trainer["command"] = launched.words
+        trainer.pop("args", None)
+        notes += launched.notes
+        if launched.processes and "processesPerReplica" not in spec:
+            spec["processesPerReplica"] = launched.processes
+    elif any("torchrun" in str(word) or "torch.distributed" in str(word) for word in words):
+        notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
+    job = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name, **metadata},
+        "spec": spec,
+    }
+    return Converted(job, notes)
+
+
+def _remove_rendezvous(trainer: Json, notes: list[str]) -> None:
+    """Take out what the operator decides."""
+    for key, name in (("env", _BY_THE_OPERATOR), ("ports", ("pytorchjob-port",))):
+        for each in [e for e in trainer.get(key) or () if e.get("name") in name]:
+            trainer[key].remove(each)
+            notes.append(f"left out: {key}[{each['name']}]: the operator sets it")
+        if trainer.get(key) == []:
+            del trainer[key]
+
+
+def _move(old: Json, new: Json, **names: str) -> None:
+    """Move fields; `names` gives the new name of each."""
+    for before, after in names.items():
+        if before in old:
+            new[after] = old.pop(before)
+
+
+def _pytorchjob(old: Json, spec: Json, notes: list[str]) -> None:
+    replicas = old.get("pytorchReplicaSpecs") or {}
+    given = [kind for kind in ("Master", "Worker") if kind in replicas]
+    counts = {kind: int(replicas[kind].pop("replicas", 1)) for kind in given}
+    if not counts:
+        raise ClientError("the PyTorchJob has neither a Master nor a Worker", _FIX)
+    spec["replicas"] = sum(counts.values())
+    main = given[-1] if counts[given[-1]] else given[0]  # most replicas are workers
+    spec["template"] = replicas[main].pop("template", {})
+    for kind in given:  # another template stays, and so is listed
+        if replicas[kind].get("template") == spec["template"]:
+            del replicas[kind]["template"]
+    if "Master" in counts:
+        notes.append("the job succeeds when all ranks do, not when the master does: see spec.successPolicy")
+    _restart_policy(replicas, spec, notes)
+    _processes(old, "nprocPerNode", spec)
+    run = old.get("runPolicy") or {}
+    _move(run, spec, activeDeadlineSeconds="activeDeadlineSeconds", suspend="suspend")
+    _move(run, spec, ttlSecondsAfterFinished="ttlSecondsAfterFinished", cleanPodPolicy="cleanPodPolicy")
+    _move(run, spec.setdefault("recovery", {}), backoffLimit="maxRestarts")
+    elastic = old.get("elasticPolicy") or {}
+    _processes(elastic, "nProcPerNode", spec)
+    _move(elastic, spec["recovery"], maxRestarts="maxRestarts")
+    if {"minReplicas", "maxReplicas"} <= set(elastic):
+        spec["elastic"] = {
+            key: elastic.pop(key) + counts.get("Master", 0) for key in ("minReplicas", "maxReplicas")
+        }
+    if not spec["recovery"]:
+        del spec["recovery"]
+
+
+def _restart_policy(replicas: Json, spec: Json, notes: list[str]) -> None:
+    policies = {each.pop("restartPolicy", "OnFailure") for each in replicas.values()}
+    if policies == {"Never"}:
+        spec["recovery"] = {"maxRestarts": 0}
+    elif policies - {"OnFailure", "Always"}:
+        notes.append(f"restartPolicy {', '.join(sorted(policies))}: write recovery.rules with onExitCodes")
+
+
+def _processes(old: Json, name: str, spec: Json) -> None:
+    """Processes of a replica: a number or auto; anything else stays, and so is listed."""
+    value = str(old.get(name, ""))
+    if value.isdigit():
+        spec["processesPerReplica"] = int(value)
+    elif value in ("auto", "gpu"):
+        spec["processesPerReplica"] = "auto"
+    else:
+        return
+    del old[name]
+
+
+def _trainjob(old: Json, spec: Json, notes: list[str]) -> None:
+    trainer = old.get("trainer") or {}
+    spec["replicas"] = int(trainer.pop("numNodes", 1))
+    _processes(trainer, "numProcPerNode", spec)
+    container: Json = {"name": "trainer"}
+    _move(
+        trainer,
+        container,
+        image="image",
+        command="command",
+        args="args",
+        env="env",
+        resourcesPerNode="resources",
+    )
+    spec["template"] = {"spec": {"containers": [container]}}
+    pods = {key: old.pop(key) for key in ("labels", "annotations") if key in old}
+    if pods:
+        spec["template"]["metadata"] = pods
+    _move(old, spec, suspend="suspend")
+    if runtime := old.pop("runtimeRef", None):
+        notes.append(f"runtime {runtime.get('name')}: copy what it adds to the pods (image, volumes)")
+
+
+def _batch_job(old: Json, spec: Json, notes: list[str]) -> None:
+    sizes = {int(old.pop(key)) for key in ("completions", "parallelism") if key in old}
+    spec["replicas"] = max(sizes, default=1)
+    if len(sizes) == 2:
+        notes.append("completions and parallelism differ: all replicas run at the same time")
+    if old.get("completionMode") == "Indexed":
+        del old["completionMode"]
+    spec["template"] = old.pop("template", {})
+    _move(old, spec, activeDeadlineSeconds="activeDeadlineSeconds", suspend="suspend")
+    _move(old, spec, ttlSecondsAfterFinished="ttlSecondsAfterFinished")
+    if "backoffLimit" in old:
+        spec["recovery"] = {"maxRestarts": old.pop("backoffLimit")}
+
+
+_KINDS: dict[str, Callable[[Json, Json, list[str]], None]] = {
+    "PyTorchJob": _pytorchjob,
+    "TrainJob": _trainjob,
+    "Job": _batch_job,
+}
+
+
+def as_yaml(converted: list[Converted]) -> Iterator[str]:
+    """Yield the jobs, each below comments with its notes."""
+    for each in converted:
+        yield "---"
+        yield from (f"# {note}" for note in each.notes)
+        yield yaml.safe_dump(each.job, sort_keys=False).rstrip()

@@ -1,0 +1,59 @@
+"""The command line of torchrun without what the operator decides. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Where ranks meet, and which of them a pod has: the operator sets both.
+_PLACE = ("nnodes", "node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint", "rdzv-id")
+_FLAGS = ("standalone",)
+
+
+@dataclass
+class Launch:
+    """A command line of torchrun.
+
+    processes   ranks per pod; None: not said
+    """
+
+    words: list[str]
+    processes: int | str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def clean(words: Sequence[str]) -> Launch | None:
+    """Return the command without options that the operator sets; None if it does not begin with torchrun."""
+    size = next((len(p) for p in _PROGRAMS if tuple(words[: len(p)]) == p), 0)
+    if not size:
+        return None
+    launch = Launch(["torchrun"])
+    rest = list(words[size:])
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
+        word = rest.pop(0)
+        name, given, value = word.lstrip("-").replace("_", "-").partition("=")
+        value = word.partition("=")[2] if given else value
+        if name in _FLAGS:
+            launch.notes.append(f"left out: {word}: the operator sets it")
+            continue
+        if not given and rest and not rest[0].startswith("-") and name not in _SWITCHES:
+            value = rest.pop(0)
+        if name in _PLACE:
+            launch.notes.append(f"left out: --{name} {value}: the operator sets it")
+        elif name in ("nproc-per-node", "nproc"):
+            if value.isdigit():
+                launch.processes = int(value)
+            elif value in ("auto", "gpu"):
+                launch.processes = "auto"
+            else:
+                launch.notes.append(f"not carried over: --{name} {value}: see spec.processesPerReplica")
+        else:
+            launch.words += [word] if given or not value else [word, value]
+    launch.words += rest
+    return launch
+
+
+_PROGRAMS = (
+    ("torchrun",),
+    *((python, "-m", "torch.distributed.run") for python in ("python", "python3")),
+    *((python, "-m", "torch.distributed.launch") for python in ("python", "python3")),
+)
+_SWITCHES = ("no-python", "run-path", "use-env")
