@@ -5,13 +5,15 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import pathspec
+from typing import TYPE_CHECKING
 
 from dtj_client.errors import ClientError
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 LIMIT = 900 * 1024  # bytes of the archive; the API server accepts objects of about 1 MiB
 IGNORE_FILES = (".gitignore", ".dtjignore")
@@ -50,7 +52,7 @@ def pack(folder: Path | None, extra: Mapping[str, str] | None = None) -> Archive
     given = () if folder is None else _files(folder)
     extra, folder = extra or {}, folder or Path()
     found = [path for path in given if path not in extra]
-    secret = pathspec.GitIgnoreSpec.from_lines(SECRETS)
+    secret = _spec(SECRETS)
     hidden = tuple(path for path in found if secret.match_file(path))
     files = tuple(path for path in found if path not in hidden)
     buffer = io.BytesIO()
@@ -76,8 +78,14 @@ def pack(folder: Path | None, extra: Mapping[str, str] | None = None) -> Archive
 
 
 def _files(folder: Path) -> Iterator[str]:
-    ignored = pathspec.GitIgnoreSpec.from_lines((*NEVER, *_patterns(folder)))
+    ignored = _spec((*NEVER, *_patterns(folder)))
     return (path for path in _walk(folder, ignored) if not ignored.match_file(path))
+
+
+def _spec(lines: Iterable[str]) -> "GitIgnoreSpec":
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - 30 ms that kubectl dtj --help need not take
+
+    return GitIgnoreSpec.from_lines(lines)
 
 
 def _patterns(folder: Path) -> Iterator[str]:
@@ -86,7 +94,7 @@ def _patterns(folder: Path) -> Iterator[str]:
             yield from (folder / name).read_text().splitlines()
 
 
-def _walk(folder: Path, ignored: pathspec.GitIgnoreSpec) -> Iterator[str]:
+def _walk(folder: Path, ignored: "GitIgnoreSpec") -> Iterator[str]:
     """Yield the files, without looking into ignored folders or following links."""
     for root, folders, files in os.walk(folder):
         inside = Path(root).relative_to(folder)

@@ -14,6 +14,7 @@ from dtj_client.cli_shared import NAME, ended, follow_to_the_end, for_kubectl, o
 from dtj_client.cli_submit import submit
 from dtj_client.convert import as_yaml
 from dtj_client.convert import convert as converted
+from dtj_client.doctor import Result, examine
 from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
@@ -65,6 +66,18 @@ def status(kubectl: Kubectl, name: str, output: str | None) -> int:
         return kubectl.show("get", KIND, name, "-o", output)
     click.echo(job.report())
     return 0
+
+
+@dtj.command()
+@for_kubectl
+@click.pass_obj
+def doctor(kubectl: Kubectl) -> int:
+    """Check cluster, API, rights, operator, GPUs, quotas and queues: a line each, with how to fix it."""
+    bad = False
+    for finding in examine(kubectl):
+        click.echo(str(finding))
+        bad = bad or finding.result is Result.BAD
+    return int(bad)
 
 
 @dtj.command()

@@ -72,6 +72,17 @@ class Kubectl:
             raise self._error(done.stderr.strip())
         return done.stdout
 
+    def may(self, verb: str, kind: str) -> bool:
+        """Whether the user has a right in the namespace."""
+        words = self.command("auth", "can-i", verb, kind)
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+    def namespace(self) -> str:
+        """The chosen namespace."""
+        chosen = self.run("config", "view", "--minify", "-o", "jsonpath={..namespace}")
+        given = [each.partition("=")[2] for each in self.options if each.startswith("--namespace=")]
+        return (given or [chosen or "default"])[-1]
+
     def show(self, *words: str) -> int:
         """Let kubectl print to the terminal; return its exit code."""
         return subprocess.run(self.command(*words), check=False).returncode

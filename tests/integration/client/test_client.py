@@ -222,6 +222,16 @@ def test_get_takes_the_options_of_kubectl(dtj: Dtj, kubectl: Kubectl):
     assert dtj("events", "digits").code == 0
 
 
+def test_doctor_names_what_is_missing(dtj: Dtj):
+    done = dtj("doctor")
+    assert "ok   API: dtj.dev/v1alpha1\n" in done.out
+    assert "ok   rights: submit, follow and delete jobs\n" in done.out
+    assert "?    gpus: alice may not list nodes here\n" in done.out
+    assert done.code == 0
+    elsewhere = dtj("doctor", "-n", "kube-system")
+    assert (elsewhere.code, "BAD  rights: you may not create" in elsewhere.out) == (1, True)
+
+
 def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
     submitted(dtj)
     missing = dtj("status", "digit")

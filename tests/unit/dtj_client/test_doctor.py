@@ -1,0 +1,102 @@
+"""What `kubectl dtj doctor` says about a cluster."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dtj_client.doctor import Result, examine
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Kubectl
+
+Json = dict[str, Any]
+
+
+def answers(**changed: Any) -> dict[str, Any]:
+    """What a good cluster answers, by the kind that is asked for."""
+    good = {
+        "config": "prod",
+        "--raw": {"groups": [{"name": "dtj.dev", "versions": [{"version": "v1alpha1"}]}]},
+        "deployments": {"items": [{"metadata": {"namespace": "dtj"}, "status": {"readyReplicas": 2}}]},
+        "nodes": {"items": [{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}, {"status": {}}]},
+        "namespace": {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
+        "resourcequotas": {"items": []},
+    }
+    return good | changed
+
+
+class Cluster(Kubectl):
+    """Answers by the kind; `ClientError` is raised. `forbidden` are verbs and kinds."""
+
+    def __init__(self, known: Mapping[str, Any], forbidden: str = "") -> None:
+        super().__init__(options=("--namespace=team",))
+        object.__setattr__(self, "known", known)
+        object.__setattr__(self, "forbidden", forbidden)
+
+    known: Mapping[str, Any]
+    forbidden: str
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        answer = self.known[words[0] if words[0] == "config" else words[1]]
+        if isinstance(answer, ClientError):
+            raise answer
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+    def may(self, verb: str, kind: str) -> bool:
+        return f"{verb} {kind}" != self.forbidden
+
+
+def test_good_cluster() -> None:
+    assert [str(each) for each in examine(Cluster(answers()))] == [
+        "ok   cluster: context prod",
+        "ok   API: dtj.dev/v1alpha1",
+        "ok   rights: submit, follow and delete jobs",
+        "ok   operator: 2 pods are ready in namespace dtj",
+        "ok   gpus: 8 on 1 of 2 nodes",
+        "ok   pod security: namespace team enforces restricted",
+        "ok   quotas: 0 in this namespace, none is used up",
+        "ok   queues: none, this cluster has no Kueue",
+    ]
+
+
+NEWER = {"name": "dtj.dev", "versions": [{"version": "v1"}]}
+FULL = {"metadata": {"name": "q"}, "status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--raw": {"groups": []}}, "the cluster has no dtj.dev"),
+        (
+            {"--raw": {"groups": [{"name": "dtj.dev", "versions": [{"version": "v1"}]}]}},
+            "has dtj.dev/v1, this",
+        ),
+        ({"deployments": {"items": []}}, "operator: there is none"),
+        ({"deployments": {"items": [{"metadata": {"namespace": "dtj"}}]}}, "operator: no pod is ready"),
+        ({"resourcequotas": {"items": [FULL]}}, "quotas: used up: pods of q (4)"),
+    ],
+)
+def test_what_is_bad_says_how_to_fix_it(changed: Json, said: str) -> None:
+    (bad,) = [each for each in examine(Cluster(answers(**changed))) if each.result is Result.BAD]
+    assert said in bad.text
+    assert bad.fix
+
+
+def test_missing_right_is_named() -> None:
+    (bad,) = [e for e in examine(Cluster(answers(), "create configmaps")) if e.result is Result.BAD]
+    assert bad.text == "rights: you may not create configmaps"
+
+
+def test_what_the_user_may_not_see_is_unknown_and_not_bad() -> None:
+    refused = ClientError("alice may not list nodes here")
+    found = list(examine(Cluster(answers(nodes=refused))))
+    assert [str(each) for each in found if each.result is not Result.GOOD] == [
+        "?    gpus: alice may not list nodes here"
+    ]
+
+
+def test_cluster_that_cannot_be_reached_is_the_only_line() -> None:
+    broken = ClientError("kubectl cannot reach a cluster", "check it")
+    (only,) = examine(Cluster(answers(**{"--raw": broken})))
+    assert (only.result, only.fix) == (Result.BAD, "check it")
