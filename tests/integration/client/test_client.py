@@ -168,10 +168,9 @@ def test_example_of_the_docs_submits_a_function_and_waits(
         assert b"    train(0.1)\n" in sent.read()
 
 
-def test_template_of_the_namespace_fills_in_a_job(dtj: Dtj, kubectl: Kubectl, tmp_path: Path):
-    part = tmp_path / "job.yaml"
-    part.write_text("spec: {template: {spec: {nodeSelector: {gpu: h100}}}}")
-    kubectl("create", "configmap", "h100", f"--from-file={part}")
+def test_template_of_the_namespace_fills_in_a_job(dtj: Dtj, kubectl: Kubectl):
+    part = "spec: {template: {spec: {nodeSelector: {gpu: h100}}}}"
+    kubectl("create", "configmap", "h100", f"--from-literal=job.yaml={part}")
     kubectl("label", "configmap", "h100", "dtj.dev/template=")
     kubectl("annotate", "configmap", "h100", "dtj.dev/description=8 GPUs")
     listed = dtj("templates")
