@@ -5,12 +5,22 @@ from typing import Any, TypeVar
 
 import click
 
+from dtj_client.errors import ClientError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NAME = click.argument("name")
+
+def _job_names(context: click.Context, _argument: click.Parameter, typed: str) -> list[str]:
+    """The jobs that a name may become, for the completion of the shell."""
+    try:
+        return [name for name in (context.obj or Kubectl()).job_names() if name.startswith(typed)]
+    except ClientError:  # an error would be printed into the command line
+        return []
+
+
+NAME = click.argument("name", shell_complete=_job_names)
 
 
 def _choose(context: click.Context, option: click.Parameter, value: str | None) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from dtj.agent.placement import Placement
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
 from dtj.telemetry import metric_files
+
+_OTHERS = "dtj.commands"  # group of entry points: each loads a main(argv), which never returns
 
 
 def _option(name: str) -> Any:
@@ -78,6 +81,10 @@ _FLAGS = [
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of `dtj`; never returns. Exits with code 78 for bad arguments, as for a bad recipe."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] not in _dtj.commands and not words[0].startswith("-"):
+        for command in entry_points(group=_OTHERS, name=words[0]):
+            command.load()(words)
     try:
         code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
     except click.ClickException as error:
@@ -91,7 +98,18 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """The trainer's commands; its help names those of other packages too, which `main` runs."""
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands of other packages by name: their help would need an import of each."""
+        others = sorted({each.name for each in entry_points(group=_OTHERS)} - set(self.commands))
+        if others:
+            with formatter.section("Jobs on a cluster"):
+                formatter.write_text(", ".join(others))
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dtj.__version__, prog_name="dtj")
 def _dtj() -> None:
     """Train a PyTorch model on this machine, or as one node of a distributed job."""
