@@ -4,13 +4,16 @@ Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 the time of `wa
 130 interrupted.
 """
 
+import shutil
 import sys
+import time
+from datetime import UTC, datetime
 from typing import TextIO
 
 import click
 
 from dtj_client import __version__
-from dtj_client.cli_shared import NAME, ended, follow_to_the_end, for_kubectl, output
+from dtj_client.cli_shared import NAME, echo, ended, follow_to_the_end, for_kubectl, output, shown
 from dtj_client.cli_submit import submit
 from dtj_client.convert import as_yaml
 from dtj_client.convert import convert as converted
@@ -20,6 +23,7 @@ from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.report import failures
 from dtj_client.templates import available
+from dtj_client.top import table
 
 EXIT_TIMED_OUT = 3
 EXIT_INTERRUPTED = 130
@@ -66,6 +70,24 @@ def status(kubectl: Kubectl, name: str, output: str | None) -> int:
         return kubectl.show("get", KIND, name, "-o", output)
     click.echo(job.report())
     return 0
+
+
+@dtj.command()
+@click.option("--every", type=click.FloatRange(min=1), default=2.0, show_default=True, help="Seconds.")
+@for_kubectl
+@click.pass_obj
+def top(kubectl: Kubectl, every: float) -> None:
+    """Show a live table of the jobs with their rate and what is wrong; once, if not on a terminal."""
+    live = sys.stdout.isatty()
+    while True:
+        size = shutil.get_terminal_size()
+        lines = table(kubectl.jobs(), datetime.now(UTC), size.columns if live else sys.maxsize)
+        if not live:
+            click.echo("\n".join(lines))
+            return
+        click.clear()
+        click.echo("\n".join(list(lines)[: size.lines - 1]))
+        time.sleep(every)
 
 
 @dtj.command()
@@ -143,7 +165,7 @@ def logs(
         return follow_to_the_end(kubectl, name, replicas, ranks, since)
     printed = False
     for line in Job(name, kubectl).logs(replicas=replicas, ranks=ranks, since=since):
-        click.echo(str(line))
+        echo(shown(line))
         printed = True
     if ranks and not printed:
         click.echo("no line names these ranks: only programs under dtj do; try --replica", err=True)

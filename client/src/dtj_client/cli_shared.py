@@ -1,5 +1,6 @@
 """What commands share: options, arguments, and the end of a command that waits for a job."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,6 +9,7 @@ import click
 from dtj_client.errors import ClientError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
+from dtj_client.logs import Line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,6 +22,7 @@ def _job_names(context: click.Context, _argument: click.Parameter, typed: str) -
         return []
 
 
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 NAME = click.argument("name", shell_complete=_job_names)
 
 
@@ -30,6 +33,17 @@ def _choose(context: click.Context, option: click.Parameter, value: str | None) 
         context.obj = Kubectl(options=(*known.options, f"--{option.name}={value}"))
     else:
         context.obj = known
+
+
+def shown(line: Line) -> str:
+    """A line of a log; on a terminal its replica or rank has a colour of its own."""
+    number = line.replica if line.rank is None else line.rank
+    return f"{click.style(f'{line.replica}|', fg=COLOURS[number % len(COLOURS)])} {line.text}"
+
+
+def echo(text: str) -> None:
+    """Print text, with its colours only on a terminal and without NO_COLOR (no-color.org)."""
+    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def for_kubectl(command: F) -> F:
@@ -54,7 +68,7 @@ def follow_to_the_end(
     """Print lines until the job has finished; return 1 if it has failed."""
     job = Job(name, kubectl)
     for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
-        click.echo(str(line))
+        echo(shown(line))
     return ended(name, job.phase, err=True)
 
 

@@ -91,6 +91,11 @@ class Kubectl:
         """Return a job."""
         return self._object("get", KIND, name, "-o", "json")
 
+    def jobs(self) -> list[Json]:
+        """Return all jobs in the namespace."""
+        found: list[Json] = self._object("get", KIND, "-o", "json")["items"]
+        return found
+
     def job_names(self) -> list[str]:
         """Return the names of all jobs in the namespace."""
         return [line.partition("/")[2] for line in self.run("get", KIND, "-o", "name").split()]

@@ -24,6 +24,12 @@ class Line:
     replica: int
     text: str
 
+    @property
+    def rank(self) -> int | None:
+        """The rank that the agent wrote before the line; None: none."""
+        named = _RANK.match(self.text)
+        return int(named[1] or named[2]) if named else None
+
     def __str__(self) -> str:
         return f"{self.replica}| {self.text}"
 
@@ -41,11 +47,8 @@ def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
 
 
 def of_ranks(lines: Iterable[Line], ranks: Set[int]) -> Iterator[Line]:
-    """Yield the lines of these ranks; lines that name no rank, such as the agent's own, are left out."""
-    for line in lines:
-        named = _RANK.match(line.text)
-        if named and int(named[1] or named[2]) in ranks:
-            yield line
+    """The lines of these ranks; lines that name no rank, such as the agent's own, are left out."""
+    return (line for line in lines if line.rank in ranks)
 
 
 def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> Iterator[Line]:

@@ -51,10 +51,10 @@ def age(seconds: float) -> str:
 def _headline(status: Json, now: datetime) -> str:
     if not status.get("phase"):
         return "the operator has not seen this job yet"
-    since = _since(status.get("lastTransitionTime"), now)
+    lasted = since(status.get("lastTransitionTime"), now)
     restarts = (status.get("restarts") or {}).get("total", 0)
     again = f", {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
-    return f"{status['phase']}{f' for {since}' if since else ''}, attempt {status.get('attempt', 0)}{again}"
+    return f"{status['phase']}{f' for {lasted}' if lasted else ''}, attempt {status.get('attempt', 0)}{again}"
 
 
 def _progress(status: Json) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _failure(status: Json, now: datetime) -> Iterator[str]:
     failure = status.get("failure")
     if not failure:
         return
-    when = _since(failure.get("at"), now)
+    when = since(failure.get("at"), now)
     yield f"  last failure: {_cause(failure)}{f', {when} ago' if when else ''}"
     yield from (f"  {line}" for line in _indented(failure, limit=LINES_OF_TRACEBACK))
 
@@ -128,12 +128,12 @@ def _indented(failure: Json, *, limit: int | None) -> Iterator[str]:
     """The last lines of the message."""
     lines = str(failure.get("message", "")).rstrip().splitlines()
     for line in lines if limit is None else lines[-limit:]:
-        yield f"  {_plain(line)}"
+        yield f"  {plain(line)}"
 
 
 def _advice(name: str, status: Json) -> str:
     """What a user can do now."""
-    blocked = _condition(status, "PodsReady")
+    blocked = condition(status, "PodsReady")
     match status.get("phase"):
         case "Succeeded":
             return f"kubectl dtj logs {name}"
@@ -147,8 +147,8 @@ def _advice(name: str, status: Json) -> str:
             blocked.get("status") == "False" and blocked.get("reason") != "Starting"
         ):
             return f"remove the obstacle: {blocked.get('reason')}; kubectl dtj events {name} has the details"
-        case "Running" if _condition(status, "Healthy").get("status") == "False":
-            return f"{_condition(status, 'Healthy').get('message')}"
+        case "Running" if condition(status, "Healthy").get("status") == "False":
+            return f"{condition(status, 'Healthy').get('message')}"
         case None:
             return f"if this lasts, check that the operator runs: {_OPERATOR}"
     return f"kubectl dtj logs -f {name}"
@@ -156,7 +156,7 @@ def _advice(name: str, status: Json) -> str:
 
 def _advice_if_suspended(name: str, status: Json) -> str:
     """By its user, or by its queue."""
-    reason = _condition(status, "Suspended").get("reason", "Suspended")
+    reason = condition(status, "Suspended").get("reason", "Suspended")
     if reason in _QUEUED:
         return "nothing: Kueue starts the job when its queue has quota for it"
     if reason != "Suspended":
@@ -164,16 +164,18 @@ def _advice_if_suspended(name: str, status: Json) -> str:
     return f"kubectl dtj resume {name}"
 
 
-def _condition(status: Json, kind: str) -> Json:
+def condition(status: Json, kind: str) -> Json:
+    """A condition of the status; empty if the operator has not set it."""
     return next((c for c in status.get("conditions") or () if c["type"] == kind), {})
 
 
-def _since(moment: str | None, now: datetime) -> str:
+def since(moment: str | None, now: datetime) -> str:
+    """How long ago a moment in RFC 3339 was; empty without one."""
     if not moment:
         return ""
     return age((now - datetime.fromisoformat(moment).astimezone(UTC)).total_seconds())
 
 
-def _plain(line: str) -> str:
-    """Without control characters, which a program could use to change the terminal."""
+def plain(line: str) -> str:
+    """The line without control characters, which a program could use to change the terminal."""
     return "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
