@@ -3,6 +3,7 @@
 import selectors
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,4 +43,37 @@ def test_last_message_of_a_dead_coordinator_is_read_before_the_connection_is_dro
 
     wait_for(is_dropped, "the connection to be dropped")
     assert heard == [{"end": None}]
+    client.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("answer", "unheard_s"),
+    [
+        pytest.param(None, 100.0, id="something accepts the connection"),
+        pytest.param(
+            {"refused": "another job", "forGood": False}, 100.0, id="the coordinator of another job"
+        ),
+        pytest.param({"keepalive": True}, 0.0, id="the coordinator"),
+    ],
+)
+def test_only_the_coordinator_of_the_job_counts_as_heard(
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Message | None,
+    unheard_s: float,
+) -> None:
+    """Else an agent whose ranks are done would wait for ever for a replica 0 that is gone."""
+    now = [1000.0]
+    monkeypatch.setattr(coordinator_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    client = CoordinatorClient(
+        selector, ("localhost", 1), agents=1, hello=lambda: {}, on_order=lambda _: None, log=lambda _: None
+    )
+    now[0] += 100.0
+    ours, theirs = socket.socketpair()
+    with theirs:
+        client.attach(ours)
+        if answer:
+            theirs.sendall(encode(answer))
+            client._on_message()
+    assert client.unheard_s(now[0]) == unheard_s
     client.disconnect()

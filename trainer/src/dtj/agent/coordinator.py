@@ -329,6 +329,7 @@ class Coordinator:
             generation=member.state.generation,
             world_size=len(member.job.ranks) if member.state.generation else None,
             steps=self.steps,
+            state_of=member.state_of,
             in_place=member.state.in_place,
             without_progress=member.state.without_progress,
             failure=failure,

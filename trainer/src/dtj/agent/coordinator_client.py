@@ -44,7 +44,7 @@ class CoordinatorClient:
         self._connector: Connector | None = None
         self._reconnect_at: float | None = None
         self._sent_at = 0.0
-        self._heard_at = time.monotonic()  # on the last connection
+        self._heard_at = time.monotonic()  # the last message but refusals
         self._keepalive_at = time.monotonic() + KEEPALIVE_S
 
     @property
@@ -54,8 +54,11 @@ class CoordinatorClient:
         return self._link.peer
 
     def unheard_s(self, now: float) -> float:
-        """Seconds without a connection to replica 0; 0 while there is one."""
-        return 0.0 if self._link else now - self._heard_at
+        """Seconds without a word of the job's coordinator.
+
+        Another process, which accepts connections or refuses this agent, may have replica 0's address by now.
+        """
+        return now - self._heard_at
 
     @property
     def deadline(self) -> float:
@@ -100,7 +103,6 @@ class CoordinatorClient:
     def disconnect(self, *, reconnect_in_s: float | None = None) -> None:
         """Close the connection, or stop trying to connect."""
         if self._link:
-            self._heard_at = self._link.heard_at
             self._link.close()
         if self._connector:
             self._selector.unregister(self._connector)
@@ -124,6 +126,7 @@ class CoordinatorClient:
             if "refused" in message and not message["forGood"]:
                 self.disconnect(reconnect_in_s=_RECONNECT_S)
             else:
+                self._heard_at = time.monotonic()
                 self._on_order(message)
         if self._link is link and not link.is_open:
             self._lost("lost the connection to replica 0; waiting for it to come back")

@@ -110,6 +110,12 @@ class Membership:
         gone = {i for i in self._left if i >= self.job.replicas}
         return {i: now - at for i, at in sorted(self._lost_at.items()) if i not in self.agents.keys() | gone}
 
+    def state_of(self, rank: int) -> str:
+        """Running, Done or Failed, in the present generation."""
+        if rank not in self._gone:
+            return "Running"
+        return "Done" if rank in self._done else "Failed"
+
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""

@@ -1,6 +1,6 @@
 """Reports of this pod's ranks -> the document that /status returns. Rank 0's numbers are the job's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -8,8 +8,9 @@ from typing import Any
 from dtj import contract
 from dtj.agent.outcome import stamp
 
-# Ranks of other replicas are listed up to this number; the document must fit into one datagram.
-_MAX_LISTED = 1000
+# Ranks of other replicas, the lowest first, and missing replicas are listed up to this number: the document must
+# fit into one datagram.
+MAX_LISTED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Facts:
     generation: int = 0
     world_size: int | None = None
     steps: Mapping[int, int] = field(default_factory=dict)
+    state_of: Callable[[int], str] = lambda _: "Running"
     slowest: dict[str, Any] | None = None
     hang: dict[str, Any] | None = None
     missing: Sequence[dict[str, Any]] = ()
@@ -76,10 +78,10 @@ class Status:
         """
         empty = dict.fromkeys(contract.RUN_FIELDS) | {"metrics": {}}
         known = job or Facts(generation=self.generation)
+        others = sorted(known.steps.keys() - self.ranks.keys())[:MAX_LISTED]
         remote = [
-            {"rank": rank, "pid": None, "state": "Running", "step": step}
-            for rank, step in known.steps.items()
-            if rank not in self.ranks and len(known.steps) <= _MAX_LISTED
+            {"rank": rank, "pid": None, "state": known.state_of(rank), "step": known.steps[rank]}
+            for rank in others
         ]
         return {
             "job": self.job,
@@ -95,7 +97,7 @@ class Status:
             "slowestRank": known.slowest["rank"] if known.slowest else None,
             "slowest": known.slowest,
             "hang": known.hang,
-            "missing": known.missing[:_MAX_LISTED],
+            "missing": known.missing[:MAX_LISTED],
             "rejoin": True,
             "restarts": {"inPlace": known.in_place, "withoutProgress": known.without_progress},
             "failure": known.failure,

@@ -5,6 +5,7 @@ The agent sends it the newest document, and stacks when it requests them. It die
 """
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -60,9 +61,17 @@ class StatusServer:
         return cls(pid, ours)
 
     def publish(self, document: dict[str, Any]) -> None:
-        """Send the newest document; dropped if the server is behind, since the next one replaces it."""
+        """Send the newest document; dropped if the server is behind, since the next one replaces it.
+
+        One that is too large for a datagram, as metrics can make it, is sent without metrics and other pods' ranks.
+        """
         with contextlib.suppress(OSError):
-            self._documents.send(json.dumps(document).encode())
+            try:
+                self._documents.send(json.dumps(document).encode())
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    ours = [rank for rank in document["ranks"] if rank["pid"] is not None]
+                    self._documents.send(json.dumps(document | {"metrics": {}, "ranks": ours}).encode())
 
     def fileno(self) -> int:
         """For a selector: readable when there may be a request to take."""

@@ -1,0 +1,48 @@
+"""What /status says about many ranks, and about ranks of other pods."""
+
+import json
+import socket
+from datetime import UTC, datetime
+from typing import Any
+
+from dtj.agent.status import MAX_LISTED, Facts, Status
+from dtj.agent.status_server import StatusServer
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def document(steps: dict[int, int]) -> dict[str, Any]:
+    """Of replica 0, whose ranks are 0 and 1."""
+    status = Status()
+    for rank in (0, 1):
+        status.started(rank, pid=100 + rank)
+    states = {2: "Done", 3: "Failed"}
+    return status.document(NOW, job=Facts(steps=steps, state_of=lambda rank: states.get(rank, "Running")))
+
+
+def test_ranks_of_other_pods_that_ended_are_not_running() -> None:
+    found = document(dict.fromkeys(range(5), 7))["ranks"]
+    assert [(each["rank"], each["pid"], each["state"]) for each in found] == [
+        (0, 100, "Running"),
+        (1, 101, "Running"),
+        (2, None, "Done"),
+        (3, None, "Failed"),
+        (4, None, "Running"),
+    ]
+
+
+def test_of_very_many_ranks_the_lowest_are_listed() -> None:
+    found = document(dict.fromkeys(range(5000, -1, -1), 7))["ranks"]
+    assert [each["rank"] for each in found] == list(range(MAX_LISTED + 2))
+
+
+def test_document_that_is_too_large_is_shown_without_its_metrics() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    whole = document(dict.fromkeys(range(4), 7)) | {"metrics": {"loss": 1.0}, "missing": []}
+    with ours, theirs:
+        server = StatusServer(0, ours)
+        for metrics in ({"loss": 1.0}, {str(each): 1.0 for each in range(100_000)}):
+            server.publish(whole | {"metrics": metrics})
+        assert json.loads(theirs.recv(1 << 20)) == whole
+        assert json.loads(theirs.recv(1 << 20)) == whole | {"metrics": {}, "ranks": whole["ranks"][:2]}
