@@ -8,19 +8,20 @@ Without an agent (plain `python` or torchrun) the groups are those of `env://`, 
 
 import contextlib
 import os
-import socket
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from dtj import contract, control_pipe
+from dtj import contract, control_pipe, gloo_sockets
 from dtj.errors import Stopped, is_peer_loss
 from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
+
+# On which one rank's gloo listens: one for each group, and some of other threads that began at this moment.
+_MOST_PORTS = 16
 
 
 class ProcessGroups:
@@ -43,7 +44,8 @@ class ProcessGroups:
         self._in_place = in_place
         self._control_pipe: control_pipe.ControlPipe | None = None
         self._generation = 0
-        self._sockets: frozenset[str] = frozenset()
+        self._own_ports: frozenset[int] = frozenset()  # of gloo, in this process
+        self._ports: frozenset[int] = frozenset()  # of gloo, in all processes, and of the store
         self._retired = RetiredGroups()
 
     @property
@@ -110,7 +112,7 @@ class ProcessGroups:
             return
 
     def _open(self, target: control_pipe.Generation) -> None:
-        before = set(_open_sockets().values())
+        before = gloo_sockets.listening_ports()
         timeout = timedelta(seconds=target.connect_s) if self.can_heal else RENDEZVOUS_TIMEOUT
         choose_store()
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -122,7 +124,8 @@ class ProcessGroups:
         )
         self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
         if self._devices[0].type == "cpu":  # NCCL's sockets are left alone: its groups end by themselves
-            self._sockets = frozenset(_open_sockets().values()) - before
+            self._own_ports = gloo_sockets.listening_ports() - before
+            self._ports = _of_all(self._own_ports, self.control) | {target.port}
 
     def _break(self) -> None:
         """Make every collective in flight fail now, in any thread.
@@ -130,12 +133,8 @@ class ProcessGroups:
         gloo has no abort: it notices a dead peer only when the connection closes, and a lost node or a
         stopped process never closes it. So this side shuts its connections down.
         """
-        for fd, inode in _open_sockets().items() if self._sockets else []:
-            with contextlib.suppress(OSError):  # the list can change while it is read
-                if inode in self._sockets:
-                    with socket.socket(fileno=os.dup(fd)) as copy:
-                        copy.getpeername()  # fails for a listening socket, which gloo still needs
-                        copy.shutdown(socket.SHUT_RDWR)
+        if self._ports:
+            gloo_sockets.shut_down(own=self._own_ports, theirs=self._ports)
 
     def _give_up(self) -> None:
         """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
@@ -160,13 +159,9 @@ class RetiredGroups:
             threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
 
 
-def _open_sockets() -> dict[int, str]:
-    """File descriptors of this process's sockets -> their inodes, which identify an open socket."""
-    found = {}
-    folder = Path("/proc/self/fd")  # does not exist on macOS
-    for entry in folder.iterdir() if folder.exists() else []:
-        with contextlib.suppress(OSError):
-            target = str(entry.readlink())
-            if target.startswith("socket:"):
-                found[int(entry.name)] = target
-    return found
+def _of_all(ports: frozenset[int], group: "dist.ProcessGroup") -> frozenset[int]:
+    """The ports of all ranks."""
+    mine = torch.tensor((sorted(ports) + [0] * _MOST_PORTS)[:_MOST_PORTS])
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return frozenset(torch.cat(found).tolist()) - {0}

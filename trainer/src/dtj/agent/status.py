@@ -8,8 +8,8 @@ from typing import Any
 from dtj import contract
 from dtj.agent.outcome import stamp
 
-# Ranks of other replicas, the lowest first, and missing replicas are listed up to this number: the document must
-# fit into one datagram.
+# Ranks of other replicas, the lowest first, and missing replicas are listed up to this number: the document
+# must fit into one datagram.
 MAX_LISTED = 1000
 
 

@@ -63,7 +63,8 @@ class StatusServer:
     def publish(self, document: dict[str, Any]) -> None:
         """Send the newest document; dropped if the server is behind, since the next one replaces it.
 
-        One that is too large for a datagram, as metrics can make it, is sent without metrics and other pods' ranks.
+        One that is too large for a datagram, as metrics can make it, is sent without metrics and without the
+        ranks of other pods.
         """
         with contextlib.suppress(OSError):
             try:
