@@ -66,8 +66,8 @@ class Turns(Generic[K]):
 
     def _schedule(self) -> None:
         if self._timer is None and self._waiting:
-            at = max(_now(), self._next_at)
-            self._timer = asyncio.get_running_loop().call_at(at, self._give)
+            self._next_at = max(_now(), self._next_at)
+            self._timer = asyncio.get_running_loop().call_at(self._next_at, self._give)
 
     def _give(self) -> None:
         self._timer = None
@@ -75,7 +75,7 @@ class Turns(Generic[K]):
         if key is not None:
             del self._waiting[key]
             self._having.add(key)
-            self._next_at = _now() + 1 / self._per_second
+            self._next_at += 1 / self._per_second  # from when it was due: a busy loop gives no fewer turns
             self._on_turn(key)
         self._schedule()
 

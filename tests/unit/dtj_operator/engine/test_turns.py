@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from dtj_operator.engine import turns
 from dtj_operator.engine.turns import Turns
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -33,6 +34,16 @@ async def test_turns_are_given_in_order_and_at_the_rate() -> None:
     await asyncio.sleep(10)
 
     assert given.had == [(0, "c"), (0.5, "a"), (1, "b")]
+
+
+async def test_loop_that_is_late_gives_no_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(turns, "_now", lambda: loop.time() + 0.3)
+    given = Given()
+    given.ask("abcd")
+    await asyncio.sleep(10)
+
+    assert [round(at, 3) for at, _ in given.had] == [0.3, 0.8, 1.3, 1.8]
 
 
 async def test_key_that_asks_too_early_has_to_ask_again() -> None:
