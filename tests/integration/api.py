@@ -105,7 +105,7 @@ class Api:
                 await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
 
     async def watch(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Json]]:
-        """List, then watch: yield (type, object) without end, first all existing objects as ADDED."""
+        """List, then watch: yield (type, object) until the stream ends, existing objects first, as ADDED."""
         listed = await self.get(path, **query)
         for item in listed["items"]:
             yield "ADDED", item
@@ -114,6 +114,17 @@ class Api:
             async for event in events:
                 yield event
 
+    async def watch_on(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Json]]:
+        """Watch for ever: list again wherever the stream ends, as it does when the CRD changes."""
+        while True:
+            try:
+                async with aclosing(self.watch(path, **query)) as events:
+                    async for event in events:
+                        yield event
+            except ApiError as error:
+                if error.status != 410:  # the version of the list is forgotten
+                    raise
+
     async def follow(
         self, path: str, version: str, query: Mapping[str, str] | None = None
     ) -> AsyncGenerator[tuple[str, Json]]:
@@ -121,9 +132,17 @@ class Api:
         params = {**(query or {}), "watch": "true", "resourceVersion": version}
         async with self._session.get(path, params=params) as answer:
             try:
+                if answer.status == 429:  # as in _send; nothing was missed, the stream just ends early
+                    await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
+                    return
+                if answer.status >= 400:
+                    raise ApiError(answer.status, f"GET {path}: {await answer.text()}")
                 async for line in stream.lines(answer.content):
                     event = json.loads(line)
-                    yield event["type"], event["object"]
+                    kind, seen = event["type"], event["object"]
+                    if kind == "ERROR":
+                        raise ApiError(seen["code"], f"GET {path}: {seen['message']}")
+                    yield kind, seen
             finally:
                 hang_up(answer)
 
@@ -133,7 +152,7 @@ class Api:
         last: Json | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                async with aclosing(self.watch(folder, fieldSelector=f"metadata.name={name}")) as events:
+                async with aclosing(self.watch_on(folder, fieldSelector=f"metadata.name={name}")) as events:
                     async for kind, seen in events:
                         last = seen
                         if kind != "DELETED" and holds(seen):
@@ -145,7 +164,7 @@ class Api:
         """Watch a collection until `holds` is true for an object, and return that object."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHIN_S):
-                async with aclosing(self.watch(path)) as events:
+                async with aclosing(self.watch_on(path)) as events:
                     async for kind, seen in events:
                         if kind != "DELETED" and holds(seen):
                             return seen
