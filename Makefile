@@ -11,7 +11,7 @@ RUN   = @PYTHONPATH=operator/src:trainer/src:client/src:. PATH="$(VENV)/bin:$$PA
 CODE  = operator/src trainer/src client/src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint format unit process integration e2e soak mutants bench bench-recovery images cluster cluster-delete clean lock
+.PHONY: help demo check test lint format unit process integration e2e soak docs mutants bench bench-recovery images cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,7 @@ format: ## format the code, and fix what ruff can fix
 	$(RUN) ruff format $(CODE)
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) tests.docs.operator_metrics
+	$(RUN) tests.docs.api_reference
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 
 unit: ## tests that run in one process
@@ -57,6 +58,9 @@ bench: ## measure, and write docs/benchmarks.md (about 40 minutes)
 
 bench-recovery: ## faults on real kubelets, and goodput over an hour (about 2 hours, on make cluster)
 	$(RUN) tests.bench recovery recovery_local goodput
+
+docs: ## build the site of the docs in build/site
+	$(RUN) tests.docs.site
 
 demo: ## create a cluster, install the operator, and show a training run live
 	$(RUN) tests.demo

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import api_reference, site
 from tests.docs.blocks import ROOT, blocks, lines, pages
 from tests.docs.check import problems
 
@@ -42,6 +43,27 @@ def test_broken_page_is_reported_with_file_and_line(tmp_path: Path, text: str, p
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_has_no_problems(page: Path):
     assert list(problems(page)) == []
+
+
+def test_page_of_all_fields_is_that_of_the_crd():
+    assert api_reference.PAGE.read_text() == api_reference.page(), "run make format"
+
+
+def test_links_of_the_site_lead_to_places_of_the_site():
+    texts = {path: site.page(path) for path in site.reachable() if site.place(path).endswith(".md")}
+
+    assert "](client.md)" in texts["README.md"]
+    assert "](files/CONTRIBUTING.md)" in texts["README.md"]
+    assert "](files/examples/index.md)" in texts["README.md"]
+    assert "](digits-ddp.yaml)" in texts["examples"]
+    assert "```sh not-run" not in texts["CONTRIBUTING.md"]
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = re.findall(r'"([\w/.-]+\.md)"', (ROOT / "zensical.toml").read_text())
+    docs = {site.place(str(page.relative_to(ROOT))) for page in (ROOT / "docs").rglob("*.md")}
+
+    assert {page for page in docs if not page.startswith("decisions/")} <= set(menu)
 
 
 def test_front_page_stays_short():
