@@ -20,6 +20,7 @@ from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
 from dtj.agent.protocol import CoordinatorState, RestartBudget
 from dtj.agent.status import Facts, Status
+from dtj.local import manifest as local
 from dtj_operator.model import agent_status, exit_report, names, spec
 from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import JobBuilder
@@ -58,6 +59,23 @@ def test_operator_sets_exactly_the_variables_on_the_page():
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": {"job": "monday"}})
     )
     assert environment_of(job).keys() == set(flat("Environment of the training container"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("elastic", [None, {"minReplicas": 1, "maxReplicas": 4}])
+def test_local_replicas_get_the_environment_of_pods(processes: int, elastic: dict[str, int] | None):
+    wants = {"replicas": 2, "processesPerReplica": processes, "hang": {"timeoutSeconds": 60}}
+    job = JobBuilder().wants(**wants, **({"elastic": elastic} if elastic else {}))
+    raw = job.raw()
+    raw["spec"]["template"]["spec"]["containers"][0]["args"] = ["run", "train.py"]
+    place = local.Place(index=1, uid=raw["metadata"]["uid"], port=29500, agent_port=29400)
+    found, expected = local.environment(local.parse(raw), place), environment_of(job, replica=1)
+    own = {name for name in expected if name in {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}}
+    own |= {"DTJ_MAX_RESTARTS", "DTJ_HIGHEST_STEP", "DTJ_ATTEMPT"}
+    assert {k: v for k, v in found.items() if k not in own} == {
+        k: v for k, v in expected.items() if k not in own
+    }
+    assert found.keys() | {"DTJ_HIGHEST_STEP"} == expected.keys()
 
 
 def test_rank_variables_are_absent_if_a_replica_has_several_processes():

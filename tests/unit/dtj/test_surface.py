@@ -105,7 +105,7 @@ def test_commands_and_flags() -> None:
     }
     flags["run"] -= {o for p in torchrun.options(click.command()(lambda: None)).params for o in p.opts}
     assert flags == {
-        "run": common | {"-m", "--module"},
+        "run": common | {"-m", "--module", "-f", "--file", "--local"},
         "train": common | {"-h", "--help"},
         "export": {"--part"},
         "plot": set(),

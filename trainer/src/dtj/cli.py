@@ -5,9 +5,10 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 import dtj
 from dtj import contract, flags, recipe_cli, settings
@@ -17,6 +18,7 @@ from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank_main import Program
 from dtj.errors import DtjError, RecipeError
+from dtj.local import manifest, replicas
 from dtj.telemetry import metric_files
 
 _OTHERS = "dtj.commands"  # group of entry points: each loads a main(argv), which never returns
@@ -125,16 +127,60 @@ def _flagged(command: Any) -> Any:
 @_flagged
 @torchrun.options
 @click.option("-m", "--module", is_flag=True, help="Treat SCRIPT as a module name, as in python -m.")
-@click.argument("script")
+@click.option("-f", "--file", "file", metavar="JOB.yaml", help="With --local: the job to run.")
+@click.option("--local", is_flag=True, help="Run all replicas of the job in the file on this machine.")
+@click.argument("script", required=False)
 @click.argument("words", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def _run(script: str, words: tuple[str, ...], *, module: bool, **given: Any) -> int:
-    """Run a training script on every rank.
+@click.pass_context
+def _run(
+    context: click.Context,
+    /,
+    script: str | None,
+    words: tuple[str, ...],
+    *,
+    module: bool,
+    file: str | None,
+    local: bool,
+    **given: Any,
+) -> int:
+    """Run a training script on every rank, or with -f JOB.yaml --local a job without a cluster.
 
     The script finds the environment variables that torchrun sets, so `env://` works. torchrun's own options
     have the same names here.
     """
+    if file or local:
+        return _run_locally(context, file, script, given) if file and local else _refuse_half(file)
+    if script is None:
+        raise RecipeError(
+            "no script given", fix="for example dtj run train.py; or a job: dtj run -f job.yaml --local"
+        )
     os.environ.update(torchrun.environment(given))
     return _launch(program.module(script, words) if module else program.script(script, words), given)
+
+
+def _refuse_half(file: str | None) -> NoReturn:
+    if file:
+        raise RecipeError(
+            f"-f {file} without --local", fix=f"dtj run -f {file} --local; on a cluster dtj submit -f {file}"
+        )
+    raise RecipeError("--local without a job", fix="name its file: dtj run -f job.yaml --local")
+
+
+def _run_locally(context: click.Context, file: str, script: str | None, given: Mapping[str, Any]) -> int:
+    """Settings reach all ranks; what else could be given is in the file."""
+    if script is not None:
+        raise RecipeError(
+            f"-f {file} and the script {script}", fix="leave out the script: the job has its own"
+        )
+    for option in context.command.params:
+        is_given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if is_given and option.name not in {"file", "local", *settings.FLAGS.keys() - {"log_format"}}:
+            raise RecipeError(
+                f"{option.opts[-1]} does not go with -f", fix=f"change the field, or the args, in {file}"
+            )
+    job = manifest.load(file)
+    os.environ.update(_environment(given))
+    return replicas.run(job, main)
 
 
 @_dtj.command("train", add_help_option=False)

@@ -14,6 +14,7 @@ from dtj import contract
 
 # A lock of this kind ends with the process, and forked ranks do not hold it.
 _FOLDER = Path("/dev/shm")
+_LOCK = "dtj-agent"
 _PREFIXES = ("DTJ_", "PET_")
 _NAMES = (
     *(contract.MASTER_ADDR, contract.MASTER_PORT, contract.NODE_RANK, contract.NNODES),
@@ -34,11 +35,17 @@ def leave_job_to_first_agent(env: MutableMapping[str, str]) -> bool:
     return True
 
 
+def forget(uid: str) -> None:
+    """Remove what the agents of a job without pods left on this machine; a pod's memory goes with it."""
+    for lock in _FOLDER.glob(f"{_LOCK}-{uid}-*"):
+        lock.unlink(missing_ok=True)
+
+
 def _is_first(env: MutableMapping[str, str]) -> bool:
     # The port tells jobs apart that share a machine without being pods, as in tests.
     replica = (contract.JOB_UID, contract.NODE_RANK, contract.MASTER_PORT)
     identity = (*replica, contract.ATTEMPT, contract.RESTARTS)
-    name = "-".join(["dtj-agent", *(Path(env.get(each, "")).name for each in identity)])
+    name = "-".join([_LOCK, *(Path(env.get(each, "")).name for each in identity)])
     try:
         fd = os.open(_FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:  # no shared memory, or another user's: nothing is known of another agent

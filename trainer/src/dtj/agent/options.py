@@ -10,6 +10,8 @@ from dtj.agent.placement import number
 from dtj.agent.protocol import CoordinatorState, RestartBudget
 from dtj.errors import RecipeError
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -35,7 +37,7 @@ class Options:
     shown: frozenset[int] | None = None
     as_json: bool = False
     port: int | None = None
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     termination_log: Path | None = None
     job: str = ""
     uid: str = ""
@@ -65,7 +67,7 @@ class Options:
             shown=None if shown is None else _ranks(shown),
             as_json=as_json,
             port=port or port_in_job or None,
-            host="" if in_job else "127.0.0.1",
+            host="" if in_job and env.get(contract.MASTER_ADDR) != LOOPBACK else LOOPBACK,
             termination_log=termination_log or (Path(contract.TERMINATION_LOG) if in_job else None),
             job=env.get(contract.JOB, ""),
             uid=env.get(contract.JOB_UID, ""),

@@ -1,0 +1,73 @@
+"""A job from its manifest on one machine: ranks heal in place, lost replicas are replaced."""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, is_dead, wait_for
+from tests.process.dtj.test_resume import assert_identical, weights
+
+
+def manifest(folder: Path, **env: object) -> Path:
+    """Write a job of two replicas that trains SMALL; its output goes to the folder too."""
+    values = {"OUT": folder, "PLAIN": 1, **SIZES, **env}
+    container = {
+        "name": "trainer",
+        "image": "registry.example.com/trainer",
+        "args": ["run", str(SMALL)],
+        "env": [{"name": name, "value": str(value)} for name, value in values.items()],
+    }
+    job = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "digits"},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+def children(command: Command) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()]
+
+
+def test_killed_rank_and_killed_replica_leave_no_trace_in_the_result(
+    start: Start, unbroken: Callable[..., Path], tmp_path: Path
+) -> None:
+    job = manifest(tmp_path, FAULTS="1@3:forward:SIGKILL", HOLD_AT=7)
+    command = start("run", "-f", job, "--local")
+    wait_for((tmp_path / "at-7").exists, "step 7")
+    lost = children(command)[1]
+    os.kill(lost, signal.SIGKILL)
+    wait_for(lambda: is_dead(lost), "the replica to end")
+    (tmp_path / "go-7").touch()
+    ended = command.wait()
+    assert ended.code == 0, ended.err
+    assert "no effect on this machine: spec.template.spec.containers[0].image\n" in ended.err
+    assert "rank 1 was killed by SIGKILL" in ended.err
+    assert re.search(r"replica \d was killed by SIGKILL: replaced \(1 of 10 restarts", ended.err)
+    assert_identical(weights(unbroken(2, PLAIN=1)), weights(tmp_path))
+
+
+def test_failure_beyond_the_budget_ends_all_replicas_with_its_code(start: Start, tmp_path: Path) -> None:
+    job = manifest(tmp_path, FAULTS="1@3:forward:exit")
+    text = job.read_text().replace("  replicas: 2\n", "  replicas: 2\n  recovery: {maxRestarts: 0}\n")
+    job.write_text(text)
+    ended = start("run", "-f", job, "--local").wait()
+    assert ended.code == 3, ended.err
+    assert "replica 1 ended with exit code 3" in ended.err
+
+
+def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
+    command = start("run", "-f", manifest(tmp_path, HOLD_AT=3), "--local", "--checkpoint", tmp_path / "saved")
+    wait_for((tmp_path / "at-3").exists, "step 3")
+    replicas = children(command)
+    command.signal(signal.SIGINT)
+    (tmp_path / "go-3").touch()
+    assert command.wait().code == 75
+    assert all(is_dead(pid) for pid in replicas)
+    assert list((tmp_path / "saved").glob("step-*"))

@@ -1,0 +1,5 @@
+"""`dtj run -f job.yaml --local`: the replicas of a job as processes of this machine, without a cluster.
+
+manifest.py   what of the job applies here, and what does not
+replicas.py   starts the replicas and replaces those that are lost
+"""

@@ -1,0 +1,318 @@
+"""A job's manifest -> what its replicas run on this machine. Pure, but for `load`, which reads the file.
+
+Each field that is not read here has no effect on one machine; `LocalJob.ignored` names all of them.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtj import contract
+from dtj.agent.options import LOOPBACK
+from dtj.errors import RecipeError
+
+KIND = "DistributedTrainingJob"
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
+_RESERVED = ("DTJ_", "PET_")
+_RANK_NAMES = frozenset(
+    {
+        *(contract.MASTER_ADDR, contract.MASTER_PORT, contract.WORLD_SIZE, contract.NODE_RANK),
+        *(contract.NNODES, contract.NPROC_PER_NODE),
+        *(contract.RANK, contract.LOCAL_RANK, contract.LOCAL_WORLD_SIZE),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalJob:
+    """What of a job applies on this machine.
+
+    processes     ranks of each replica
+    limits        fewest and most replicas
+    command       the container's command and arguments, before $(NAME) is replaced
+    env           the container's own variables, in their order
+    max_restarts  of ranks, and of lost replicas
+    window_s      seconds for which a restart of a rank counts
+    grace_s       between SIGTERM and SIGKILL in a pod; here only the agents' warnings use it
+    hang_s        seconds without a step that count as a hang; None: from the step times
+    ignored       paths of the fields that have no effect here
+    """
+
+    name: str
+    namespace: str
+    replicas: int
+    processes: int
+    limits: tuple[int, int]
+    command: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    max_restarts: int
+    window_s: int
+    without_progress: int
+    grace_s: int
+    hang_s: int | None
+    hang_action: str
+    ignored: tuple[str, ...]
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.limits[0] < self.limits[1]
+
+    @property
+    def runs_dtj(self) -> bool:
+        """Its replicas are agents, which heal failed ranks."""
+        return posixpath.basename(self.command[0]) == "dtj"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one replica runs.
+
+    uid         of the job
+    port        of replica 0 for the other replicas
+    agent_port  of this replica for /status
+    lost        replicas of the job that were replaced so far
+    """
+
+    index: int
+    uid: str
+    port: int
+    agent_port: int
+    lost: int = 0
+
+
+def load(path: str) -> LocalJob:
+    """Read the one job of a YAML file. RecipeError if there is none, or a field that is needed is wrong."""
+    try:
+        import yaml  # noqa: PLC0415 - a package that only this command needs
+    except ImportError as error:
+        raise RecipeError(
+            "PyYAML is not installed, which reads manifests", fix="pip install 'dtj-trainer[local]'"
+        ) from error
+    try:
+        found = [each for each in yaml.safe_load_all(Path(path).read_text()) if each is not None]
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}", fix="name a file with a job") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise RecipeError(f"{path} is not YAML: {where}", fix="correct the file") from error
+    jobs = [each for each in found if isinstance(each, Mapping) and each.get("kind") == KIND]
+    if len(jobs) != 1:
+        kinds = sorted({str(each.get("kind")) if isinstance(each, Mapping) else "text" for each in found})
+        raise RecipeError(
+            f"{path} has {len(jobs)} objects of kind {KIND} (found: {', '.join(kinds) or 'nothing'})",
+            fix="dtj run --local takes a file with one job; kubectl dtj convert makes one of other kinds",
+        )
+    others = [
+        f"{each.get('kind')} {(each.get('metadata') or {}).get('name', '')}".rstrip()
+        for each in found
+        if each is not jobs[0] and isinstance(each, Mapping)
+    ]
+    return parse(jobs[0], others=others)
+
+
+def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJob:
+    """The job of a manifest; RecipeError with the path of a wrong field.
+
+    others  names of further objects in the file, which are ignored too
+    """
+    top = _Fields("", manifest)
+    meta, spec = top.child("metadata"), top.child("spec")
+    recovery, hang, elastic = spec.child("recovery"), spec.child("hang"), spec.child("elastic")
+    replicas = spec.integer("replicas", 1, least=1)
+    limits = (
+        elastic.integer("minReplicas", replicas, least=1),
+        elastic.integer("maxReplicas", replicas, least=1),
+    )
+    if not limits[0] <= replicas <= limits[1]:
+        raise RecipeError(
+            f"spec.replicas is {replicas}, outside of spec.elastic, {limits[0]} to {limits[1]}",
+            fix="correct one of them",
+        )
+    pod = spec.child("template").child("spec")
+    container = pod.container()
+    job = LocalJob(
+        name=meta.text("name", "job"),
+        namespace=meta.text("namespace", "default"),
+        replicas=replicas,
+        processes=_processes(spec, container),
+        limits=limits,
+        command=tuple([*container.texts("command")] or ["dtj"]) + tuple(container.texts("args")),
+        env=tuple(_variables(container)),
+        max_restarts=recovery.integer("maxRestarts", 10),
+        window_s=recovery.integer("windowSeconds", 86_400, least=1),
+        without_progress=recovery.integer("maxRestartsWithoutProgress", 3),
+        grace_s=pod.integer("terminationGracePeriodSeconds", 30),
+        hang_s=hang.integer("timeoutSeconds", 0) or None,
+        hang_action=hang.text("action", "Restart"),
+        ignored=(*top.unread(), *others),
+    )
+    if job.command == ("dtj",):
+        raise RecipeError(
+            f"{container.path} has neither command nor args, so only its image knows what to run",
+            fix="write args, such as [run, train.py]",
+        )
+    return job
+
+
+def environment(job: LocalJob, place: Place) -> dict[str, str]:
+    """The variables of docs/contract.md for a replica, then those of the container, as in a pod."""
+    ranks = job.replicas * job.processes
+    left = max(0, job.max_restarts - place.lost)
+    values: dict[str, object] = {
+        contract.MASTER_ADDR: LOOPBACK,
+        contract.MASTER_PORT: place.port,
+        contract.WORLD_SIZE: ranks,
+        contract.NODE_RANK: place.index,
+        contract.NNODES: job.replicas,
+        contract.NPROC_PER_NODE: job.processes,
+        "PET_NPROC_PER_NODE": job.processes,
+        "PET_NODE_RANK": place.index,
+        "PET_MASTER_ADDR": LOOPBACK,
+        "PET_MASTER_PORT": place.port,
+        "PET_NNODES": job.replicas,
+        "PET_MAX_RESTARTS": 0,
+        contract.JOB: job.name,
+        "DTJ_NAMESPACE": job.namespace,
+        contract.JOB_UID: place.uid,
+        contract.ATTEMPT: 0,
+        contract.REPLICA_INDEX: place.index,
+        "DTJ_REPLICAS": job.replicas,
+        contract.MIN_REPLICAS: job.limits[0],
+        contract.MAX_REPLICAS: job.limits[1],
+        "DTJ_PROCESSES": job.processes,
+        contract.AGENT_PORT: place.agent_port,
+        contract.MAX_RESTARTS: left,
+        contract.RESTARTS: place.lost,
+        contract.RESTARTS_IN_PLACE: 0,
+        contract.RESTART_WINDOW_SECONDS: job.window_s,
+        contract.MAX_RESTARTS_WITHOUT_PROGRESS: job.without_progress,
+        contract.RESTARTS_WITHOUT_PROGRESS: 0,
+        contract.GRACE_SECONDS: job.grace_s,
+        contract.HANG_ACTION: job.hang_action,
+        "PYTHONUNBUFFERED": 1,
+    }
+    if job.processes == 1:
+        values |= {contract.RANK: place.index, contract.LOCAL_RANK: 0, contract.LOCAL_WORLD_SIZE: 1}
+    if job.is_elastic:
+        values |= {
+            "PET_NNODES": f"{job.limits[0]}:{job.limits[1]}",
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{LOOPBACK}:{place.port}",
+            "PET_RDZV_ID": f"{place.uid}-0",
+            "PET_MAX_RESTARTS": job.max_restarts,
+        }
+    if job.hang_s is not None:
+        values[contract.HANG_SECONDS] = job.hang_s
+    found = {name: str(value) for name, value in values.items()}
+    for name, text in job.env:
+        found[name] = expand(text, found)
+    return found
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Replace $(NAME) as Kubernetes does: an unknown name stays as it is, $$ is a dollar sign."""
+    return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
+
+
+class _Fields:
+    """A mapping of the manifest that knows its path, and which of its fields were not read."""
+
+    def __init__(self, path: str, raw: object) -> None:
+        if not isinstance(raw, Mapping):
+            raise RecipeError(f"{path or 'the job'} is {raw!r}, expected fields", fix="correct the file")
+        self.path = path
+        self._raw = {str(key): value for key, value in raw.items() if value is not None}
+        self._unread = set(self._raw)
+        self._children: list[_Fields] = []
+
+    def child(self, name: str) -> "_Fields":
+        """An object within this one; without fields if it is absent."""
+        self._unread.discard(name)
+        return self._add(_Fields(self._path_of(name), self._raw.get(name, {})))
+
+    def items(self, name: str) -> "list[_Fields]":
+        """The objects of a list."""
+        found = [_Fields(f"{self._path_of(name)}[{i}]", each) for i, each in enumerate(self._list(name))]
+        return [self._add(each) for each in found]
+
+    def container(self) -> "_Fields":
+        """The training container: the one with the name trainer, else the first."""
+        found = self.items("containers")
+        if not found:
+            raise RecipeError(f"{self.path}.containers is empty", fix="write a container with args")
+        chosen = next((each for each in found if each._raw.get("name") == "trainer"), found[0])
+        chosen._unread.discard("name")
+        return chosen
+
+    def texts(self, name: str) -> list[str]:
+        """A list of words; YAML reads some of them as numbers."""
+        return [str(each) for each in self._list(name)]
+
+    def text(self, name: str, default: str) -> str:
+        self._unread.discard(name)
+        return str(self._raw.get(name, default))
+
+    def integer(self, name: str, default: int, *, least: int = 0) -> int:
+        self._unread.discard(name)
+        value = self._raw.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise RecipeError(
+                f"{self._path_of(name)} is {value!r}, expected a whole number of at least {least}",
+                fix="correct the file",
+            )
+        return value
+
+    def has(self, name: str) -> bool:
+        return name in self._raw
+
+    def unread(self) -> Iterator[str]:
+        """Paths of the fields that were not read, but for what Kubernetes writes into an object."""
+        skipped = {"apiVersion", "kind", "status"} if not self.path else set()
+        if self.path == "metadata":
+            skipped = self._unread - {"labels"}
+        yield from (self._path_of(name) for name in self._raw if name in self._unread - skipped)
+        for each in self._children:
+            yield from each.unread()
+
+    def _add(self, found: "_Fields") -> "_Fields":
+        self._children.append(found)
+        return found
+
+    def _list(self, name: str) -> Sequence[object]:
+        self._unread.discard(name)
+        value = self._raw.get(name, [])
+        if not isinstance(value, list):
+            raise RecipeError(f"{self._path_of(name)} is {value!r}, expected a list", fix="correct the file")
+        return value
+
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+
+def _processes(spec: _Fields, container: _Fields) -> int:
+    """Ranks of a replica; auto counts the GPUs that its container would have."""
+    if spec.text("processesPerReplica", "auto") != "auto":
+        return spec.integer("processesPerReplica", 1, least=1)
+    if not container.has("resources"):
+        return 1
+    resources = _Fields(f"{container.path}.resources", container._raw["resources"])
+    amounts: dict[str, Any] = {}
+    for kind in ("requests", "limits"):
+        amounts |= resources.child(kind)._raw
+    return max(
+        1, sum(int(str(n)) for name, n in amounts.items() if name.endswith("/gpu") and str(n).isdecimal())
+    )
+
+
+def _variables(container: _Fields) -> Iterator[tuple[str, str]]:
+    for variable in container.items("env"):
+        name = variable.text("name", "")
+        if name in _RANK_NAMES or name.startswith(_RESERVED):
+            raise RecipeError(
+                f"{container.path}.env has {name}, which the operator sets", fix="remove it from the job"
+            )
+        if not variable.has("valueFrom"):
+            yield name, variable.text("value", "")
