@@ -10,6 +10,8 @@ In Python, the same verbs:
     job = dc.submit("train.py", replicas=2)
     for line in job.logs(follow=True):
         print(line)
+
+For asyncio, `from dtj_client import aio as dc` has the same names.
 """
 
 from importlib import import_module

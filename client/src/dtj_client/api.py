@@ -8,6 +8,7 @@ from dtj_client.errors import ClientError
 from dtj_client.function import as_program
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
+from dtj_client.requirements import read
 
 
 def cluster(*, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
@@ -27,6 +28,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     checkpoints: str = "",
     queue: str = "",
     template: str = "",
+    requirements: str = "",
     folder: str | Path | None = None,
     code: bool = True,
     kubectl: Kubectl | None = None,
@@ -43,6 +45,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     checkpoints  PersistentVolumeClaim for checkpoints
     queue        queue of Kueue
     template     fills in what is not given here
+    requirements  file within the folder whose packages each pod installs
     folder       whose files go along; for a program by default the current one, for a function none
     code         False: the image has the code
     kubectl      the cluster, as `cluster` returns it; kubectl's own default without it
@@ -58,6 +61,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
         folder = folder or "."
         if program.endswith(".py") and code and not (Path(folder) / program).is_file():
             raise ClientError(f"there is no file {program} in {folder}", "name the folder of the program")
+    if requirements and not code:
+        raise ClientError(
+            "requirements go with the code", "the image that has the code needs its packages too"
+        )
     request = manifest.Request(
         name=name or manifest.new_name(command[0].removeprefix("run_") if extra else command[0]),
         command=command,
@@ -67,7 +74,10 @@ def submit(  # noqa: PLR0913 - the options of a command line
         env=env or {},
         claim=checkpoints,
         queue=queue,
+        requirements=read(requirements, Path(folder or ".")) if requirements else None,
     )
+    if request.requirements:
+        extra[request.requirements.path] = request.requirements.text
     send = code or bool(extra)
     packed = archive.pack(None if folder is None else Path(folder), extra) if send else None
     part = templates.find(kubectl, template).job if template else None

@@ -174,6 +174,17 @@ def logs(
 
 @dtj.command()
 @NAME
+@click.option("--rank", metavar="LIST", help="Only these ranks, such as 0-3,7. [default: all]")
+@for_kubectl
+@click.pass_obj
+def stacks(kubectl: Kubectl, name: str, rank: str | None) -> None:
+    """Show where each rank is at this moment: its Python stacks, for programs under dtj."""
+    for each in Job(name, kubectl).stacks(parse_indices(rank) if rank else None):
+        click.echo(f"{each}\n")
+
+
+@dtj.command()
+@NAME
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds. [default: no limit]")
 @for_kubectl
 @click.pass_obj

@@ -12,6 +12,7 @@ from dtj_client import archive, manifest, submission, templates
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
+from dtj_client.requirements import read
 
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
@@ -34,6 +35,9 @@ WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 )
 @click.option("--template", metavar="NAME", help="Defaults for all that is not given here.")
 @click.option("--queue", default="", help="Label the job for this queue of Kueue.")
+@click.option(
+    "--requirements", metavar="FILE", help="Install these packages in each pod, as pip install -r does."
+)
 @click.option("--no-code", is_flag=True, help="The image has the code: send none.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and create nothing.")
 @click.option("--follow", is_flag=True, help="Then follow the logs until the job has finished.")
@@ -95,13 +99,14 @@ def _refuse_options_of_a_program(context: click.Context) -> None:
             raise click.UsageError(f"{option.opts[-1]} does not go with -f: change the field in the file")
 
 
-def _from_folder(
+def _from_folder(  # noqa: PLR0913 - the options of a command line
     kubectl: Kubectl,
     command: tuple[str, ...],
     *,
     env: tuple[str, ...],
     template: str | None,
     name: str | None,
+    requirements: str | None,
     no_code: bool,
     dry_run: bool,
     output: str | None,
@@ -117,10 +122,14 @@ def _from_folder(
         raise ClientError(
             f"there is no file {command[0]} in this folder", "change to the folder of the program"
         )
+    if requirements and no_code:
+        raise click.UsageError("--requirements goes with the code; an image with the code has its packages")
+    packages = read(requirements, Path.cwd()) if requirements else None
     request = manifest.Request(
         name=name or manifest.new_name(command[0]),
         command=command,
         env=dict(each.split("=", 1) for each in env),
+        requirements=packages,
         **given,
     )
     part = templates.find(kubectl, template).job if template else {}
@@ -131,7 +140,7 @@ def _from_folder(
             click.echo(f"# {path}: {origin}")
     if no_code:
         return job, None
-    sent = archive.pack(Path.cwd())
+    sent = archive.pack(Path.cwd(), {packages.path: packages.text} if packages else None)
     if not dry_run:
         _say_what_goes_along(sent)
     return job, manifest.config_map(request, sent)

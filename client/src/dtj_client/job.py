@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from dtj_client import view
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import KIND, Json, Kubectl, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
 from dtj_client.report import report
+from dtj_client.stacks import check_ranks, question, stacks
 
 FINAL = ("Succeeded", "Failed")
 POLL_S = 2.0
@@ -71,8 +73,18 @@ class Job:
 
     def report(self) -> str:
         """The screen of `kubectl dtj status`: what the job does and why, what failed, what to do."""
-        lines = report(self.manifest, self.kubectl.pods(self.name), datetime.now(UTC))
-        return "\n".join(lines)
+        return self._report(self.manifest)
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows the job: its state at this moment."""
+        try:
+            job = self.manifest
+            return view.html(job, self._report(job))
+        except ClientError as error:
+            return view.failed(str(error))
+
+    def _report(self, job: Json) -> str:
+        return "\n".join(report(job, self.kubectl.pods(self.name), datetime.now(UTC)))
 
     def logs(
         self,
@@ -91,6 +103,8 @@ class Job:
         """
         job = self.manifest
         chosen = replicas_of(job, None if replicas is None else set(replicas))
+        if ranks is not None:
+            check_ranks(job, self.kubectl.pods(self.name), ranks)
         flags = [f"--since={since}"] if since else []
         if follow:
             lines = follow_job(self.kubectl, self.name, chosen, *flags, finished=lambda: self.phase in FINAL)
@@ -103,6 +117,23 @@ class Job:
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags)
         return lines if ranks is None else of_ranks(lines, set(ranks))
+
+    def stacks(self, ranks: Collection[int] | None = None) -> Iterator[str]:
+        """Yield where each rank is at this moment: its number, process and Python stacks.
+
+        ranks  only these
+
+        Needs the right to run a command in the pods, and programs under dtj.
+        """
+        job, pods = self.manifest, self.kubectl.pods(self.name)
+        if not pods:
+            raise ClientError(f"job {self.name} has no pods", f"see kubectl dtj status {self.name}")
+        check_ranks(job, pods, ranks)
+
+        def ask(pod: str, container: str) -> str:
+            return self.kubectl.run("exec", pod, "-c", container, "--", "python3", "-c", question())
+
+        return stacks(pods, ranks, ask)
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
@@ -131,9 +162,13 @@ class Job:
         if self.phase not in FINAL:
             self.suspend()
         ends = None if timeout is None else time.monotonic() + timeout
-        while running := [pod for pod in self.kubectl.pods(self.name) if not _has_ended(pod)]:
-            self._sleep(ends, f"{self.name}: {len(running)} pods still run; the job is suspended")
+        while running := self.running_pods():
+            self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
         self.delete()
+
+    def running_pods(self) -> int:
+        """Return how many pods have not ended."""
+        return sum(not _has_ended(pod) for pod in self.kubectl.pods(self.name))
 
     def delete(self) -> None:
         """Delete the job with its pods and their logs; checkpoints stay."""

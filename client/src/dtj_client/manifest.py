@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_client.archive import Archive
+from dtj_client.requirements import INSTALLER, Requirements, install
 from dtj_client.templates import merge
 
 Json = dict[str, Any]
@@ -35,6 +36,7 @@ class Request:
     env       variables of the program
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
     queue     name of a Kueue LocalQueue; empty: none
+    requirements  packages that an init container installs; they go along with the code
     """
 
     name: str
@@ -45,6 +47,7 @@ class Request:
     env: Mapping[str, str] = field(default_factory=dict)
     claim: str = ""
     queue: str = ""
+    requirements: Requirements | None = None
 
 
 def new_name(program: str) -> str:
@@ -90,8 +93,10 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(GPU)
     trainer.setdefault("image", GPU_IMAGE if gpus else CPU_IMAGE)
     for each in made["spec"]["template"]["spec"].get("initContainers", ()):
-        if each["name"] == UNPACKER:
+        if each["name"] in {UNPACKER, INSTALLER}:
             each["image"] = trainer["image"]
+        if each["name"] == INSTALLER:  # pip's index and proxies are variables of the program, too
+            each["env"] = [other for other in trainer["env"] if other["name"] != "PYTHONPATH"]
     return made
 
 
@@ -107,6 +112,8 @@ def asked(request: Request, *, with_code: bool) -> Json:
     pod: Json = {"containers": [trainer]}
     if with_code:
         _add_code(pod, trainer, code_name(request.name))
+        if request.requirements:
+            install(pod, trainer, request.requirements, code=WORK_FOLDER, env=request.env)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
     spec["template"] = {"spec": pod}
     if request.claim:

@@ -168,6 +168,34 @@ def test_example_of_the_docs_submits_a_function_and_waits(
         assert b"    train(0.1)\n" in sent.read()
 
 
+def test_notebook_submits_shows_and_deletes_a_job(
+    alice: dict[str, str], kubectl: Kubectl, namespace: str, tmp_path: Path
+):
+    """Each of its cells runs, with a `display` that asks for HTML as a notebook does."""
+    cells = json.loads((ROOT / "examples/notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    program = "\n".join(code).replace("dc.cluster()", f"dc.cluster(namespace='{namespace}')")
+    program = program.replace("replicas=2,", "replicas=2, name='digits',").replace("sleep(2)", "sleep(0.1)")
+    lists_logs = "for line in job.logs():\n    print(line)\n"
+    assert lists_logs in program + "\n"
+    program = (program + "\n").replace(lists_logs, "")  # no kubelet is here that has logs
+    shows = """
+class display:
+    def __init__(self, shown, display_id): self.update(shown)
+    def update(self, shown): print(shown._repr_html_(), flush=True)
+"""
+    (tmp_path / "notebook.py").write_text(shows + program)
+    command = [sys.executable, "notebook.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=alice, stdout=subprocess.PIPE, text=True) as process:
+        kubectl.until("configmap", "digits-code", bool, within_s=60)
+        set_status(kubectl, phase="Succeeded", step="100/100", message="<script>")
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert '<progress value="100" max="100"' in out
+    assert "&lt;script&gt;" in out
+    assert kubectl.get("dtj", "digits") is None
+
+
 def test_template_of_the_namespace_fills_in_a_job(dtj: Dtj, kubectl: Kubectl):
     part = "spec: {template: {spec: {nodeSelector: {gpu: h100}}}}"
     kubectl("create", "configmap", "h100", f"--from-literal=job.yaml={part}")

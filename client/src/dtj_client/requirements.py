@@ -1,0 +1,64 @@
+"""`submit --requirements`: an init container installs the packages of a file into a volume of the pod."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtj_client.errors import ClientError
+
+Json = dict[str, Any]
+INSTALLER = "packages"  # name of the init container and of the volume
+FOLDER = "/packages"
+SITE = f"{FOLDER}/site"  # see pod_install.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirements:
+    """A file with requirements, which goes along with the code.
+
+    path    within the folder of the code
+    text    its content
+    """
+
+    path: str
+    text: str
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether pip has to check the hash of every package: the file has some."""
+        return "--hash=" in self.text
+
+
+def read(path: str, folder: Path) -> Requirements:
+    """Read a file within the folder: what it refers to goes along too. Raises ClientError."""
+    file = folder / path
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ClientError(
+            f"cannot read the requirements {path}: {reason}", "name a file as pip install -r takes it"
+        ) from error
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise ClientError(f"{path} is outside of the folder of the code", "copy it into the folder")
+    return Requirements(path=file.resolve().relative_to(folder.resolve()).as_posix(), text=text)
+
+
+def install(pod: Json, trainer: Json, found: Requirements, *, code: str, env: Mapping[str, str]) -> None:
+    """Add the init container, its volume, and PYTHONPATH; `code` is the folder of the code in the pod."""
+    mount = {"name": INSTALLER, "mountPath": FOLDER}
+    source = Path(__file__).with_name("pod_install.py").read_text()
+    checked = ["--require-hashes"] if found.is_hashed else []
+    installer = {
+        "name": INSTALLER,
+        "command": ["python3", "-c", source, FOLDER, *checked, "-r", found.path],
+        "workingDir": code,
+        "volumeMounts": [{"name": "app", "mountPath": code}, mount],
+    }
+    pod["initContainers"] = [*pod["initContainers"], installer]
+    pod["volumes"] = [*pod["volumes"], {"name": INSTALLER, "emptyDir": {}}]
+    trainer["volumeMounts"] = [*trainer["volumeMounts"], mount]
+    given = env.get("PYTHONPATH")
+    others = [each for each in trainer.get("env", ()) if each["name"] != "PYTHONPATH"]
+    trainer["env"] = [*others, {"name": "PYTHONPATH", "value": f"{given}:{SITE}" if given else SITE}]

@@ -1,0 +1,55 @@
+"""The command of the init container that installs packages, with real pip and a folder of wheels."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from dtj_client.requirements import Requirements, install
+
+
+def wheel(folder: Path, name: str, requires: str = "") -> Path:
+    """Write a wheel with one module."""
+    path, info = folder / f"{name}-1-py3-none-any.whl", f"{name}-1.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n" + (
+        f"Requires-Dist: {requires}\n" if requires else ""
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"NAME = {name!r}\n")
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run the init container's command in the folder, which stands for the pod's."""
+    (folder / "requirements.txt").write_text(text)
+    pod: dict[str, list[dict[str, list[str]]]] = {"initContainers": [], "volumes": []}
+    found = Requirements(path="requirements.txt", text=text)
+    install(pod, {"volumeMounts": []}, found, code="/app", env={})
+    _, *words = pod["initContainers"][0]["command"]
+    here = [str(folder / "packages") if each == "/packages" else each for each in words]
+    env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+    return subprocess.run(
+        [sys.executable, *here], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_packages_are_beside_those_of_the_image_and_hashes_are_checked(tmp_path: Path) -> None:
+    """The package needs torch, which no wheel in the folder is: pip has to find the image's."""
+    path = wheel(tmp_path, "greeting", requires="torch")
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    done = run(tmp_path, "greeting\n")
+    assert done.returncode == 0, done.stderr
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "packages/site")}
+    check = [sys.executable, "-c", "import greeting, click; print(greeting.NAME)"]
+    assert subprocess.run(check, env=env, capture_output=True, text=True, check=True).stdout == "greeting\n"
+    assert not (tmp_path / "packages/site/torch").exists()
+
+    wrong = run(tmp_path, f"greeting==1 --hash=sha256:{right[::-1]}\n")
+    assert wrong.returncode == 1
+    assert "DO NOT MATCH THE HASHES" in wrong.stderr

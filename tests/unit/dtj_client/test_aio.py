@@ -1,0 +1,85 @@
+"""The verbs for asyncio."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import dtj_client
+from dtj_client import aio, job
+from dtj_client.aio import _from_thread
+from dtj_client.kubectl import Json, Kubectl
+
+
+class Phases(Kubectl):
+    """A cluster whose job has these phases, one after the other; the last one stays."""
+
+    def job(self, _name: str) -> Json:
+        before = threading.current_thread() is threading.main_thread()
+        assert not before, "kubectl blocks, so it must not run in the thread of the loop"
+        return {"status": {"phase": _PHASES.pop(0) if len(_PHASES) > 1 else _PHASES[0], "attempt": 3}}
+
+
+_PHASES: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "POLL_S", 0)
+
+
+def test_names_are_the_same() -> None:
+    assert set(aio.__all__) == set(dtj_client.__all__) - {"__version__"}
+    public = {name for name in vars(job.Job) if not name.startswith("_")}
+    assert public - {"running_pods"} == {name for name in vars(aio.Job) if not name.startswith("_")}
+    for name in public - {"running_pods"}:
+        there, here = getattr(job.Job, name, None), getattr(aio.Job, name, None)
+        if callable(there) and callable(here):
+            assert inspect.signature(there).parameters == inspect.signature(here).parameters, name
+
+
+async def test_wait_returns_the_last_phase() -> None:
+    _PHASES[:] = ["", "Running", "Succeeded"]
+    found = aio.Job("digits", Phases())
+    assert await found.wait() == "Succeeded"
+    assert (await found.status).attempt == 3
+
+
+async def test_wait_ends_when_its_time_is_over_and_when_it_is_cancelled() -> None:
+    _PHASES[:] = ["Running"]
+    found = aio.Job("digits", Phases())
+    with pytest.raises(TimeoutError):
+        await found.wait(timeout=0)
+    waiting = asyncio.create_task(found.wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_lines_come_from_a_thread_until_the_reader_has_enough() -> None:
+    ended = threading.Event()
+
+    def lines() -> Iterator[int]:
+        try:
+            yield from range(10**9)
+        finally:
+            ended.set()
+
+    found = _from_thread(lines)
+    assert [await anext(found), await anext(found)] == [0, 1]
+    await found.aclose()
+    await asyncio.to_thread(ended.wait)
+
+
+async def test_error_of_the_thread_is_raised_to_the_reader_after_its_lines() -> None:
+    def lines() -> Iterator[str]:
+        yield "one"
+        raise ValueError("gone")
+
+    found = _from_thread(lines)
+    assert await anext(found) == "one"
+    with pytest.raises(ValueError, match="gone"):
+        await anext(found)

@@ -1,0 +1,83 @@
+"""What `submit --requirements` adds to a job."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtj_client import manifest
+from dtj_client.cli import main
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
+from dtj_client.manifest import Request
+from dtj_client.requirements import Requirements, read
+from dtj_operator.model.spec import parse
+
+PACKAGES = Requirements(path="requirements.txt", text="einops\n")
+
+
+def pod(
+    *, template: Json | None = None, found: Requirements = PACKAGES, env: dict[str, str] | None = None
+) -> Json:
+    request = Request(name="digits", command=["train.py"], requirements=found, env=env or {})
+    made = manifest.job(request, with_code=True, template=template)
+    meta = {"namespace": "team-a", "uid": "u", **made["metadata"]}
+    assert parse({**made, "metadata": meta}).error is None
+    spec: Json = made["spec"]["template"]["spec"]
+    return spec
+
+
+def test_packages_are_installed_after_the_code_was_unpacked() -> None:
+    found = pod()
+    code, installer = found["initContainers"]
+    assert (code["name"], installer["name"]) == ("code", "packages")
+    assert installer["command"][3:] == ["/packages", "-r", "requirements.txt"]
+    assert installer["image"] == found["containers"][0]["image"]
+    assert {"name": "packages", "emptyDir": {}} in found["volumes"]
+    assert {"name": "packages", "mountPath": "/packages"} in found["containers"][0]["volumeMounts"]
+
+
+def test_hashes_in_the_file_make_pip_demand_them_for_all() -> None:
+    found = Requirements(path="r.txt", text="einops==0.8.0 --hash=sha256:" + "0" * 64)
+    assert pod(found=found)["initContainers"][1]["command"][4:] == ["--require-hashes", "-r", "r.txt"]
+
+
+def test_pip_has_the_variables_of_the_program_and_of_the_template() -> None:
+    container = {"name": "trainer", "env": [{"name": "PIP_INDEX_URL", "value": "https://pip.example.com"}]}
+    template = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    found = pod(template=template, env={"HTTPS_PROXY": "http://proxy", "PYTHONPATH": "/app/src"})
+    assert {each["name"] for each in found["initContainers"][1]["env"]} == {"PIP_INDEX_URL", "HTTPS_PROXY"}
+    values = {each["name"]: each["value"] for each in found["containers"][0]["env"]}
+    assert values["PYTHONPATH"] == "/app/src:/packages/site"
+
+
+def test_file_is_read_within_the_folder_of_the_code(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "r.txt").write_text("einops\n")
+    (tmp_path / "r.txt").write_text("einops\n")
+    assert read("sub/r.txt", folder) == Requirements(path="sub/r.txt", text="einops\n")
+    with pytest.raises(ClientError, match="outside of the folder of the code"):
+        read("../r.txt", folder)
+    with pytest.raises(ClientError, match=r"cannot read the requirements none\.txt: No such file"):
+        read("none.txt", folder)
+
+
+def test_dry_run_shows_the_installer_and_no_code_refuses_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    (tmp_path / ".gitignore").write_text("*.txt\n")
+    words = ["submit", "--requirements", "requirements.txt", "--dry-run"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--", "train.py"])
+    assert ended.value.code == 0
+    code, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["template"]["spec"]["initContainers"][1]["name"] == "packages"
+    assert code["kind"] == "ConfigMap"
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--no-code", "--", "train.py"])
+    assert ended.value.code == 2
+    assert "goes with the code" in capsys.readouterr().err
