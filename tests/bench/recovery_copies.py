@@ -1,37 +1,44 @@
 """A rank is killed under strategies that continue from copies in memory; there is no checkpoint to read.
 
 All ranks in one agent, a tiny GPT, steps of 0.1 s. Measured until all ranks have done a step that none had
-done before. The copies are made as often as without any flag. The cost of copies is measured in one run,
-whose blocks with and without copies take turns.
+done before. The copies are made as often as without any flag. The cost of copies is measured with a larger
+GPT, in one run of two pods, whose blocks with and without copies take turns.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.bench import ranks, recovery_local, report
 from tests.bench.goodput_truth import parse
 from tests.bench.recovery_times import percentile
+from tests.support.ports import free_port
 
 KILLS = int(os.environ.get("DTJ_COPIES_KILLS", "5"))  # of each strategy
 # ranks, and flags
-STRATEGIES: dict[str, tuple[int, tuple[str, ...]]] = {
+_ALL: dict[str, tuple[int, tuple[str, ...]]] = {
     "`fsdp`": (2, ("--parallel", "fsdp")),
     "`tp+ddp`": (4, ("--parallel", "tp+ddp", "--mesh", "tp=2")),
     "`pp+ddp`": (4, ("--parallel", "pp+ddp", "--mesh", "pp=2")),
     "`zero1`": (2, ("--parallel", "zero1")),
     "`diloco:10`": (2, ("--sync", "diloco:10")),
 }
+# DTJ_COPIES_OF=fsdp,zero1 selects some
+_SELECTED = os.environ.get("DTJ_COPIES_OF", "").split(",")
+STRATEGIES = {name: how for name, how in _ALL.items() if _SELECTED == [""] or name.strip("`") in _SELECTED}
 _NO_SAVE = str(10**9)
 
 
 def main() -> None:
-    """Measure and write the sections of the page."""
-    report.write("recovery copies", recovery())
-    report.write("cost of copies", cost())
+    """Measure and write the sections of the page; DTJ_COPIES_PART=recovery or cost selects one."""
+    for part, (section, measure) in _PARTS.items():
+        if os.environ.get("DTJ_COPIES_PART", part) == part:
+            report.write(section, measure())
 
 
 def recovery() -> str:
@@ -75,16 +82,39 @@ def steps_lost(folder: Path) -> int:
 
 
 def cost() -> str:
-    """Time with copies divided by the time of as many steps without, block by block."""
-    command = [*ranks.DTJ, "--nproc", 2, "--parallel", "fsdp", ranks.PROGRAMS / "copies.py"]
-    found = ranks.numbers(command, timeout_s=170, DTJ_HANG_SECONDS="600")
-    ratios = sorted(on / off for on, off in zip(found["on"], found["off"], strict=True))
-    quarter = len(ratios) // 4
-    row = [
-        f"{found['bytes'] / 1e6:.0f}",
-        f"{1000 * statistics.median(found['off']):.0f}",
-        found["copies"],
-        f"{statistics.median(ratios):.3f} ({ratios[quarter]:.3f}-{ratios[-1 - quarter]:.3f})",
-    ]
-    head = ["MB a copy, each rank", "step without copies, ms", "copies", "time with copies / without"]
-    return report.table(head, [row])
+    """A table of the time that copies cost, and of their memory; two pods keep copies of each other."""
+    rows = []
+    for name, (size, flags) in STRATEGIES.items():
+        found = paired(size, flags)
+        print(name, found, flush=True)
+        ratios = sorted(on / off for on, off in zip(found["on"], found["off"], strict=True))
+        rows.append(
+            [
+                name,
+                size,
+                f"{max(found['lengths']) / 1e6:.0f}",
+                f"{1000 * statistics.median(found['off']):.0f}",
+                f"{statistics.median(found['between']):.1f}",
+                f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})",
+                f"{2 * sum(found['lengths']) / 1e6:.0f}",
+                f"{found['held'] / 1e6:.0f}",
+            ]
+        )
+    head = ["strategy", "ranks", "MB a copy", "step without copies, ms", "s between copies"]
+    head += ["time with copies / without", "memory of a pod as documented, MB", "measured, MB"]
+    return report.table(head, rows)
+
+
+def paired(size: int, flags: Sequence[str]) -> dict[str, Any]:
+    """What the program tells, in two pods with half of the ranks each."""
+    command = [*ranks.DTJ, "--nproc", size // 2, *flags, ranks.PROGRAMS / "copies.py"]
+    job = {"NNODES": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "DTJ_JOB_UID": "c0b1"}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pods = [
+            pool.submit(ranks.numbers, command, timeout_s=170, NODE_RANK=str(index), **job)
+            for index in range(2)
+        ]
+        return pods[0].result()
+
+
+_PARTS = {"recovery": ("recovery copies", recovery), "cost": ("cost of copies", cost)}

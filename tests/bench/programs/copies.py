@@ -1,59 +1,113 @@
 """Trains with and without copies of the state in memory, in blocks that take turns.
 
-A block with copies lasts from one copy to the third after it, as copies are made without any flag. Then as
-many steps follow without copies.
+A block with copies begins after a copy and lasts until the next ones are made, as without any flag. As many
+steps without copies follow, after some that are not counted while the last copy is sent.
 """
 
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 import dtj
 from dtj.copies import slot
-from dtj.recipes import text
+from dtj.models.gpt import GPT, Shape
 from tests.bench.ranks import tell
 
-BLOCKS, COPIES, WARM_UP = 6, 3, 2
-
-
-def newest(slots: tuple[slot.Slot, ...]) -> int:
-    """The step of the newest copy."""
-    return max(label.step if (label := each.label()) else 0 for each in slots)
+BLOCKS, COPIES, WARM_UP, UNCOUNTED = 4, 2, 2, 4
+# 4.9 million parameters: 59 MB with the two moments of AdamW.
+SHAPE = Shape(vocabulary=512, context=64, layers=6, heads=8, width=256)
 
 
 def main() -> None:
-    run = dtj.init()
-    recipe = text.recipe()
-    model = run.parallel(recipe.model())
+    run = dtj.init(seed=1)
+    model = run.parallel(GPT(SHAPE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    run.data(recipe.data, global_batch=recipe.global_batch)
-    run.state(model=model, optimizer=optimizer)
-    slots, copies = slot.mine(), run._copies
-    taken: dict[bool, list[float]] = {True: [], False: []}
-    copying, seen, made, began = True, 0, -WARM_UP, 0.0
-    steps = length = 0  # of this block, and of the block with copies before it
+    tokens = torch.randint(0, SHAPE.vocabulary, (4096, SHAPE.context + 1))
+    data = run.data(TensorDataset(tokens[:, :-1], tokens[:, 1:]), global_batch=8)
+    run.state(model=model, optimizer=optimizer, data=data)
+    turns = Turns(run)
     for batch in run.steps(10**6):
-        # The copy of the step before has been made here; both turns end after the same work.
-        if copying and newest(slots) != seen:
-            seen, made = newest(slots), made + 1
-            if made == 0:
-                steps, began = 0, time.perf_counter()
-        is_over = made == COPIES if copying else steps == length
-        if is_over:
-            now = time.perf_counter()
-            taken[copying].append((now - began) / steps)
-            length, steps, began, made, copying = steps, 0, now, 0, not copying
-            copies._is_needless = (lambda: False) if copying else (lambda: True)
-            copies._copied_at = time.monotonic()
-        if len(taken[False]) == BLOCKS:
+        if next(turns.each_step, None) is None:
             run.finish()
-        loss = run.backward(lambda mb: recipe.loss(model, mb), batch)
+        run.backward(lambda mb: cross_entropy(model(mb[0]).flatten(0, 1), mb[1].flatten()), batch)
         optimizer.step()
         optimizer.zero_grad()
-        run.log(loss=loss)
-        steps += 1
-    if run.rank == 0:
-        tell(on=taken[True], off=taken[False], copies=BLOCKS * COPIES, bytes=slots[0].allocated)
+    lengths = torch.zeros(run.size, dtype=torch.int64)
+    lengths[run.rank] = turns.bytes_of_copy
+    torch.distributed.all_reduce(lengths)
+    if os.environ["LOCAL_RANK"] == "0":
+        tell(on=turns.on, off=turns.off, between=turns.between, lengths=lengths.tolist(), held=held())
+
+
+class Turns:
+    """Switches copies on and off. `each_step` yields at the begin of each step, until all blocks are done.
+
+    on, off  seconds a step, by block
+    between  seconds from a copy to the next, by block
+    """
+
+    def __init__(self, run: dtj.Run) -> None:
+        self.on: list[float] = []
+        self.off: list[float] = []
+        self.between: list[float] = []
+        self.each_step = self._each_step()
+        self._slots = slot.mine()
+        self._copies = run._copies
+
+    @property
+    def bytes_of_copy(self) -> int:
+        """The length of this rank's newest copy."""
+        header = slot.by_age(self._slots)[-1].header()
+        return header.length if header else 0
+
+    def _each_step(self) -> Iterator[bool]:
+        yield from self._until_copied(WARM_UP)
+        for _ in range(BLOCKS):
+            yield from self._until_copied(1)
+            began, steps = time.perf_counter(), 0
+            for _ in self._until_copied(COPIES):
+                steps += 1
+                yield True
+            seconds = time.perf_counter() - began
+            self.on.append(seconds / steps)
+            self.between.append(seconds / COPIES)
+            self._copies._is_needless = lambda: True
+            yield from [True] * UNCOUNTED
+            began = time.perf_counter()
+            yield from [True] * steps
+            self.off.append((time.perf_counter() - began) / steps)
+            self._copies._is_needless = lambda: False
+
+    def _until_copied(self, count: int) -> Iterator[bool]:
+        """Yield until so many copies have been made: after the same step on every rank."""
+        for _ in range(count):
+            before = self._newest()
+            while self._newest() == before:
+                yield True
+
+    def _newest(self) -> int:
+        return max(label.step if (label := each.label()) else 0 for each in self._slots)
+
+
+def held() -> int:
+    """Bytes of the copies in this pod: of its own ranks, and those that it keeps for the other pod."""
+    agent = os.getppid()
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    files = [each for child in [agent, *children] for each in Path(f"/proc/{child}/fd").iterdir()]
+    blocks = {}
+    for each in files:
+        try:
+            if "memfd:dtj-rank-" in str(each.readlink()):
+                found = each.stat()
+                blocks[found.st_ino] = found.st_blocks
+        except OSError:  # closed meanwhile
+            continue
+    return 512 * sum(blocks.values())
 
 
 if __name__ == "__main__":

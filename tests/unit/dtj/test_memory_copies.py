@@ -168,20 +168,29 @@ def test_copy_that_does_not_fit_the_program_is_dropped(slots: list[Slot]) -> Non
     assert after.copies.restore(None) is None
 
 
-def test_copies_take_three_hundredths_of_the_time(slots: list[Slot], monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(slots)
+BUDDY = Address(host="10.0.0.2", port=1, token="00" * 16)
+
+
+@pytest.mark.parametrize(
+    ("buddy", "interval_s"),
+    [
+        pytest.param(None, 20.0, id="3 % of the time"),
+        pytest.param(BUDDY, 50.0, id="1.2 %, as the buddies need the processors as well"),
+    ],
+)
+def test_copies_stop_the_ranks_for_a_small_part_of_the_time(
+    slots: list[Slot], monkeypatch: pytest.MonkeyPatch, buddy: Address | None, interval_s: float
+) -> None:
+    rank = Rank(slots, buddy=buddy)
     assert not rank.copies.wants_copy()
-    rank.now = 1.0
+    rank.now = 0.5
     assert rank.copies.wants_copy()
     monkeypatch.setattr(Slot, "write", lambda *_: setattr(rank, "now", rank.now + 0.6))
     rank.copy(1)
-    rank.now += 19.9
+    rank.now += interval_s - 0.1
     assert not rank.copies.wants_copy()
     rank.now += 0.2
     assert rank.copies.wants_copy()
-
-
-BUDDY = Address(host="10.0.0.2", port=1, token="00" * 16)
 
 
 def test_next_copy_waits_for_the_buddy_but_not_for_a_slow_one(slots: list[Slot]) -> None:

@@ -6,9 +6,18 @@ import tempfile
 
 from dtj import contract
 
+# DDP and the optimizers load torch._dynamo; to load a sharded state, also a copy in memory, needs `sharded`.
+_MODULES = (
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "torch.distributed.pipelining",
+    "dtj.checkpoint.sharded",
+    "dtj.loop",
+)
+
 
 def preload(nthreads: int) -> None:
-    """Import what every rank needs; DDP and the optimizers would load torch._dynamo at their first use."""
+    """Import what ranks would import late: all of them at once, and again after each loss."""
     os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # read when the libraries are loaded
     # torch looks up the name of every address that it connects to: a lost packet must cost 1 s, not 5.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
@@ -19,7 +28,7 @@ def preload(nthreads: int) -> None:
     _find_temporary_folder()
     if os.environ.get(contract.PRELOAD) == "0":
         return
-    for name in ("torch._dynamo", "torch.nn.parallel", "dtj.loop"):
+    for name in _MODULES:
         importlib.import_module(name)
 
 

@@ -26,9 +26,11 @@ from dtj.parallel.layout import Layout
 from dtj.settings import Settings
 from dtj.world import World
 
-# Without --memory-every: copies take at most this part of the time, and are at least so many seconds apart.
-_MOST_OF_TIME = 0.03
-_LEAST_INTERVAL_S = 1.0
+# Without --memory-every: the ranks stop for copies at most this part of the time, and copies are at least so
+# many seconds apart. To send a copy and to receive and check the other pod's takes processors that the ranks
+# use too, about as long again.
+_MOST_OF_TIME, _MOST_WITH_BUDDY = 0.03, 0.012
+_LEAST_INTERVAL_S = 0.5
 # The next copy waits until the buddies have the last one, so that all have one of the same step; but not for
 # a slow buddy: copies in the own pod are of more use.
 _BUDDY_WAIT_S = 30.0
@@ -106,7 +108,8 @@ class MemoryCopies:
         except (OSError, ValueError, RuntimeError) as error:
             self._turn_off(str(error))
         self._copied_at = self._clock()
-        self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / _MOST_OF_TIME)
+        share = _MOST_WITH_BUDDY if self.buddy else _MOST_OF_TIME
+        self._interval_s = max(_LEAST_INTERVAL_S, (self._copied_at - began) / share)
 
     def restore(self, group: "dist.ProcessGroup | None") -> int | None:
         """Load the newest copies that all ranks have; the step, None if there are none. Every rank calls it.
