@@ -15,13 +15,44 @@ Json = dict[str, Any]
 KIND = "distributedtrainingjobs.dtj.dev"
 JOB_LABEL = "dtj.dev/job-name"
 
-_NO_KIND = re.compile(r"the server doesn't have a resource type|no matches for kind")
-_FORBIDDEN = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"')
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
-_UNREACHABLE = re.compile(
-    r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
-)
+# What kubectl says -> our sentence, and the fix.
+_EXPLAINED = [
+    (re.compile(pattern), message, fix)
+    for pattern, message, fix in (
+        (
+            r"the server doesn't have a resource type|no matches for kind",
+            "this cluster does not know DistributedTrainingJobs",
+            "install the operator, or choose another cluster with --context",
+        ),
+        (
+            r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"',
+            "{user} may not {verb} {kind} here",
+            "ask for a role that allows {verb} on {kind}, such as edit",
+        ),
+        (
+            r'context (?:"|was not found for specified context: )(?P<name>[^"\s]+)',
+            "there is no context {name} in the kubeconfig",
+            "kubectl config get-contexts lists them",
+        ),
+        (
+            r'unknown field "(?P<field>[^"]*)"',
+            "the API of this cluster has no field {field}",
+            "correct its name; or update the operator and its CRD, if they are older than the job",
+        ),
+        (
+            r'"(?P<name>[^"]*)" already exists',
+            "{name} exists already",
+            "choose another name, or delete it first",
+        ),
+        (
+            r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided",
+            "kubectl cannot reach a cluster: {said}",
+            "check kubectl config current-context",
+        ),
+    )
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,22 +163,14 @@ class Kubectl:
     def _error(self, said: str) -> ClientError:
         """What kubectl said, in one sentence, with the fix if it is known."""
         said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
-        if _NO_KIND.search(said):
-            return ClientError(
-                "this cluster does not know DistributedTrainingJobs",
-                "install the operator, or choose another cluster with --context",
-            )
-        if right := _FORBIDDEN.search(said):
-            fix = f"ask for a role that allows {right['verb']} on {right['kind']}, such as edit"
-            return ClientError(f"{right['user']} may not {right['verb']} {right['kind']} here", fix)
         if missing := _NOT_FOUND.search(said):
             return ClientError(
                 f"there is no job {missing['name']} in this namespace", self._near(missing["name"])
             )
-        if _UNREACHABLE.search(said):
-            return ClientError(
-                f"kubectl cannot reach a cluster: {said}", "check kubectl config current-context"
-            )
+        for pattern, message, fix in _EXPLAINED:
+            if found := pattern.search(said):
+                words = {"said": said, **found.groupdict()}
+                return ClientError(message.format_map(words), fix.format_map(words))
         return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
 
     def _near(self, name: str) -> str:
