@@ -13,6 +13,7 @@ from typing import Any
 from dtj import contract
 from dtj.agent.options import LOOPBACK
 from dtj.errors import RecipeError
+from dtj.local.fields import Fields
 
 KIND = "DistributedTrainingJob"
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][\w.-]*)\)")
@@ -89,7 +90,7 @@ def load(path: str) -> LocalJob:
         import yaml  # noqa: PLC0415 - a package that only this command needs
     except ImportError as error:
         raise RecipeError(
-            "PyYAML is not installed, which reads manifests", fix="pip install 'dtj-trainer[local]'"
+            "PyYAML is not installed, which reads manifests", fix="pip install pyyaml"
         ) from error
     try:
         found = [each for each in yaml.safe_load_all(Path(path).read_text()) if each is not None]
@@ -118,7 +119,7 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
 
     others  names of further objects in the file, which are ignored too
     """
-    top = _Fields("", manifest)
+    top = Fields("", manifest)
     meta, spec = top.child("metadata"), top.child("spec")
     recovery, hang, elastic = spec.child("recovery"), spec.child("hang"), spec.child("elastic")
     replicas = spec.integer("replicas", 1, least=1)
@@ -217,97 +218,16 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(lambda m: "$" if m[1] is None else env.get(m[1], m[0]), text)
 
 
-class _Fields:
-    """A mapping of the manifest that knows its path, and which of its fields were not read."""
-
-    def __init__(self, path: str, raw: object) -> None:
-        if not isinstance(raw, Mapping):
-            raise RecipeError(f"{path or 'the job'} is {raw!r}, expected fields", fix="correct the file")
-        self.path = path
-        self._raw = {str(key): value for key, value in raw.items() if value is not None}
-        self._unread = set(self._raw)
-        self._children: list[_Fields] = []
-
-    def child(self, name: str) -> "_Fields":
-        """An object within this one; without fields if it is absent."""
-        self._unread.discard(name)
-        return self._add(_Fields(self._path_of(name), self._raw.get(name, {})))
-
-    def items(self, name: str) -> "list[_Fields]":
-        """The objects of a list."""
-        found = [_Fields(f"{self._path_of(name)}[{i}]", each) for i, each in enumerate(self._list(name))]
-        return [self._add(each) for each in found]
-
-    def container(self) -> "_Fields":
-        """The training container: the one with the name trainer, else the first."""
-        found = self.items("containers")
-        if not found:
-            raise RecipeError(f"{self.path}.containers is empty", fix="write a container with args")
-        chosen = next((each for each in found if each._raw.get("name") == "trainer"), found[0])
-        chosen._unread.discard("name")
-        return chosen
-
-    def texts(self, name: str) -> list[str]:
-        """A list of words; YAML reads some of them as numbers."""
-        return [str(each) for each in self._list(name)]
-
-    def text(self, name: str, default: str) -> str:
-        self._unread.discard(name)
-        return str(self._raw.get(name, default))
-
-    def integer(self, name: str, default: int, *, least: int = 0) -> int:
-        self._unread.discard(name)
-        value = self._raw.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise RecipeError(
-                f"{self._path_of(name)} is {value!r}, expected a whole number of at least {least}",
-                fix="correct the file",
-            )
-        return value
-
-    def has(self, name: str) -> bool:
-        return name in self._raw
-
-    def unread(self) -> Iterator[str]:
-        """Paths of the fields that were not read, but for what Kubernetes writes into an object."""
-        skipped = {"apiVersion", "kind", "status"} if not self.path else set()
-        if self.path == "metadata":
-            skipped = self._unread - {"labels"}
-        yield from (self._path_of(name) for name in self._raw if name in self._unread - skipped)
-        for each in self._children:
-            yield from each.unread()
-
-    def _add(self, found: "_Fields") -> "_Fields":
-        self._children.append(found)
-        return found
-
-    def _list(self, name: str) -> Sequence[object]:
-        self._unread.discard(name)
-        value = self._raw.get(name, [])
-        if not isinstance(value, list):
-            raise RecipeError(f"{self._path_of(name)} is {value!r}, expected a list", fix="correct the file")
-        return value
-
-    def _path_of(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-
-def _processes(spec: _Fields, container: _Fields) -> int:
+def _processes(spec: Fields, container: Fields) -> int:
     """Ranks of a replica; auto counts the GPUs that its container would have."""
     if spec.text("processesPerReplica", "auto") != "auto":
         return spec.integer("processesPerReplica", 1, least=1)
-    if not container.has("resources"):
-        return 1
-    resources = _Fields(f"{container.path}.resources", container._raw["resources"])
-    amounts: dict[str, Any] = {}
-    for kind in ("requests", "limits"):
-        amounts |= resources.child(kind)._raw
-    return max(
-        1, sum(int(str(n)) for name, n in amounts.items() if name.endswith("/gpu") and str(n).isdecimal())
-    )
+    resources = container.peek("resources")
+    amounts = dict([*resources.peek("requests").words(), *resources.peek("limits").words()])
+    return max(1, sum(int(n) for name, n in amounts.items() if name.endswith("/gpu") and n.isdecimal()))
 
 
-def _variables(container: _Fields) -> Iterator[tuple[str, str]]:
+def _variables(container: Fields) -> Iterator[tuple[str, str]]:
     for variable in container.items("env"):
         name = variable.text("name", "")
         if name in _RANK_NAMES or name.startswith(_RESERVED):

@@ -11,7 +11,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -78,7 +78,8 @@ class _Replicas:
             self._start(index)
         while self._pids:
             pid, status = os.waitpid(-1, 0)
-            self._ended(self._pids.pop(pid), os.waitstatus_to_exitcode(status))
+            if pid in self._pids:
+                self._ended(self._pids.pop(pid), os.waitstatus_to_exitcode(status))
         return self._code
 
     def _start(self, index: int) -> None:
@@ -123,7 +124,8 @@ class _Replicas:
     def _forward(self, number: int, _frame: FrameType | None) -> None:
         self._is_stopping = True
         for pid in self._pids:
-            os.kill(pid, number)  # a process that has ended stays a zombie until `run` has reaped it
+            with suppress(ProcessLookupError):  # `run` has just reaped it
+                os.kill(pid, number)
 
 
 def is_lost(job: LocalJob, code: int) -> bool:
