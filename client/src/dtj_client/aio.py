@@ -16,6 +16,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dtj_client import api, job
@@ -113,6 +114,10 @@ class Job:
     async def stacks(self, ranks: Collection[int] | None = None) -> list[str]:
         """Return where each rank is at this moment."""
         return await asyncio.to_thread(lambda: list(self._job.stacks(ranks)))
+
+    async def plot(self, target: str | Path) -> int:
+        """Draw loss and rate over time into a file; return the number of logged steps."""
+        return await asyncio.to_thread(self._job.plot, target)
 
     @property
     def _job(self) -> job.Job:

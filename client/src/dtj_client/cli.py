@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
 import click
@@ -181,6 +182,17 @@ def stacks(kubectl: Kubectl, name: str, rank: str | None) -> None:
     """Show where each rank is at this moment: its Python stacks, for programs under dtj."""
     for each in Job(name, kubectl).stacks(parse_indices(rank) if rank else None):
         click.echo(f"{each}\n")
+
+
+@dtj.command()
+@NAME
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: NAME.png]")
+@for_kubectl
+@click.pass_obj
+def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
+    """Draw loss and rate over time, with the failures, from the logs of the pods that are there."""
+    target = output or Path(f"{name}.png")
+    click.echo(f"{target}: {Job(name, kubectl).plot(target)} logged steps")
 
 
 @dtj.command()

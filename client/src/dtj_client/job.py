@@ -4,11 +4,13 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from dtj_client import view
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import KIND, Json, Kubectl, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
+from dtj_client.plot import draw, readings
 from dtj_client.report import report
 from dtj_client.stacks import check_ranks, question, stacks
 
@@ -117,6 +119,15 @@ class Job:
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags)
         return lines if ranks is None else of_ranks(lines, set(ranks))
+
+    def plot(self, target: str | Path) -> int:
+        """Draw loss and rate over time into a file such as loss.png; return the number of logged steps.
+
+        Needs matplotlib. The log of a pod that was replaced is lost, and its steps with it.
+        """
+        found = list(readings(self.logs()))
+        draw(self.manifest, found, Path(target))
+        return len(found)
 
     def stacks(self, ranks: Collection[int] | None = None) -> Iterator[str]:
         """Yield where each rank is at this moment: its number, process and Python stacks.
