@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtj.copies.slot import LABEL_BYTES, Header
-from tests.process.dtj.conftest import PROGRAMS, Command, Start, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
 from tests.process.dtj.test_copies import trace
 from tests.process.dtj.test_pod_loss import Pods, lose
 
@@ -17,9 +17,9 @@ COPIED = 6  # step of the newest copy when pods are lost; the checkpoint is of s
 FLAGS = ("--parallel", "fsdp", "--memory-every", 3, "--save-every", 5)
 
 
-def keeps(pod: Command, ward: int) -> bool:
-    """Whether the pod has the newest copy of another pod's rank."""
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+def keeps(agent: int, ward: int, step: int) -> bool:
+    """Whether the pod of an agent, by its pid, has the copy of that step of another pod's rank."""
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     found = set()
     for link in (link for child in children for link in Path(f"/proc/{child}/fd").glob("*")):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -27,7 +27,7 @@ def keeps(pod: Command, ward: int) -> bool:
                 with link.open("rb") as file:
                     header = Header.parse(file.read(LABEL_BYTES))
                 found |= {header.label.step} if header else set()
-    return COPIED in found
+    return step in found
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_lost_pod_continues_from_the_copy_that_its_buddy_keeps(
     pods = [job.run(index, *words, program=PROGRAMS / "gpt.py") for index in range(PODS)]
     for rank in range(PODS):
         buddy = pods[(rank + 1) % PODS]
-        wait_for(partial(keeps, buddy, rank), "the copies to be sent")
+        wait_for(partial(keeps, buddy.pid, rank, COPIED), "the copies to be sent")
     if resumed_at == COPIED:
         for state in saved.glob("step-*/state.pt"):
             state.write_bytes(b"damaged")

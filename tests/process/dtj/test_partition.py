@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from dtj.agent.link import SILENCE_S
 from tests.process.dtj.conftest import PROGRAMS, SMALL
+from tests.process.dtj.test_buddy import keeps
 from tests.support.netns import Networks, lacking, networks
 
 CUT_AT = 8  # the network is cut after this step, however slow the test is
@@ -57,15 +58,17 @@ class Job:
         self._command = [sys.executable, "-c", AGENT, str(silence_s), "run"]
         self._program = program
         self._flags = flags
-        self.agents = [self._start(nets, pod, pods, env) for pod in range(pods)]
+        self._nets, self._pods, self._env = nets, pods, env
+        self.agents = [self._start(pod) for pod in range(pods)]
 
-    def _start(
-        self, nets: Networks, pod: int, pods: int, more: Mapping[str, object]
-    ) -> "subprocess.Popen[bytes]":
+    def _start(self, pod: int) -> "subprocess.Popen[bytes]":
+        nets = self._nets
         env = {
-            **{"NNODES": pods, "NODE_RANK": pod, "MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
+            **{"NNODES": self._pods, "NODE_RANK": pod},
+            **{"MASTER_ADDR": nets.address(0), "MASTER_PORT": 29500},
             **{"DTJ_MAX_RESTARTS": 5, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "eth0", "OUT": self._out},
-            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": f"{CUT_AT} 39", **more},
+            **{"PLAIN": 1, "SAMPLES": 96, "STEPS": 40, "STEP_S": 0.1, "HOLD_AT": f"{CUT_AT} 39"},
+            **self._env,
         }
         words = [*nets.inside(pod), *self._command]
         words += ["--termination-log", str(self._out / f"words-{pod}")]
@@ -79,6 +82,18 @@ class Job:
                 stdout=subprocess.DEVNULL,
                 stderr=err,
             )
+
+    def replace(self, pod: int) -> None:
+        """Kill a pod with all its processes at once, and start another in its place."""
+        self.agents[pod].kill()
+        self.agents[pod].wait()
+        self.agents[pod] = self._start(pod)
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for agent in self.agents:
+            agent.kill()
+            agent.wait()
 
     def err(self, pod: int) -> str:
         """The standard error of a pod."""
@@ -126,9 +141,7 @@ def started(tmp_path: Path) -> Iterator[Start]:
         def begin(pods: int, **env: Any) -> tuple[Job, Networks]:
             nets = stack.enter_context(networks(pods))
             job = Job(nets, tmp_path, pods=pods, **env)
-            for agent in job.agents:
-                stack.callback(agent.wait)
-                stack.callback(agent.kill)
+            stack.callback(job.end)
             job.until(lambda: job.steps() > CUT_AT, "the first steps")
             return job, nets
 
@@ -171,6 +184,16 @@ def test_ranks_train_on_while_their_agents_cannot_reach_replica_0(
     job.until(lambda: "replica 1 is connected again" in job.err(0), "the next connection")
     assert job.finish() == [0, 0]
     assert "generation 2" not in job.err(0)
+
+
+def test_lost_pod_gets_its_copies_from_its_buddy_in_another_network(started: Start) -> None:
+    """Its keeper listens on every address; the coordinator tells the one that it sees the pod under."""
+    job, _ = started(2, flags=("--parallel", "fsdp", "--memory-every", "3"))
+    job.until(lambda: keeps(job.agents[0].pid, 1, CUT_AT), "the copy to be sent")
+    job.replace(1)
+    job.go_on()
+    assert job.finish() == [0, 0]
+    assert f"resuming from memory, step {CUT_AT}" in job.err(0)
 
 
 def test_pods_that_reach_the_coordinator_but_not_each_other(started: Start) -> None:
