@@ -107,6 +107,9 @@ async def answering(rest: Rest) -> AsyncIterator[Answers]:
     following = [asyncio.create_task(each(rest)) for each in (answers.follow_pods, answers.follow_jobs)]
     try:
         yield answers
+        for task in following:
+            if task.done():  # what it learned since is missing
+                task.result()
     finally:
         for task in following:
             task.cancel()

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 CONNECTIONS = 16
+NO_LIMIT = aiohttp.ClientTimeout(total=None)  # a watch lasts as long as the server lets it
 
 
 class Rest:
@@ -75,7 +76,7 @@ class Rest:
         """Yield (type, object) from `version` on, endlessly; restarts a watch that a busy API server cuts."""
         while True:
             params = {**query, "watch": "true", "resourceVersion": version}
-            async with self._session.get(path, params=params) as answer:
+            async with self._session.get(path, params=params, timeout=NO_LIMIT) as answer:
                 answer.raise_for_status()
                 async for line in answer.content:
                     event = json.loads(line)
