@@ -21,6 +21,7 @@ NAMES = (
     "exchange",
     "throughput",
     "launch",
+    "client",
     "saving",
     "sampler",
     "memory",
