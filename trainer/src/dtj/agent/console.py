@@ -69,8 +69,7 @@ class TerminalConsole:
         self._bar.stop()
 
 
-def choose_console(*, as_json: bool) -> Console:
-    """A bar only if both streams are terminals."""
-    return (
-        TerminalConsole() if sys.stdout.isatty() and sys.stderr.isatty() and not as_json else PlainConsole()
-    )
+def choose_console(*, as_json: bool, in_job: bool) -> Console:
+    """A bar only if both streams are terminals, which the agents of a job on one machine share."""
+    has_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return TerminalConsole() if has_terminal and not as_json and not in_job else PlainConsole()

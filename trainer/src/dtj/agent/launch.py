@@ -73,7 +73,7 @@ class _Agent:
             job=options.job, uid=options.uid, replica=placement.node_rank, attempt=options.attempt
         )
         self._selector = selectors.DefaultSelector()
-        self._console: Console = choose_console(as_json=options.as_json)
+        self._console: Console = choose_console(as_json=options.as_json, in_job=bool(options.job))
         self._coordinator: Coordinator | None = None
         self._stop_requests = 0
         self._has_dead = False
