@@ -63,7 +63,9 @@ def draw(job: Json, found: Sequence[Reading], target: Path) -> None:
         panel.set_ylabel(label)
         for at, reason in failures(job):
             panel.axvline(at, color="tab:red", linestyle=":", linewidth=1)
-            panel.annotate(reason, (at, 1), xycoords=("data", "axes fraction"), fontsize=7, parse_math=False)
+            where = {"xycoords": ("data", "axes fraction"), "xytext": (3, -9), "textcoords": "offset points"}
+            panel.annotate(reason, (at, 1), fontsize=7, color="tab:red", parse_math=False, **where)
+    panels[-1, 0].set_xlabel("time (UTC)")
     phase = (job.get("status") or {}).get("phase", "")
     panels[0, 0].set_title(f"{name} {phase}".rstrip(), parse_math=False)
     try:
