@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -17,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from dtj_client import aio
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Kubectl as Client
 from tests.integration.chart.conftest import CHART, Helm, helm
 from tests.integration.controlplane import ControlPlane
 from tests.support.kubectl import Kubectl
@@ -59,6 +63,13 @@ def alice(user: ControlPlane, namespace: str) -> dict[str, str]:
     path = f"{user.kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
     config = str(user.kubeconfig("alice"))
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src"), "KUBECONFIG": config}
+
+
+@pytest.fixture
+def client(plane: ControlPlane, namespace: str) -> Client:
+    """Return the client's kubectl for the namespace, as admin."""
+    options = (f"--kubeconfig={plane.kubectl.kubeconfig}", f"--namespace={namespace}")
+    return Client(options=options, program=str(plane.kubectl.binary))
 
 
 @pytest.fixture
@@ -257,6 +268,35 @@ def test_doctor_names_what_is_missing(dtj: Dtj):
     assert done.code == 0
     elsewhere = dtj("doctor", "-n", "kube-system")
     assert (elsewhere.code, "BAD  rights: you may not create" in elsewhere.out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        pytest.param(("get", "unknowns.dtj.dev"), None, id="read"),
+        pytest.param(
+            ("create", "-f", "-"),
+            '{"apiVersion": "dtj.dev/v1", "kind": "Unknown", "metadata": {"name": "a"}}',
+            id="write",
+        ),
+    ],
+)
+def test_cluster_without_the_kind_is_named(client: Client, words: tuple[str, ...], given: str | None):
+    with pytest.raises(ClientError, match="this cluster does not know DistributedTrainingJobs"):
+        client.run(*words, given=given)
+
+
+async def test_asyncio_has_the_same_verbs(dtj: Dtj, kubectl: Kubectl, client: Client):
+    submitted(dtj)
+    (job,) = await aio.get(client)
+    waiting = asyncio.create_task(job.wait(timeout=60))
+    await job.suspend()
+    assert (await job.manifest)["spec"]["suspend"] is True
+    set_status(kubectl, phase="Failed", restarts={"total": 2})
+    assert await waiting == "Failed"
+    assert (await job.status).restarts == 2
+    await job.stop()
+    assert await aio.get(client) == []
 
 
 def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
