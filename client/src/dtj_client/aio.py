@@ -77,7 +77,8 @@ class Job:
 
     async def wait(self, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as in dtj_client.Job
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
-        async with asyncio.timeout(timeout):
+        phase = ""
+        async with _at_most(timeout, lambda: f"{self.name}: {phase or 'not started'} after {timeout:.0f} s"):
             while (phase := await self.phase) not in job.FINAL:  # noqa: ASYNC110 - the event is elsewhere
                 await asyncio.sleep(job.POLL_S)
         return phase
@@ -89,7 +90,7 @@ class Job:
         """
         if await self.phase not in job.FINAL:
             await self.suspend()
-        async with asyncio.timeout(timeout):
+        async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
             while await asyncio.to_thread(self._job.running_pods):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(job.POLL_S)
         await self.delete()
@@ -122,6 +123,16 @@ class Job:
     @property
     def _job(self) -> job.Job:
         return job.Job(self.name, self.kubectl)
+
+
+@contextlib.asynccontextmanager
+async def _at_most(seconds: float | None, message: Callable[[], str]) -> AsyncGenerator[None, None]:
+    """Raise TimeoutError with the message after these seconds; None: no limit."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise TimeoutError(message()) from error
 
 
 async def _from_thread(make: Callable[[], Iterator[T]]) -> AsyncGenerator[T, None]:

@@ -50,7 +50,7 @@ async def test_wait_returns_the_last_phase() -> None:
 async def test_wait_ends_when_its_time_is_over_and_when_it_is_cancelled() -> None:
     _PHASES[:] = ["Running"]
     found = aio.Job("digits", Phases())
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="digits: not started after 0 s"):
         await found.wait(timeout=0)
     waiting = asyncio.create_task(found.wait())
     await asyncio.sleep(0)
