@@ -90,7 +90,7 @@ def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path
     verb("templates")
     assert "BAD" not in verb("doctor")
     verb("scale", "long", "2")
-    researcher.until("dtj", "long", lambda job: job["status"].get("worldSize") == 2)
+    researcher.until("dtj", "long", lambda job: job["status"].get("ready") == "2/2")
     verb("suspend", "long")
     researcher.until("dtj", "long", phase("Suspended"))
     assert "Suspended" in verb("events", "long")
