@@ -72,12 +72,13 @@ def quote(kubectl: Kubectl, *words: str) -> None:
 
 
 def hints(kubectl: Kubectl) -> tuple[str, ...]:
-    """Return three commands that show more."""
+    """Return commands that show more."""
     config = f"export KUBECONFIG={kubectl.kubeconfig}"
     path = f"export PATH={kubectl.binary.parent}:$PATH"
     return (
         f"{config}; {path}; kubectl explain dtj.spec",
         f"kubectl logs {JOB}-0        # the log of replica 0; each line with its rank",
+        "pip install './client[ui]' && kubectl dtj ui        # the jobs in a browser",
         "kubectl apply -f examples/plain-env.yaml && kubectl get dtj --watch",
     )
 

@@ -16,6 +16,7 @@ import click
 from dtj_client import __version__
 from dtj_client.cli_shared import NAME, echo, ended, follow_to_the_end, for_kubectl, output, shown
 from dtj_client.cli_submit import submit
+from dtj_client.cli_ui import ui
 from dtj_client.convert import as_yaml
 from dtj_client.convert import convert as converted
 from dtj_client.doctor import Result, examine
@@ -56,6 +57,7 @@ def dtj() -> None:
 
 
 dtj.add_command(submit)
+dtj.add_command(ui)
 
 
 @dtj.command()

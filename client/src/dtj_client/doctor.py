@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.kubectl import GROUP, KIND, VERSION, Json, Kubectl
 from dtj_client.manifest import GPU
 
-GROUP, VERSION = "dtj.dev", "v1alpha1"
 NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
     *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps"), ("list", "events.events.k8s.io")),

@@ -12,7 +12,8 @@ from typing import Any
 from dtj_client.errors import ClientError
 
 Json = dict[str, Any]
-KIND = "distributedtrainingjobs.dtj.dev"
+GROUP, VERSION = "dtj.dev", "v1alpha1"
+KIND = f"distributedtrainingjobs.{GROUP}"
 JOB_LABEL = "dtj.dev/job-name"
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
@@ -22,7 +23,8 @@ _EXPLAINED = [
     (re.compile(pattern), message, fix)
     for pattern, message, fix in (
         (
-            r"the server doesn't have a resource type|no matches for kind",
+            r"the server doesn't have a resource type|no matches for kind"
+            r"|could not find the requested resource",
             "this cluster does not know DistributedTrainingJobs",
             "install the operator, or choose another cluster with --context",
         ),
@@ -47,7 +49,8 @@ _EXPLAINED = [
             "choose another name, or delete it first",
         ),
         (
-            r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided",
+            r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
+            r"|current-context must exist",
             "kubectl cannot reach a cluster: {said}",
             "check kubectl config current-context",
         ),
@@ -113,6 +116,14 @@ class Kubectl:
         chosen = self.run("config", "view", "--minify", "-o", "jsonpath={..namespace}")
         given = [each.partition("=")[2] for each in self.options if each.startswith("--namespace=")]
         return (given or [chosen or "default"])[-1]
+
+    def context(self) -> str:
+        """The chosen context; empty if there is none, as within a cluster."""
+        given = [each.partition("=")[2] for each in self.options if each.startswith("--context=")]
+        try:
+            return given[-1] if given else self.run("config", "current-context").strip()
+        except ClientError:
+            return ""
 
     def show(self, *words: str) -> int:
         """Let kubectl print to the terminal; return its exit code."""

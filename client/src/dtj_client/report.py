@@ -22,7 +22,7 @@ def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
     yield from _progress(status)
     yield from _replicas(job, pods)
     yield from _failure(status, now)
-    yield f"next: {_advice(name, status)}"
+    yield f"next: {advice(name, status)}"
 
 
 def failures(job: Json) -> Iterator[str]:
@@ -31,7 +31,7 @@ def failures(job: Json) -> Iterator[str]:
     if not found:
         yield f"{job['metadata']['name']}: no failure so far"
     for failure in reversed(found):
-        yield f"{failure.get('at', '')} {_cause(failure)}".strip()
+        yield f"{failure.get('at', '')} {cause(failure)}".strip()
         yield from _indented(failure, limit=None)
 
 
@@ -77,14 +77,14 @@ def _replicas(job: Json, pods: Sequence[Json]) -> Iterator[str]:
     rows = [("replica", "pod", "node")]
     for index in range(int(job["spec"].get("replicas", 1))):
         pod = by_index.get(index)
-        state = "no pod" if pod is None else _state(pod)
+        state = "no pod" if pod is None else pod_state(pod)
         rows.append((str(index), state, pod["spec"].get("nodeName", "-") if pod else "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for row in rows:
         yield f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}"
 
 
-def _state(pod: Json) -> str:
+def pod_state(pod: Json) -> str:
     """What the kubelet or the scheduler says about a pod, in a word or two."""
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
@@ -108,11 +108,11 @@ def _failure(status: Json, now: datetime) -> Iterator[str]:
     if not failure:
         return
     when = since(failure.get("at"), now)
-    yield f"  last failure: {_cause(failure)}{f', {when} ago' if when else ''}"
+    yield f"  last failure: {cause(failure)}{f', {when} ago' if when else ''}"
     yield from (f"  {line}" for line in _indented(failure, limit=LINES_OF_TRACEBACK))
 
 
-def _cause(failure: Json) -> str:
+def cause(failure: Json) -> str:
     """Such as: Exception of rank 3 (replica 1) on node a, exit code 1."""
     who = (
         f"rank {failure['rank']} (replica {failure['replica']})"
@@ -131,7 +131,7 @@ def _indented(failure: Json, *, limit: int | None) -> Iterator[str]:
         yield f"  {plain(line)}"
 
 
-def _advice(name: str, status: Json) -> str:
+def advice(name: str, status: Json) -> str:
     """What a user can do now."""
     blocked = condition(status, "PodsReady")
     match status.get("phase"):

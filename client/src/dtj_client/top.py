@@ -37,12 +37,12 @@ def _row(job: Json, now: datetime) -> tuple[str, ...]:
         (status.get("progress") or {}).get("samplesPerSecond") or "-",
         "-" if goodput is None else f"{goodput} %",
         str((status.get("restarts") or {}).get("total", 0)),
-        _problem(status),
+        problem(status),
     )
     return tuple(plain(str(cell)) for cell in cells)
 
 
-def _problem(status: Json) -> str:
+def problem(status: Json) -> str:
     """A hang, a slow rank, pods that cannot start: the first of these that the operator reports."""
     phase = status.get("phase")
     if phase == "Failed":

@@ -28,3 +28,17 @@ def test_replica_that_the_job_does_not_have() -> None:
 def test_no_kubectl() -> None:
     with pytest.raises(ClientError, match="kubectl is not on the PATH"):
         Kubectl(program="no-such-kubectl").run("version")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error from server (NotFound): the server could not find the requested resource",
+        'error: the server doesn\'t have a resource type "distributedtrainingjobs"',
+    ],
+)
+def test_cluster_without_the_operator(said: str) -> None:
+    error = Kubectl()._error(said)
+    assert str(error).startswith(
+        "this cluster does not know DistributedTrainingJobs\n  fix: install the operator"
+    )

@@ -1,0 +1,75 @@
+"""The pages of `kubectl dtj ui` in Chromium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selenium.webdriver.common.keys import Keys
+
+from dtj_client.ui import views
+from tests.process.client.conftest import Cluster, Page, errors
+
+HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+def job(name: str, phase: str = "Running", **status: Any) -> dict[str, Any]:
+    """A line of the list."""
+    meta = {"namespace": "team", "name": name, "creationTimestamp": "2026-01-01T12:00:00Z"}
+    return dict(views.row({"metadata": meta, "status": {"phase": phase, **status}}))
+
+
+def test_list_is_live_and_driven_by_keys(page: Page, cluster: Cluster) -> None:
+    cluster.set_jobs(job("digits"), job("mnist", "Failed", message="loss is not finite"), job("text"))
+    page.open()
+    page.until("tbody a", "digits", "mnist", "text")
+    assert page.texts("td.phase") == ["Running", "Failed", "Running"]
+
+    page.press("/")
+    page.press("finite")
+    page.until("tbody a", "mnist")
+    page.press(Keys.CONTROL, "a")
+    page.press(Keys.DELETE, Keys.ESCAPE)
+    page.until("tbody a", "digits", "mnist", "text")
+    page.press("j")
+    page.press("j")
+    assert page.driver.switch_to.active_element.text == "mnist"
+
+    cluster.set_jobs(job("mnist", "Succeeded"), job("text"))
+    page.refresh()
+    page.until("tbody a", "mnist", "text")
+    assert page.texts("td.phase") == ["Succeeded", "Running"]
+    assert page.driver.switch_to.active_element.text == "mnist", "the focus stays with its job"
+
+
+def test_hostile_text_stays_text(page: Page, cluster: Cluster) -> None:
+    cluster.set_jobs(job("a", "Failed", message=f"{HOSTILE}\u202e\x1b[31m"))
+    page.open()
+    page.until(".problem", f"{HOSTILE}?[31m".replace("?", "??", 1))
+    assert page.driver.title == "Training jobs"
+    inserted = "document.body.innerHTML = '<b>x</b>'"
+    assert page.run(f"try {{ {inserted} }} catch (error) {{ return error.name }}") == "TypeError"
+    assert "TrustedHTML" in errors(page.driver)[0], "the browser refused to make HTML from a text"
+
+
+def test_thousand_jobs_are_shown_in_pages(page: Page, cluster: Cluster) -> None:
+    cluster.set_jobs(*(job(f"job-{number:04}") for number in range(1000)))
+    page.open()
+    page.until("section > p[role=status]", "1 to 100 of 1000 jobs")
+    assert len(page.all("tbody tr")) == 100
+    page.all(".pages button")[1].click()
+    page.until("section > p[role=status]", "101 to 200 of 1000 jobs")
+    assert page.texts("tbody a")[0] == "job-0100"
+
+
+def test_page_says_that_the_list_is_old(page: Page, cluster: Cluster) -> None:
+    cluster.set_jobs(job("digits"))
+    page.open()
+    page.until("#live", "live")
+    cluster.problem = "kubectl cannot reach a cluster"
+    page.refresh()
+    page.until("#problem", "The list may be old: kubectl cannot reach a cluster")
+    assert page.texts("#live") == ["not current"]
+    cluster.problem = None
+    page.refresh()
+    page.until("#live", "live")
+    assert page.texts("tbody a") == ["digits"]
