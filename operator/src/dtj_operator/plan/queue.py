@@ -38,6 +38,7 @@ UNAVAILABLE = "QueueUnavailable"
 PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before the job owns it
 # Kueue queues a Workload again by itself only after these; after the others it decides when.
 _REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
+_DEACTIVATED = "Deactivated"  # Kueue appends the cause: DeactivatedDueToMaximumExecutionTimeExceeded
 
 
 def current(job: Job, workloads: tuple[WorkloadView, ...]) -> WorkloadView | None:
@@ -222,6 +223,10 @@ def _released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
     """The conditions with which a Workload goes back into its queue."""
     evicted = known.condition("Evicted")
     reason, why = (evicted.reason, evicted.message) if evicted is not None else ("Pending", "")
+    if reason.startswith(
+        _DEACTIVATED
+    ):  # Kueue queues it again, once it is active, only with the plain reason
+        reason = _DEACTIVATED
     return (
         _condition(s, "Requeued", reason in _REQUEUED_AT_ONCE, reason, why),
         _condition(s, "QuotaReserved", False, "Pending", why),

@@ -174,6 +174,13 @@ def test_preempted_job_is_requeued_at_once() -> None:
     assert told(HELD.in_queue(known))["Requeued"] == ("True", "Preempted")
 
 
+def test_deactivated_job_can_be_queued_again_whatever_the_cause() -> None:
+    cause = "DeactivatedDueToRequeuingLimitExceeded"
+    evicted = ConditionView(type="Evicted", status="True", reason=cause, message="too often")
+    known = msgspec.structs.replace(ADMITTED, conditions=(*ADMITTED.conditions, evicted))
+    assert told(HELD.in_queue(known))["Requeued"] == ("False", "Deactivated")
+
+
 def with_condition(kind: str, status: str, reason: str) -> WorkloadView:
     more = ConditionView(type=kind, status=status, reason=reason)
     return msgspec.structs.replace(ADMITTED, conditions=(*ADMITTED.conditions, more))
