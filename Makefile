@@ -11,7 +11,7 @@ RUN   = @PYTHONPATH=operator/src:trainer/src:client/src:. PATH="$(VENV)/bin:$$PA
 CODE  = operator/src trainer/src client/src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint format unit process integration e2e soak docs mutants bench bench-recovery images cluster cluster-delete clean lock
+.PHONY: help demo demo-queue check test lint format unit process integration e2e soak docs mutants bench bench-recovery images cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ docs: ## build the site of the docs in build/site
 
 demo: ## create a cluster, install the operator, and show a training run live
 	$(RUN) tests.demo
+
+demo-queue: ## a real Kueue preempts a job and admits it again: make demo-queue DTJ_TEST_KUEUE=/path/to/manager
+	$(RUN) tests.demo_queue
 
 clean: cluster-delete ## remove the cluster and all build output; keep the cache
 	rm -rf build .testmondata* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

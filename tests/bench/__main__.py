@@ -27,7 +27,7 @@ NAMES = (
     "memory",
     "mistakes",
 )
-# These take hours, so they run only when named.
+# These take hours, or need a Kueue, so they run only when named.
 BY_NAME_ONLY = (
     "recovery",
     "recovery_local",
@@ -38,6 +38,7 @@ BY_NAME_ONLY = (
     "blame",
     "agents",
     "many_agents",
+    "preemption",
 )
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:

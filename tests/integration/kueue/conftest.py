@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -51,18 +52,55 @@ class QueuedCluster(Cluster):
         body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus", **(labels or {})}
         return await self.api.create(self.jobs, body)
 
+    async def open(self, cpus: int, flavor: Json | None = None) -> None:
+        """Create the LocalQueue `gpus` of a real Kueue: a quota of CPUs in one flavor, one priority."""
+        own = self.namespace
+        quota = {"name": own, "resources": [{"name": "cpu", "nominalQuota": cpus}]}
+        groups = [{"coveredResources": ["cpu"], "flavors": [quota]}]
+        cluster_queue = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}},
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": groups,
+        }
+        api = f"/apis/{standin.GROUP}/{standin.VERSION}"
+        for folder, kind, name, fields in (
+            (standin.FLAVORS, "ResourceFlavor", own, {"spec": flavor or {}}),
+            (f"{api}/clusterqueues", "ClusterQueue", own, {"spec": cluster_queue}),
+            (standin.CLASSES, "WorkloadPriorityClass", own, {"value": 1000}),
+            (f"{api}/namespaces/{own}/localqueues", "LocalQueue", "gpus", {"spec": {"clusterQueue": own}}),
+        ):
+            head = {
+                "apiVersion": f"{standin.GROUP}/{standin.VERSION}",
+                "kind": kind,
+                "metadata": {"name": name},
+            }
+            await self.api.create(folder, head | fields)
 
-@pytest.fixture
-async def cluster(kueue_plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
-    """Return a namespace with an operator that watches it; the operator lacks no right."""
+    async def enqueue_counted(self, name: str, labels: Json | None = None, **spec: Any) -> Json:
+        """Create a job of two replicas that request one CPU each."""
+        container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": {"cpu": "1"}}}
+        template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
+        return await self.enqueue(name, labels, **{"template": template, **spec})
+
+
+@contextlib.asynccontextmanager
+async def operated(plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
+    """Run an operator that watches a new namespace; it lacks no right."""
     name = f"kueue-{uuid.uuid4().hex[:6]}"
-    kueue_plane.kubectl("create", "namespace", name)
-    async with rest.connect(kueue_plane) as api, watching(api, name) as witness:
-        async with process.kept(kueue_plane, watch=name) as operator:
+    plane.kubectl("create", "namespace", name)
+    async with rest.connect(plane) as api, watching(api, name) as witness:
+        async with process.kept(plane, watch=name) as operator:
             yield QueuedCluster(api, name)
             operator.check()
         assert witness.violations() == []
-    assert not kueue_plane.forbidden()
+    assert not plane.forbidden()
+
+
+@pytest.fixture
+async def cluster(kueue_plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
+    """Return a namespace with an operator, and the stand-in for Kueue."""
+    async with operated(kueue_plane) as cluster:
+        yield cluster
 
 
 @pytest.fixture

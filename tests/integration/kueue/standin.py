@@ -1,7 +1,7 @@
 """Plays Kueue's part of the contract with a controller of jobs: only what that controller can see.
 
-The kinds have a minimal schema of our own. Each step names the file of Kueue 0.19 whose effect on a Workload
-it has. A real Kueue decides by quota when a step happens; here the test decides.
+The kinds have a minimal schema of our own. Each step names the file of Kueue 0.19.2 whose effect on a
+Workload it has. A real Kueue decides by quota when a step happens (test_manager.py); here the test decides.
 """
 
 from __future__ import annotations
@@ -67,15 +67,16 @@ class Queue:
         )
 
     async def admit(self, workload: Json, *, flavors: Json | None = None, count: int | None = None) -> Json:
-        """Reserve quota and admit: pkg/workload/workload.go (SetQuotaReservation), admissionchecks.go."""
+        """Reserve quota and admit: pkg/workload/workload.go (SetQuotaReservation, SyncAdmittedCondition)."""
         pods = workload["spec"]["podSets"][0]
         assigned = {"name": pods["name"], "flavors": flavors or {}, "count": count or pods["count"]}
         admission = {"clusterQueue": "all", "podSetAssignments": [assigned]}
+        over = (kind for kind in ("Evicted", "Preempted") if says(kind)(workload))
         return await self._set(
             workload,
             {"admission": admission},
             condition("QuotaReserved", "True", "QuotaReserved"),
-            condition("Evicted", "False", "QuotaReserved"),
+            *(condition(kind, "False", "QuotaReserved") for kind in over),
             condition("Admitted", "True", "Admitted"),
         )
 
@@ -85,7 +86,12 @@ class Queue:
 
     async def preempt(self, workload: Json) -> Json:
         """Take the quota back: pkg/scheduler/preemption/preemption.go, pkg/workload/evict/evict.go."""
-        return await self._set(workload, {}, condition("Evicted", "True", "Preempted", "for another job"))
+        return await self._set(
+            workload,
+            {},
+            condition("Evicted", "True", "Preempted", "for another job"),
+            condition("Preempted", "True", "InClusterQueue", "for another job"),
+        )
 
     async def _set(self, workload: Json, fields: Json, *conditions: Json) -> Json:
         path = f"{self.folder}/{workload['metadata']['name']}"

@@ -1,0 +1,179 @@
+"""The operator with a real Kueue, where DTJ_TEST_KUEUE names one: quota, preemption, time limits, places.
+
+What Kueue decides is its own; these tests check that both sides understand each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration import controlplane
+from tests.integration.chart.conftest import Helm
+from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import Kubelet
+from tests.integration.kueue import manager
+from tests.integration.kueue.conftest import QueuedCluster, operated
+from tests.integration.kueue.standin import GROUP, VERSION, says
+from tests.integration.operator.conftest import grant
+from tests.support.predicates import condition as has
+from tests.support.predicates import phase
+
+pytestmark = [
+    pytest.mark.xdist_group("kueue-manager"),
+    pytest.mark.skipif(manager.program() is None, reason=manager.MISSING),
+]
+Json = dict[str, Any]
+API = f"{GROUP}/{VERSION}"
+HOST, RACK = "kubernetes.io/hostname", "example.com/rack"
+ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
+
+
+@pytest.fixture(scope="session")
+def real_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Return a control plane with our CRD, the chart's roles and a running Kueue."""
+    found = manager.program()
+    assert found is not None
+    with controlplane.running(tmp_path_factory.mktemp("real-kueue")) as plane:
+        controlplane.install_crd(plane)
+        with manager.running(plane, found):
+            grant(helm, plane, kueue={"enabled": True})
+            yield plane
+
+
+@pytest.fixture
+async def cluster(real_plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
+    """Return a namespace with an operator; its queue is still missing."""
+    async with operated(real_plane) as cluster:
+        yield cluster
+
+
+async def test_preempted_job_stops_waits_and_continues(cluster: QueuedCluster, kubelet: Kubelet):
+    taint = {"key": "spot", "operator": "Exists", "effect": "NoSchedule"}
+    await cluster.open(2, {"nodeLabels": {"kind": "spot"}, "tolerations": [taint]})
+    await cluster.enqueue_counted("low")
+    first = await kubelet.until_running("low-0", "low-1")
+    assert all(pod["spec"]["nodeSelector"] == {"kind": "spot"} for pod in first.values())
+    assert all(taint in pod["spec"]["tolerations"] for pod in first.values())
+    await cluster.queue.of("low", says("PodsReady", "True", "Started"))
+    kubelet.holds = {"low-0", "low-1"}
+
+    await cluster.enqueue_counted("high", {"kueue.x-k8s.io/priority-class": cluster.namespace})
+    await kubelet.until(lambda pods: all("deletionTimestamp" in pod["metadata"] for pod in pods.values()))
+    await cluster.until(has("Suspended", "True", "Evicted"), "low")
+    for name in ("low-0", "low-1"):  # their ranks have committed a checkpoint
+        await kubelet.finish(name, 75)
+        await kubelet.release(name)
+
+    await kubelet.until_running("high-0", "high-1")
+    waiting = await cluster.queue.of("low", says("QuotaReserved", "False"))
+    assert says("Requeued", "True", "Preempted")(waiting)
+    for name in ("high-0", "high-1"):
+        await kubelet.finish(name)
+    await cluster.until(phase("Succeeded"), "high")
+    await cluster.queue.of("high", says("Finished", "True", "Succeeded"))
+    await kubelet.until(
+        lambda pods: all(
+            pods.get(n, {}).get("status", {}).get("phase") == "Running" for n in ("low-0", "low-1")
+        )
+    )
+    for name in ("low-0", "low-1"):
+        await kubelet.finish(name)
+    done = await cluster.until(phase("Succeeded"), "low")
+    assert done["status"]["restarts"]["total"] == 0
+    await cluster.queue.of("low", says("Finished", "True", "Succeeded"))
+
+
+async def test_elastic_job_is_admitted_with_what_the_quota_allows(cluster: QueuedCluster, kubelet: Kubelet):
+    await cluster.open(3)
+    await cluster.enqueue_counted("job", replicas=4, elastic=ELASTIC)
+
+    await kubelet.until_running("job-0", "job-1", "job-2")
+
+    running = await cluster.until(phase("Running"))
+    assert running["status"]["ready"] == "3/3"
+
+
+async def test_job_that_never_gets_ready_is_requeued_and_then_deactivated(
+    cluster: QueuedCluster, kubelet: Kubelet
+):
+    kubelet.starts = False
+    await cluster.open(2)
+    await cluster.enqueue_counted("job")
+
+    evicted = await cluster.queue.of("job", says("Evicted", "True", "PodsReadyTimeout"))
+    name = evicted["metadata"]["name"]
+    delayed = await cluster.queue.of(
+        "job", lambda found: "requeueAt" in found["status"].get("requeueState", {})
+    )
+    assert delayed["metadata"]["name"] == name
+    await cluster.queue.of("job", says("Requeued", "True", "BackoffFinished"))
+    await kubelet.until(lambda pods: len({uid for _, uid in kubelet.born}) == 4)
+    waiting = await cluster.until(has("Suspended", "True", "Deactivated"))
+
+    assert f"set spec.active of Workload {name} to true" in waiting["status"]["message"]
+    assert waiting["status"]["restarts"]["total"] == 0
+    await kubelet.until(lambda pods: not pods)
+    kubelet.starts = True
+    await cluster.api.patch(f"{cluster.queue.folder}/{name}", {"spec": {"active": True}})
+    await kubelet.until_running("job-0", "job-1")
+
+
+async def test_job_is_stopped_after_its_maximum_time(cluster: QueuedCluster, kubelet: Kubelet):
+    await cluster.open(2)
+    await cluster.enqueue_counted("job", {"kueue.x-k8s.io/max-exec-time-seconds": "3"})
+    await kubelet.until_running("job-0", "job-1")
+
+    await cluster.until(has("Suspended", "True", "Deactivated"))
+
+    await cluster.until(lambda job: "maximum execution time" in job["status"].get("message", ""))
+    await kubelet.until(lambda pods: not pods)
+    released = await cluster.queue.of("job", says("QuotaReserved", "False"))
+    assert "admission" not in released["status"]
+
+
+async def test_pods_get_their_places_by_rank(
+    cluster: QueuedCluster, kubelet: Kubelet, real_plane: ControlPlane
+):
+    kubelet.starts = False  # the scheduler and the kubelet leave pods with a gate alone
+    topology = {
+        "metadata": {"name": cluster.namespace},
+        "spec": {"levels": [{"nodeLabel": RACK}, {"nodeLabel": HOST}]},
+    }
+    await cluster.api.create(f"/apis/{API}/topologies", {"apiVersion": API, "kind": "Topology", **topology})
+    nodes = [f"{cluster.namespace}-{index}" for index in range(4)]
+    for index, node in enumerate(nodes):
+        add_node(real_plane, node, cluster.namespace, f"rack-{index // 2}")
+    await cluster.open(8, {"nodeLabels": {"test": cluster.namespace}, "topologyName": cluster.namespace})
+    container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": {"cpu": "1"}}}
+    template = {
+        "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": RACK}},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+    }
+    await cluster.enqueue("job", replicas=4, template=template)
+
+    placed = await kubelet.until(
+        lambda pods: len(pods) == 4 and not any(pod["spec"].get("schedulingGates") for pod in pods.values())
+    )
+
+    hosts = [placed[f"job-{rank}"]["spec"]["nodeSelector"][HOST] for rank in range(4)]
+    assert hosts == sorted(hosts)
+    assert set(hosts) in ({nodes[0], nodes[1]}, {nodes[2], nodes[3]})  # one rack
+    for rank, host in enumerate(hosts):
+        await kubelet.start(f"job-{rank}", node=host)
+    await cluster.until(phase("Running"))
+
+
+def add_node(plane: ControlPlane, name: str, test: str, rack: str) -> None:
+    """Add a node with capacity for two pods of a test."""
+    labels = {"test": test, RACK: rack, HOST: name}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    plane.kubectl("create", "-f", "-", given=json.dumps(body))
+    capacity = {"cpu": "2", "memory": "8Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
+    status = {"status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}}
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    plane.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)
