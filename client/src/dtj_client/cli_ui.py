@@ -1,6 +1,7 @@
 """`kubectl dtj ui`. The server is imported when it starts: other commands do not need its packages."""
 
-import webbrowser
+import signal
+import sys
 
 import click
 
@@ -26,8 +27,10 @@ def ui(kubectl: Kubectl, port: int, all_namespaces: bool, opens: bool) -> None:
         ) from error
 
     def announce(address: str) -> None:
-        click.echo(f"jobs: {address}\nonly on this machine, with your rights; Ctrl-C ends it", err=False)
+        click.echo(f"jobs: {address}\nonly on this machine, with your rights; Ctrl-C ends it")
         if opens:
-            webbrowser.open(address)
+            click.launch(address)
 
+    # Without a handler the process would end before it has ended its kubectl processes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     serve(Cluster(kubectl, all_namespaces=all_namespaces), port, announce)

@@ -44,6 +44,14 @@ class Cluster:
         place = {"context": "test", "namespace": "team", "problem": self.problem}
         return {"version": self.version, "jobs": self.jobs_found, **place}
 
+    def job(self, namespace: str, name: str) -> Json:
+        if name not in self.details:
+            raise LookupError(f"There is no job {name} in {namespace}; it may have been deleted.")
+        return self.details[name]
+
+    def log(self, namespace: str, name: str, replicas: str, after: int) -> list[Json]:
+        return [line for line in self.lines if line["number"] > after]
+
 
 @dataclass
 class Page:

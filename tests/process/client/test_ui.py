@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
 from dtj_client.ui import views
+from tests.process.client import made
 from tests.process.client.conftest import Cluster, Page, errors
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -73,3 +75,44 @@ def test_page_says_that_the_list_is_old(page: Page, cluster: Cluster) -> None:
     page.refresh()
     page.until("#live", "live")
     assert page.texts("tbody a") == ["digits"]
+
+
+def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
+    now = datetime.now(UTC)
+    cluster.details["gpt-small"] = made.document(now, message=HOSTILE, lines=made.logged(now, 600))
+    cluster.lines = [
+        {"number": 1, "at": made.at(now, 1), "replica": 0, "rank": 0, "text": HOSTILE},
+        {"number": 2, "at": made.at(now, 1), "replica": 1, "rank": None, "text": "second line"},
+    ]
+    page.open("#/job/team/gpt-small")
+    page.until("h1", "gpt-small")
+    page.until(".marks strong", "Restarting", "Exception", "Started", "Created")
+    assert len(page.all("path.curve")) == 2
+    assert "slowest now: rank 5" in page.texts(".heat p")[0]
+    assert page.texts("article pre")[0] == HOSTILE
+    assert len(page.all("article table")[0].find_elements("css selector", "tbody tr")) == 4
+
+    page.run("document.querySelector('.log').scrollIntoView()")
+    page.until(".log > div", f"0{HOSTILE}", "1second line")
+    page.all("input[aria-label='Filter lines of the log']")[0].send_keys("second")
+    page.until(".log > div:not([hidden])", "1second line")
+    assert page.driver.title == "gpt-small – training job"
+
+    page.run("document.activeElement.blur()")
+    page.press(Keys.ESCAPE)
+    page.until("h1")
+
+
+def test_thousand_replicas_are_squares_and_pages(page: Page, cluster: Cluster) -> None:
+    cluster.details["gpt-small"] = made.document(datetime.now(UTC), replicas=1000)
+    page.open("#/job/team/gpt-small")
+    page.until_there(".squares span")
+    assert len(page.all(".squares span")) == 1000
+    assert page.texts("article table tbody tr td")[1] == "Pending", "what is wrong comes first"
+    assert len(page.all("article table")[0].find_elements("css selector", "tbody tr")) == 50
+
+
+def test_job_that_is_gone(page: Page) -> None:
+    page.open("#/job/team/gone")
+    page.until("#problem", "There is no job gone in team; it may have been deleted.")
+    assert "404" in errors(page.driver)[0]

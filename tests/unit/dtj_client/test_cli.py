@@ -1,5 +1,6 @@
 """How the command line is read."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,11 @@ def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFi
     ]
     assert claim["metadata"]["name"] == "runs"
     assert job == {**given, "metadata": {"name": "second"}}
+
+
+def test_ui_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dtj_client.ui.server", raising=False)
+    assert run("ui") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: kubectl dtj ui needs the package uvicorn\n  fix: pip install")

@@ -72,13 +72,28 @@ def application(cluster: Cluster, token: str) -> Starlette:
         found = cluster.jobs(int(after) if after.isdecimal() else -1)
         return Response(status_code=204) if found is None else JSONResponse(found)
 
+    def job(request: Request) -> Response:
+        return JSONResponse(cluster.job(**request.path_params))
+
+    def log(request: Request) -> Response:
+        after = request.query_params.get("after", "")
+        replicas = request.query_params.get("replicas", "")
+        number = int(after) if after.isdecimal() else 0
+        return JSONResponse({"lines": cluster.log(**request.path_params, replicas=replicas, after=number)})
+
+    def refused(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error.args[0])}, status_code=404)
+
     routes = [
         Route("/", page),
         Route("/api/jobs", jobs),
+        Route("/api/job/{namespace}/{name}", job),
+        Route("/api/job/{namespace}/{name}/log", log),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     return Starlette(
         routes=[Mount(f"/{token}", routes=routes)],
+        exception_handlers={ClientError: refused, LookupError: refused},
         middleware=[
             Middleware(_Guard, token=token),
             Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False),

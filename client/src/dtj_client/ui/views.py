@@ -3,11 +3,17 @@
 Names and messages come from users' programs: a character that is not printable becomes a question mark.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from dtj_client.kubectl import Json
-from dtj_client.report import plain
+import yaml
+
+from dtj_client.kubectl import Json, index_of
+from dtj_client.report import cause, plain, pod_state
 from dtj_client.top import problem
+
+FINAL = ("Succeeded", "Failed")
+_SHARES = ("productive", "startup", "lost", "recovering", "queued")  # of goodput
 
 
 def row(job: Json) -> Json:
@@ -57,3 +63,82 @@ def printable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable(each) for each in value]
     return value
+
+
+def goodput(status: Json) -> Json:
+    """Seconds by how they were spent."""
+    found = status.get("goodput") or {}
+    return {each: found.get(f"{each}Seconds", 0) for each in _SHARES}
+
+
+def replicas(job: Json, pods: Sequence[Json]) -> list[Json]:
+    """A line for each replica, and for pods beyond the number of replicas."""
+    name, status = job["metadata"]["name"], job.get("status") or {}
+    by_index = {index_of(pod, name): pod for pod in pods}
+    final = status.get("phase") in FINAL
+    return [
+        _replica(index, by_index.get(index), expected=not final)
+        for index in sorted({*range(int(job["spec"].get("replicas", 1))), *by_index})
+    ]
+
+
+def _replica(index: int, pod: Json | None, *, expected: bool) -> Json:
+    if pod is None:
+        return {
+            "replica": index,
+            "state": "no pod",
+            "node": "",
+            "started": None,
+            "restarts": 0,
+            "bad": expected,
+        }
+    status = pod.get("status") or {}
+    state = pod_state(pod)
+    return {
+        "replica": index,
+        "state": state,
+        "node": pod["spec"].get("nodeName", ""),
+        "started": status.get("startTime"),
+        "restarts": sum(each.get("restartCount", 0) for each in status.get("containerStatuses") or ()),
+        "bad": state not in ("Running", "Succeeded"),
+    }
+
+
+def event(found: Json) -> Json:
+    """An Event of the API: when it last happened, how often, and what it says."""
+    series, meta = found.get("series") or {}, found["metadata"]
+    times = (series.get("lastObservedTime"), found.get("lastTimestamp"), found.get("eventTime"))
+    return {
+        "at": next((each for each in times if each), meta.get("creationTimestamp")),
+        "type": found.get("type") or "Normal",
+        "reason": found.get("reason") or "",
+        "message": found.get("message") or "",
+        "count": series.get("count") or found.get("count") or 1,
+    }
+
+
+def failures(status: Json) -> list[Json]:
+    """The failures that the status keeps, the latest first; the latest with its whole message."""
+    found = [dict(each) for each in status.get("failures") or ()]
+    last = status.get("failure")
+    if last and found and last.get("at") == found[0].get("at"):
+        found[0] |= last
+    elif last:
+        found.insert(0, last)
+    return [
+        {
+            "at": each.get("at"),
+            "cause": cause(each),
+            "attempt": each.get("attempt"),
+            "message": each.get("message", ""),
+        }
+        for each in found
+    ]
+
+
+def manifest(job: Json) -> str:
+    """The job as YAML, as its user wrote it: without its status and what the API server adds."""
+    left_out = ("managedFields", "resourceVersion", "uid", "generation", "creationTimestamp")
+    meta = {name: value for name, value in job["metadata"].items() if name not in left_out}
+    shown = {name: value for name, value in job.items() if name != "status"} | {"metadata": meta}
+    return str(yaml.safe_dump(shown, sort_keys=False, width=100))

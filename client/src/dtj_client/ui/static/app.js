@@ -1,5 +1,6 @@
-// Chooses the page by the address: #/ is the list, #/job/NAMESPACE/NAME one job.
+// Chooses the page by the address: #/ is the list, #/job/NAMESPACE/NAME is one job.
 
+import { jobPage } from "./job.js";
 import { jobList } from "./list.js";
 
 const POLL_MS = 2000;
@@ -11,7 +12,8 @@ let timer = 0;
 function route() {
   const [, kind, namespace, name] = location.hash.slice(1).split("/").map(decodeURIComponent);
   page?.close?.();
-  page = jobList();
+  page = kind === "job" && name ? jobPage(namespace, name) : jobList();
+  scrollTo(0, 0);
   main.replaceChildren(page.element);
   refresh();
 }

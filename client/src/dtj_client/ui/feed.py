@@ -1,0 +1,113 @@
+"""What the page of one job reads while it is open."""
+
+import threading
+import time
+from collections.abc import Collection
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import JOB_LABEL, Json, Kubectl
+from dtj_client.ui.agent import Agent
+from dtj_client.ui.log import Log
+from dtj_client.ui.readings import Reading, StepTimes, of_lines
+from dtj_client.ui.watch import Watch
+
+_READ_S = 4.0  # between two answers of the agent, and two readings of the log for the curves
+_LINES_FOR_CURVES = 5000
+_LINES_TO_SHOW = 200  # of each replica
+_READINGS = 20_000  # kept
+
+
+class Feed:
+    """Pods, Events, log and agent of one job.
+
+    kubectl  for the namespace of the job
+    used     when a page last asked, in seconds of time.monotonic
+    """
+
+    def __init__(self, kubectl: Kubectl, job: Json) -> None:
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        core = f"/api/v1/namespaces/{namespace}"
+        self.used = time.monotonic()
+        self._kubectl, self._name = kubectl, name
+        self._pods = Watch(kubectl, f"{core}/pods", f"labelSelector={quote(f'{JOB_LABEL}={name}')}")
+        about = f"involvedObject.uid={job['metadata']['uid']}"
+        self._events = Watch(kubectl, f"{core}/events", f"fieldSelector={quote(about)}")
+        self._agent = Agent(kubectl, f"{name}-0")
+        self._steps = StepTimes()
+        self._curves_log = Log(kubectl, name, (0,), first=_LINES_FOR_CURVES)
+        self._readings: list[Reading] = []
+        self._read_to = 0
+        self._logs: dict[tuple[int, ...], Log] = {}
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()  # of the step times
+        self._problems: dict[str, ClientError] = {}
+
+    def start(self) -> None:
+        """Read pods and Events once, then continue in threads."""
+        for what, each in (("pods", self._pods), ("events", self._events)):
+            try:
+                each.start()
+            except ClientError as error:
+                self._problems[what] = error
+        self._agent.start()
+        threading.Thread(target=self._keep_reading, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop all reading."""
+        self._stopped.set()
+        for each in (self._pods, self._events, self._agent):
+            each.stop()
+
+    @property
+    def pods(self) -> list[Json]:
+        """The pods of the job."""
+        return self._pods.objects()[1]
+
+    @property
+    def events(self) -> list[Json]:
+        """The Events about the job."""
+        return self._events.objects()[1]
+
+    @property
+    def readings(self) -> list[Reading]:
+        """What rank 0 has logged, the oldest first."""
+        return list(self._readings)
+
+    def heat(self) -> Json:
+        """Step times by rank, and why there are none."""
+        with self._lock:
+            return {**self._steps.heat(), "problem": self._agent.problem}
+
+    def problems(self) -> list[str]:
+        """What cannot be read."""
+        return [f"{what}: {error.message}" for what, error in list(self._problems.items())]
+
+    def log(self, replicas: Collection[int], after: int) -> list[Json]:
+        """Lines of these replicas after this number. Raises ClientError."""
+        key = tuple(sorted(replicas))
+        log = self._logs.setdefault(key, Log(self._kubectl, self._name, key, first=_LINES_TO_SHOW))
+        return [
+            {"number": number, "at": line.at, "replica": line.replica, "rank": line.rank, "text": line.text}
+            for number, line in log.after(after)
+        ]
+
+    def _keep_reading(self) -> None:
+        while not self._stopped.is_set():
+            answer = self._agent.status()
+            if answer is not None:
+                at = datetime.now(UTC).isoformat(timespec="seconds")
+                with self._lock:
+                    self._steps.see(answer, at, time.monotonic())
+            try:
+                found = self._curves_log.after(self._read_to)
+                self._problems.pop("log of replica 0", None)
+            except ClientError as error:
+                self._problems["log of replica 0"] = error
+                found = []
+            if found:
+                self._read_to = found[-1][0]
+                new = of_lines(line for _, line in found)
+                self._readings = [*self._readings, *new][-_READINGS:]
+            self._stopped.wait(_READ_S)

@@ -1,0 +1,60 @@
+"""The newest log lines of some replicas, read again at each question."""
+
+import re
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
+
+from dtj_client.kubectl import JOB_LABEL, Kubectl
+from dtj_client.logs import Line
+
+KEPT = 5000  # lines
+_LATE = timedelta(seconds=30)  # a replica's clock may be behind that of another one by this much
+_LONG = 4000  # characters of a line that are shown
+_PREFIXED = re.compile(r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] (?P<at>\S+) ?(?P<text>.*)")
+
+
+def parse(said: str, job: str) -> Iterator[Line]:
+    """Yield the lines of `kubectl logs --prefix --timestamps`; other lines are kubectl's own."""
+    for raw in said.split("\n"):
+        found = _PREFIXED.match(raw)
+        index = found["pod"].removeprefix(f"{job}-") if found else ""
+        if found and index.isdecimal():
+            yield Line(found["at"], int(index), found["text"][:_LONG])
+
+
+class Log:
+    """The merged log of some replicas of a job.
+
+    replicas  None: all
+    first     lines of each pod to begin with
+    """
+
+    def __init__(self, kubectl: Kubectl, job: str, replicas: Collection[int] | None, *, first: int) -> None:
+        chosen = "" if replicas is None else f",dtj.dev/replica-index in ({','.join(map(str, replicas))})"
+        self._kubectl, self._job, self._first = kubectl, job, first
+        self._selector = f"{JOB_LABEL}={job}{chosen}"
+        self._lines: deque[tuple[int, Line]] = deque(maxlen=KEPT)
+        self._number = 0
+        self._newest: dict[int, str] = {}  # time of the last line of each replica
+        self._lock = threading.Lock()
+
+    def after(self, number: int) -> list[tuple[int, Line]]:
+        """Read on; return the numbered lines after this number, in order. Raises ClientError."""
+        with self._lock:
+            self._read()
+            return [(each, line) for each, line in self._lines if each > number]
+
+    def _read(self) -> None:
+        since = (f"--tail={self._first}",)
+        if self._newest:
+            newest = datetime.fromisoformat(max(self._newest.values()))
+            since = (f"--since-time={(newest - _LATE).isoformat(timespec='seconds')}",)
+        flags = ("--prefix", "--timestamps", "--ignore-errors")
+        said = self._kubectl.run("logs", "-l", self._selector, *flags, *since)
+        new = sorted(line for line in parse(said, self._job) if line.at > self._newest.get(line.replica, ""))
+        for line in new:
+            self._number += 1
+            self._lines.append((self._number, line))
+            self._newest[line.replica] = line.at

@@ -1,0 +1,64 @@
+"""When a job was in which phase, and what happened, as far as status and Events know. Pure."""
+
+from collections.abc import Iterator, Sequence
+
+from dtj_client.kubectl import Json
+from dtj_client.report import cause
+from dtj_client.ui.views import FINAL
+
+WAITING = "Waiting"
+EARLIER = "Earlier"  # active, but the phases were not seen
+
+
+def timeline(job: Json, phases: Sequence[tuple[str, str]], events: Sequence[Json]) -> Json:
+    """Segments of phases, and marks with their causes, the oldest first.
+
+    phases  phase and start of each one that was seen, the oldest first
+    """
+    marks = sorted([*_of_status(job), *map(_of_event, events)], key=lambda mark: str(mark["at"]))
+    return {"segments": list(_segments(job, phases)), "marks": marks}
+
+
+def _segments(job: Json, phases: Sequence[tuple[str, str]]) -> Iterator[Json]:
+    """A segment without an end lasts until now."""
+    status = job.get("status") or {}
+    created, started = job["metadata"]["creationTimestamp"], status.get("startTime")
+    first = phases[0][1] if phases else None
+    if started and created < started and (first is None or started < first):
+        yield {"phase": WAITING, "from": created, "to": started}
+        yield {"phase": EARLIER, "from": started, "to": first}
+    else:
+        yield {"phase": WAITING, "from": created, "to": first}
+    ends = [*(at for _, at in phases[1:]), None]
+    for (phase, at), end in zip(phases, ends, strict=False):  # without phases there is still one end
+        if phase not in FINAL:
+            yield {"phase": phase, "from": at, "to": end}
+
+
+def _of_status(job: Json) -> Iterator[Json]:
+    status = job.get("status") or {}
+    yield _mark(job["metadata"]["creationTimestamp"], "note", "Created", "")
+    if status.get("startTime"):
+        yield _mark(status["startTime"], "note", "Started", "")
+    failures = status.get("failures") or ([status["failure"]] if status.get("failure") else [])
+    for failure in failures:
+        if failure.get("at"):
+            attempt = f", attempt {failure['attempt']}" if failure.get("attempt") is not None else ""
+            yield _mark(
+                failure["at"], "failure", str(failure.get("reason", "")), f"{cause(failure)}{attempt}"
+            )
+    if status.get("completionTime"):
+        kind = "failure" if status.get("phase") == "Failed" else "success"
+        yield _mark(status["completionTime"], kind, status.get("phase", ""), status.get("message", ""))
+
+
+def _of_event(event: Json) -> Json:
+    kind = "restart" if event["reason"] in ("Restarting", "Healed") else "note"
+    if kind == "note" and event["type"] == "Warning":
+        kind = "warning"
+    again = f" ({event['count']} times)" if event["count"] > 1 else ""
+    return _mark(event["at"], kind, event["reason"], f"{event['message']}{again}")
+
+
+def _mark(at: str, kind: str, title: str, text: str) -> Json:
+    return {"at": at, "kind": kind, "title": title, "text": text}
