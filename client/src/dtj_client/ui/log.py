@@ -47,11 +47,13 @@ class Log:
             return [(each, line) for each, line in self._lines if each > number]
 
     def _read(self) -> None:
-        since = (f"--tail={self._first}",)
+        since: tuple[str, ...] = ()
+        lines = self._first
         if self._newest:
             newest = datetime.fromisoformat(max(self._newest.values()))
             since = (f"--since-time={(newest - _LATE).isoformat(timespec='seconds')}",)
-        flags = ("--prefix", "--timestamps", "--ignore-errors")
+            lines = KEPT
+        flags = ("--prefix", "--timestamps", "--ignore-errors", f"--tail={lines}")
         said = self._kubectl.run("logs", "-l", self._selector, *flags, *since)
         new = sorted(line for line in parse(said, self._job) if line.at > self._newest.get(line.replica, ""))
         for line in new:
