@@ -223,10 +223,8 @@ def _released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
     """The conditions with which a Workload goes back into its queue."""
     evicted = known.condition("Evicted")
     reason, why = (evicted.reason, evicted.message) if evicted is not None else ("Pending", "")
-    if reason.startswith(
-        _DEACTIVATED
-    ):  # Kueue queues it again, once it is active, only with the plain reason
-        reason = _DEACTIVATED
+    if reason.startswith(_DEACTIVATED):
+        reason = _DEACTIVATED  # only with this one Kueue queues it again once it is active
     return (
         _condition(s, "Requeued", reason in _REQUEUED_AT_ONCE, reason, why),
         _condition(s, "QuotaReserved", False, "Pending", why),
