@@ -14,7 +14,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
     exit 1
 }
 key=$(cat "$root/requirements/bootstrap.txt" "$root/requirements/dev.txt" |
-    "$python" -c 'import hashlib, sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}-" + hashlib.sha256(sys.stdin.buffer.read() + sys.prefix.encode()).hexdigest()[:12])')
+    "$python" -c 'import hashlib, sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}-" + hashlib.sha256(sys.stdin.buffer.read() + sys.base_prefix.encode()).hexdigest()[:12])')
 venv=$cache/venv-$key
 if [ -f "$venv/.complete" ]; then
     echo "$venv"
