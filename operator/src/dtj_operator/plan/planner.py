@@ -26,11 +26,10 @@ from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.networking import networking
 from dtj_operator.plan.children.pod import pod
 from dtj_operator.plan.node_loss import force_delete_lost
-from dtj_operator.plan.policies import avoid, deadline, size, ttl
+from dtj_operator.plan.policies import avoid, deadline, size, success, ttl
 from dtj_operator.plan.policies.cleanup import FAILED_GRACE_S, cleanup
 from dtj_operator.plan.policies.restart import backoff_until, restart, within_window
 from dtj_operator.plan.policies.scope import use_replica_scope
-from dtj_operator.plan.policies.success import success
 from dtj_operator.plan.policies.suspend import suspend
 from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.plan.unsupported import unsupported
@@ -45,7 +44,7 @@ def bad_spec(s: Snapshot) -> Fail | None:
 
 POLICIES = (  # the first verdict wins
     bad_spec,
-    success,
+    success.success,
     suspend,
     deadline.deadline,
     use_replica_scope,
@@ -122,7 +121,9 @@ def _suspended(s: Snapshot) -> Decision:
 def _converge(s: Snapshot) -> Decision:
     """Create the missing pods of the current attempt; attempts never overlap."""
     retired = _retire(s) + queue.actions_while_running(s)
-    again = soonest(deadline.due_at(s), size.requeue_at(s), avoid.requeue_at(s), starting.requeue_at(s))
+    again = soonest(
+        *(policy.requeue_at(s) for policy in (size, avoid, success, starting)), deadline.due_at(s)
+    )
     if any(_of_another_attempt(s, old) for old in s.obsolete):
         return Decision(actions=retired, requeue_at=again)
     taken = {old.name for old in s.obsolete}

@@ -8,6 +8,7 @@ from dtj_operator.plan.snapshot import Snapshot
 # A pod that was bound less than this before the end could no longer join the run; if it did, it has finished
 # too.
 TOO_LATE_S = 10.0
+ENDING_S = 10.0  # the end of a pod may be seen this much later than that of replica 0
 
 
 def success(s: Snapshot) -> Succeed | None:
@@ -20,6 +21,18 @@ def success(s: Snapshot) -> Succeed | None:
     return Succeed("SuccessPolicy" if s.job.success else "AllRanksSucceeded")
 
 
+def requeue_at(s: Snapshot) -> float | None:
+    """When a pod that still runs, although the run is over, counts as too late; None: that is past.
+
+    If it took part, its end is seen by then. A pod that is deleted before its end takes its log along.
+    """
+    first = s.current.get(0)
+    if blame.run_finished_at(s) is None or first is None or first.seen.exited is None:
+        return None
+    ends_at = s.wall(first.seen.exited) + ENDING_S
+    return ends_at if ends_at > s.now else None
+
+
 def _too_late(s: Snapshot) -> set[int]:
     """Replicas that would wait for replica 0 forever, because the run was over before they could join it.
 
@@ -29,6 +42,8 @@ def _too_late(s: Snapshot) -> set[int]:
     if run_finished_at is None:
         return set()
     begun = {i for i, pod in s.current.items() if pod.phase != "Pending"}
+    if requeue_at(s) is not None:
+        return set(range(s.size)) - set(s.vanished) - begun
     placed = {i: pod.condition("PodScheduled") for i, pod in s.current.items()}
     late = {
         i

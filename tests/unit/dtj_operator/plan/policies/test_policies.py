@@ -16,6 +16,7 @@ from dtj_operator.plan.actions import (
     Succeed,
     Suspend,
 )
+from dtj_operator.plan.planner import plan
 from dtj_operator.plan.policies import deadline as deadline_policy
 from dtj_operator.plan.policies import restart as restart_policy
 from dtj_operator.plan.policies import ttl
@@ -35,9 +36,9 @@ FIRST_DECIDES = TWO.wants(successPolicy={"replicas": [0]})
 TWO_DECIDE = job().replicas(3).running().wants(successPolicy={"replicas": [1, 2]})
 ONE_DECIDES = TWO_DECIDE.elastic(2, 3).wants(successPolicy={"replicas": [1]})
 DECIDED = Succeed("SuccessPolicy")
-OVER = (
-    job().replicas(3).elastic(1, 3).running().but(pod(0).succeeded('{"reason": "Done"}'), pod(1).succeeded())
-)
+LAST_WORD = pod(0).succeeded('{"reason": "Done"}')
+OVER = job().replicas(3).elastic(1, 3).running().but(LAST_WORD.seen(exited=NOW - 10), pod(1).succeeded())
+JUST_OVER = OVER.but(LAST_WORD.seen(exited=NOW - 9))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,8 @@ OVER = (
             Succeed("AllRanksSucceeded"),
             id="a replica that was bound in the last seconds of the run",
         ),
+        param(JUST_OVER.but(pod(2).running().placed(NOW - 9)), None, id="its end may not be seen yet"),
+        param(JUST_OVER.but(pod(2)), Succeed("AllRanksSucceeded"), id="a replica that never started"),
         param(OVER.but(pod(2).running().placed(NOW - 11)), None, id="a replica that may have taken part"),
         param(OVER.but(pod(2).running()), None, id="a replica whose bind time is unknown"),
         param(OVER.but(pod(2), pod(1).running()), None, id="a replica that takes part for certain"),
@@ -82,6 +85,10 @@ OVER = (
 )
 def test_success(given, verdict) -> None:
     assert success(given.snapshot()) == verdict
+
+
+def test_job_is_looked_at_when_a_pod_that_still_runs_counts_as_too_late() -> None:
+    assert plan(JUST_OVER.but(pod(2).running().placed(NOW - 9)).snapshot()).requeue_at == NOW + 1
 
 
 @pytest.mark.parametrize(
