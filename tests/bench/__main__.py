@@ -12,6 +12,7 @@ NAMES = (
     "creation",
     "reconcile",
     "life",
+    "gangs",
     "fleet",
     "stream",
     "takeover",

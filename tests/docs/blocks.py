@@ -7,6 +7,7 @@ What a test does with a block is decided by its info string, the words after the
     sh not-run: REASON     commands and their flags are checked, nothing is run
     yaml                   manifests, given to a real API server as a dry run (tests/integration/docs)
     yaml cluster           the same, and applied on the kind cluster between the lines of `sh` blocks
+    yaml other             manifests of other projects, whose schemas we do not have: only parsed
     python                 compiled;  python run: run;  python fragment: not even compiled
     dockerfile             checked by hadolint
     text                   anything else, such as output
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 OPERATORS = frozenset("();<>|&")  # characters of what stands between two commands of a line
 ON_CLUSTER = ("kubectl", "helm")
 NOT_RUN = "not-run:"
+OTHER = "other"
 
 
 def pages() -> list[Path]:
@@ -92,8 +94,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def all_blocks(*languages: str) -> list[Block]:
-    """Return the blocks of all pages in these languages."""
-    return [block for page in pages() for block in blocks(page) if block.language in languages]
+    """Return the blocks of all pages in these languages, without the manifests of other projects."""
+    found = (block for page in pages() for block in blocks(page) if block.language in languages)
+    return [block for block in found if block.marker != OTHER]
 
 
 def lines(block: Block) -> Iterator[Line]:

@@ -11,11 +11,11 @@ import click
 import yaml
 
 from dtj import cli
-from tests.docs.blocks import NOT_RUN, ROOT, Block, blocks, lines, place
+from tests.docs.blocks import NOT_RUN, OTHER, ROOT, Block, blocks, lines, place
 
 MARKERS = {
     "sh": ("",),
-    "yaml": ("", "cluster"),
+    "yaml": ("", "cluster", OTHER),
     "python": ("", "run", "fragment"),
     "dockerfile": ("",),
     "text": ("",),

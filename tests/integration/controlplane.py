@@ -204,12 +204,15 @@ def started(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 @contextlib.contextmanager
-def placing_gangs(folder: Path, *, gates: bool = True) -> Iterator[ControlPlane]:
+def placing_gangs(
+    folder: Path, *, gates: bool = True, scheduler: Sequence[str] = ()
+) -> Iterator[ControlPlane]:
     """Start a control plane of Kubernetes 1.36 that serves PodGroups, and a scheduler.
 
     Of the controller manager only the controller runs that releases PodGroups whose pods have ended.
 
-    gates  whether pods may belong to a PodGroup; without these gates the API server drops the field
+    gates      whether pods may belong to a PodGroup; without these gates the API server drops the field
+    scheduler  further flags of the scheduler
     """
     programs = tools.ensure(*PROGRAMS, *GANG_PROGRAMS)
     served = ["--runtime-config=scheduling.k8s.io/v1alpha2=true", *([GANG_GATES] if gates else [])]
@@ -221,7 +224,7 @@ def placing_gangs(folder: Path, *, gates: bool = True) -> Iterator[ControlPlane]
             "--bind-address=127.0.0.1",
         ]
         flags = {
-            "kube-scheduler": [],
+            "kube-scheduler": [*scheduler],
             "kube-controller-manager": ["--controllers=podgroup-protection-controller"],
         }
         for name, own in flags.items():

@@ -50,6 +50,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CALLS_IN_FLIGHT = 32  # more calls would only queue up in the API server
+NO_CLASS = "no PriorityClass with name"  # in the API server's message
+NO_CLASS_FIX = "create that class, or delete the job and create it with another priorityClassName"
 APPLY_S = 60.0  # a large job needs longer under a low rate limit; its status is written in between
 
 
@@ -357,4 +359,5 @@ class Applier:
 def refusal_of(error: Refused) -> Refusal:
     """Return the API server's message with one of the reasons of the condition PodsReady."""
     reason = QUOTA_EXCEEDED if "exceeded quota" in error.message else "PodRejected"
-    return Refusal(reason=reason, message=error.message)
+    fix = f"; {NO_CLASS_FIX}" if NO_CLASS in error.message else ""
+    return Refusal(reason=reason, message=f"{error.message}{fix}")

@@ -82,6 +82,7 @@ class Gatherer:
                 kind: _state(self._caches.of(kind), key, job.uid, body) for kind, body in wanted.items()
             },
             gang_api=self._caches.gangs.api_version,
+            gangs_off=self._caches.gangs.off,
             pod_groups=self._caches.pod_groups.of(key),
             revert_at=now + max(0.0, REVERT_PAUSE_S - reverted_s),
             nodes=nodes,

@@ -21,7 +21,7 @@ from dtj_operator.plan.snapshot import Snapshot
 BLOCKED = frozenset(  # reasons of the condition PodsReady
     (
         *("Unschedulable", "ImagePullFailed", "QuotaExceeded", "PodRejected"),
-        *("ContainerCreating", "NameConflict", "PodTerminating"),
+        *("ContainerCreating", "NameConflict", "PodTerminating", "UnknownTopology"),
     )
 )
 STATES = ("productive", "startup", "lost", "recovering", "queued")  # of the seconds in status.goodput

@@ -139,6 +139,16 @@ TABLE: list[tuple[str, Json, str]] = [
     ("a hang timeout", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
     ("a rack", {"scheduling": {"topology": {"key": "rack", "mode": "Required"}}}, ACCEPTED),
     (
+        "a rack of its own",
+        {"scheduling": {"topology": {"key": "rack", "mode": "Required", "exclusive": True}}},
+        ACCEPTED,
+    ),
+    (
+        "a rack of its own that pods may leave",
+        {"scheduling": {"topology": {"key": "rack", "exclusive": True}}},
+        "exclusive needs mode: Required",
+    ),
+    (
         "a topology without a key",
         {"scheduling": {"topology": {}}},
         "spec.scheduling.topology.key: Required value",

@@ -37,11 +37,10 @@ def gang_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @contextlib.contextmanager
-def node(plane: ControlPlane, name: str) -> Iterator[None]:
-    """Add a node on which PODS_THAT_FIT pods of `gang` fit; remove it at the end."""
+def node(plane: ControlPlane, name: str, **labels: str) -> Iterator[None]:
+    """Add a node with these labels on which PODS_THAT_FIT pods fit; remove it at the end."""
     room = {"cpu": str(PODS_THAT_FIT), "memory": "8Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
-    labels = {"test": name}
     plane.kubectl(
         "create",
         "-f",
@@ -82,7 +81,7 @@ async def cluster(gang_plane: ControlPlane) -> AsyncIterator[GangCluster]:
     name = f"gang-{uuid.uuid4().hex[:6]}"
     gang_plane.kubectl("create", "namespace", name)
     async with rest.connect(gang_plane) as api, watching(api, name) as witness:
-        with node(gang_plane, name):
+        with node(gang_plane, name, test=name):
             async with process.kept(gang_plane, watch=name) as operator:
                 yield GangCluster(api, name)
                 operator.check()

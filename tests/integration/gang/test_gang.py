@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration import api as rest
 from tests.integration.controlplane import ControlPlane
-from tests.integration.gang.conftest import POD_GROUPS, GangCluster
+from tests.integration.gang.conftest import POD_GROUPS, GangCluster, node
 from tests.integration.kubelet import Kubelet, runs
 from tests.integration.operator.test_fence import refused_for_foreign
 from tests.support.predicates import condition, phase
@@ -144,3 +144,36 @@ async def test_group_of_another_controller_is_left_alone(cluster: GangCluster, k
     blocked = await cluster.until(condition("PodsReady", "False", "NameConflict"))
     assert "PodGroup job-0" in blocked["status"]["message"]
     assert not kubelet.pods
+
+
+async def test_exclusive_jobs_get_a_rack_each(
+    cluster: GangCluster, kubelet: Kubelet, gang_plane: ControlPlane
+):
+    """Both would fit into one rack; the node of the namespace is in none."""
+    alone = {"topology": {"key": "rack", "mode": "Required", "exclusive": True}}
+    name = cluster.namespace
+    with (
+        node(gang_plane, f"{name}-1", test=name, rack="r1"),
+        node(gang_plane, f"{name}-2", test=name, rack="r2"),
+    ):
+        await cluster.submit("a", replicas=2, scheduling=alone)
+        await cluster.submit("b", replicas=2, scheduling=alone)
+        first = await cluster.until(phase("Running"), "a")
+        second = await cluster.until(phase("Running"), "b")
+        assert sorted(first["status"]["domains"] + second["status"]["domains"]) == ["r1", "r2"]
+
+        await cluster.submit("c", replicas=2, scheduling=alone)
+        waiting = await cluster.until(condition("PodsReady", "False", "Unschedulable"), "c")
+        assert "anti-affinity" in waiting["status"]["message"]
+
+        for index in range(2):
+            await kubelet.finish(f"a-{index}")
+        third = await cluster.until(phase("Running"), "c")
+        assert third["status"]["domains"] == first["status"]["domains"]
+
+
+async def test_label_that_no_node_has_is_named(cluster: GangCluster):
+    await cluster.submit(scheduling={"topology": {"key": "no-such-label", "mode": "Required"}})
+    waiting = await cluster.until(condition("PodsReady", "False", "UnknownTopology"))
+    assert "no node has the label no-such-label" in waiting["status"]["message"]
+    await cluster.until_event("UnknownTopology")

@@ -84,6 +84,17 @@ async def test_pod_security_error_is_quoted(cluster: Cluster):
     assert phase("Pending")(job)
 
 
+async def test_priority_class_that_does_not_exist_is_named(cluster: Cluster):
+    container = {"name": "trainer", "image": "a"}
+    await cluster.submit(template={"spec": {"containers": [container], "priorityClassName": "urgent"}})
+
+    job = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+
+    said = "no PriorityClass with name urgent was found; create that class"
+    assert said in of(job, "PodsReady")["message"]
+    assert said in (await cluster.until_event("PodRejected"))["note"]
+
+
 async def test_pods_pass_the_restricted_standard_by_themselves(cluster: Cluster, kubelet: Kubelet):
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     await cluster.api.patch(f"/api/v1/namespaces/{cluster.namespace}", {"metadata": {"labels": label}})

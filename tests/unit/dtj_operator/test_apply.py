@@ -199,6 +199,27 @@ async def test_creation_stops_at_a_refusal() -> None:
     assert outcome.refusals[0].message == "exceeded quota: small"
 
 
+async def test_unknown_priority_class_is_reported_with_the_fix() -> None:
+    said = 'pods "digits-0" is forbidden: no PriorityClass with name urgent was found'
+    async with doing(refuses(403, "Forbidden", said)) as do:
+        outcome = await do(CreatePod(wanted()))
+
+    (refusal,) = outcome.refusals
+    assert refusal.reason == "PodRejected"
+    assert refusal.message.startswith(f"{said}; create that class")
+
+
+async def test_api_server_that_drops_the_group_of_a_pod_ends_the_use_of_pod_groups() -> None:
+    body = {**wanted(), "spec": {"schedulingGroup": {"podGroupName": "digits-0"}}}
+    async with doing(says(stored(wanted()))) as do:
+        assert await do(CreatePod(body)) == Applied()
+
+        assert do.gangs.api_version == ""
+        assert "GenericWorkload" in do.gangs.off
+        do.gangs.use("scheduling.k8s.io/v1beta1")
+        assert do.gangs.api_version == ""
+
+
 @pytest.mark.parametrize(
     ("found", "blocked", "reason"),
     [

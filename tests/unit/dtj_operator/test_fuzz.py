@@ -61,7 +61,7 @@ SPEC: Json = {
     "elastic": {"minReplicas": 1, "maxReplicas": 3},
     "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "c"}}, "resumeFrom": {"job": "j"}},
     "network": {"policy": "Isolated", "allowFrom": [{"podSelector": {}}]},
-    "scheduling": {"gang": "Auto", "topology": {"key": "zone", "mode": "Required"}},
+    "scheduling": {"gang": "Auto", "topology": {"key": "zone", "mode": "Required", "exclusive": True}},
     "successPolicy": {"replicas": [0]},
     "activeDeadlineSeconds": 100,
     "ttlSecondsAfterFinished": 10,

@@ -10,8 +10,10 @@ import yaml
 
 from dtj_operator.model.agent_status import InPlace, Ledger, Progress
 from dtj_operator.model.private import Shortage
+from dtj_operator.model.views import NodeView
 from dtj_operator.plan.actions import Fail, Fault, Resize, Restart
 from dtj_operator.plan.policies.avoid import MAX_RECORDED
+from dtj_operator.plan.report.attempt import MAX_DOMAINS
 from dtj_operator.plan.report.status import MAX_FAILURES, new_status
 from tests.support.builders import NOW, job, pod
 
@@ -72,6 +74,7 @@ def test_limits_of_the_code_match_the_schema() -> None:
     status = SCHEMA["status"]["properties"]
 
     assert status["avoidedNodes"]["maxItems"] == MAX_RECORDED
+    assert status["domains"]["maxItems"] == MAX_DOMAINS
     assert status["failures"]["maxItems"] == MAX_FAILURES
 
 
@@ -101,7 +104,9 @@ def test_every_status_field_is_in_the_schema_with_its_type() -> None:
     )
     full = job().replicas(3).elastic(1, 3).running().but(pod(1).crashed(), pod(2).succeeded())
     full = full.was("Running", memory={"wantedReplicas": 3}, goodput={"lostSeconds": 1})
-    snapshot = full.seeing(progress=progress).snapshot()
+    full = full.wants(scheduling={"topology": {"key": "rack"}})
+    nodes = {view.node: NodeView(name=view.node, labels={"rack": "r1"}) for view in full.pods}
+    snapshot = full.seeing(progress=progress, nodes=nodes).snapshot()
     fields: set[str] = set()
     for verdict in (
         Fail("NoProgress", "why", fault),

@@ -21,6 +21,12 @@ from dtj_operator.model.views import PodGroupView
 
 _log = logging.getLogger(__name__)
 
+DROPPED = (
+    "the API server serves PodGroups, but drops schedulingGroup of pods: switch on the feature gate "
+    "GenericWorkload of kube-apiserver and kube-scheduler, then restart the operator"
+)
+FORBIDDEN = "the cluster serves PodGroups, but the operator may not read them: apply the chart's ClusterRole"
+
 
 class _Gang(Wire):
     min_count: int = 1
@@ -81,13 +87,13 @@ class Gangs:
     """Whether the cluster places gangs.
 
     api_version   of the PodGroups that the operator uses; empty: it uses none
+    off           why it does not although it serves PodGroups, and what helps; else empty
     settled       whether that is known, and the PodGroups are in the cache
     """
 
     def __init__(self) -> None:
-        self.api_version = ""
+        self.api_version = self.off = ""
         self.settled = asyncio.Event()
-        self._dropped = False
 
     async def discover(self, api: Api) -> str:
         """Return the newest version that the API server serves; empty: none. Raises Unavailable."""
@@ -95,16 +101,18 @@ class Gangs:
 
     def lack_rights(self) -> None:
         """The operator may not read PodGroups: it uses none."""
+        self.off = FORBIDDEN
 
     def use(self, api_version: str) -> None:
         """Use this version from now on, unless the API server drops the field of pods."""
-        self.api_version = "" if self._dropped else api_version
+        if self.off != DROPPED:
+            self.api_version, self.off = api_version, ""
 
     def note_dropped(self) -> None:
         """The API server dropped schedulingGroup from a pod, so its pods belong to no PodGroup.
 
         It serves PodGroups, but its feature gate GenericWorkload is off.
         """
-        if not self._dropped:
-            _log.warning("the API server drops schedulingGroup of pods; placing pods one by one from now on")
-        self._dropped, self.api_version = True, ""
+        if not self.off:
+            _log.warning("placing pods one by one from now on: %s", DROPPED)
+        self.off, self.api_version = DROPPED, ""

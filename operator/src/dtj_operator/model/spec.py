@@ -99,10 +99,14 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """All pods in one domain: on nodes with the same value of the label `key`."""
+    """All pods in one domain: on nodes with the same value of the label `key`.
+
+    exclusive  no other job has pods in that domain
+    """
 
     key: str
     required: bool
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +308,13 @@ def _topology(fields: _Fields) -> Topology:
     key = fields.raw.get("key")
     if not isinstance(key, str) or not key:
         raise fields.fail("key", "must be the name of a node label, such as topology.kubernetes.io/zone")
-    return Topology(key=key, required=fields.choice("mode", "Preferred", "Required") == "Required")
+    required, exclusive = (
+        fields.choice("mode", "Preferred", "Required") == "Required",
+        fields.flag("exclusive"),
+    )
+    if exclusive and not required:
+        raise fields.fail("exclusive", "must be false or absent unless mode is Required")
+    return Topology(key=key, required=required, exclusive=exclusive)
 
 
 def _queue(labels: _Fields) -> Queue | None:

@@ -15,7 +15,7 @@ from dtj_operator.plan.snapshot import Snapshot
 
 def group_to_join(s: Snapshot) -> str | None:
     """Name of the PodGroup that new pods join; None: each is placed on its own."""
-    if not _uses_gangs(s):
+    if not s.gang_api or not wants_gang(s):
         return None
     known, name = _current(s), _name(s)
     if known is not None and known.deleting:  # it disappears with the last of its pods
@@ -44,18 +44,20 @@ def delete_obsolete(s: Snapshot, *, all_of_them: bool = False) -> tuple[Action, 
 
 
 def waits_for(s: Snapshot) -> str:
-    """Why the scheduler cannot place the attempt's PodGroup, in its words; empty if it does not say."""
+    """What the attempt's PodGroup waits for, with the scheduler's words; empty if it does not wait."""
     known = _current(s)
-    return "" if known is None else known.waits_for
+    if known is None or not known.waits_for:
+        return ""
+    return f"PodGroup {known.name} needs capacity for {known.min_count} pods at once: {known.waits_for}"
 
 
-def _uses_gangs(s: Snapshot) -> bool:
+def wants_gang(s: Snapshot) -> bool:
     """A template that names a group or another scheduler has its own way to place gangs."""
     given = s.job.template["spec"]
     own = given.get("schedulingGroup") or given.get("schedulerName", names.DEFAULT_SCHEDULER) != (
         names.DEFAULT_SCHEDULER
     )
-    return bool(s.gang_api) and s.job.gang and s.job.min_replicas > 1 and not own
+    return s.job.gang and s.job.min_replicas > 1 and not own
 
 
 def _name(s: Snapshot) -> str:

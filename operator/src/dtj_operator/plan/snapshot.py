@@ -48,6 +48,7 @@ class Snapshot(PodsOnNodes):
     coordinator_silent: bool = False  # replica 0's agent answered in this attempt, but no longer does
     last_nodes: Mapping[int, str] = field(default_factory=dict)  # nodes of vanished pods, by index
     gang_api: str = ""  # version of the API of PodGroups; empty: the cluster places pods one by one
+    gangs_off: str = ""  # why not, although the cluster serves PodGroups
     pod_groups: tuple[PodGroupView, ...] = ()
     queue: QueueFacts = QueueFacts()
     readers: tuple[Json, ...] = ()  # NetworkPolicyPeers that may reach the agents of every job

@@ -158,6 +158,11 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             "spec.template.spec.containers[0].env[0].name",
             id="a reserved environment prefix",
         ),
+        param(
+            job().wants(scheduling={"topology": {"key": "rack", "exclusive": True}}),
+            "spec.scheduling.topology.exclusive",
+            id="an exclusive domain that pods may leave",
+        ),
         param(job().wants(cleanPodPolicy="Some"), "spec.cleanPodPolicy", id="an unknown cleanPodPolicy"),
         param(
             job().wants(successPolicy={}),

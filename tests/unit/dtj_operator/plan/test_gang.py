@@ -112,5 +112,10 @@ def test_condition_tells_what_the_gang_waits_for() -> None:
     found = obstacle(waiting.snapshot())
     assert found is not None
     assert (found.reason, said in found.message) == ("Unschedulable", True)
+    assert "PodGroup digits-0 needs capacity for 2 pods at once" in found.message
+    more = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    told = obstacle(waiting.but(pod(1).unschedulable(more)).snapshot())
+    assert told is not None
+    assert f"{said}; pod digits-1: {more}; add or free" in told.message
     placed = PAIR.was("Running").having(pod(0).running().on("a"), pod(1).running().on("b"))
     assert obstacle(placed.placed_as_gang(pod_group(waits_for=said)).snapshot()) is None

@@ -143,6 +143,24 @@ def _place_in_one_domain(spec: Json, job: Job, topology: Topology) -> None:
         kind = "preferredDuringSchedulingIgnoredDuringExecution"
         ours = {"weight": 100, "podAffinityTerm": term}
     of_pods[kind] = [*(of_pods.get(kind) or ()), ours]
+    if topology.exclusive:
+        _keep_domain_for(affinity, job, topology)
+
+
+def _keep_domain_for(affinity: Json, job: Job, topology: Topology) -> None:
+    """Away from the pods of all other jobs; the scheduler then keeps those away from these pods too."""
+    others = [
+        {"key": names.JOB_UID, "operator": "Exists"},
+        {"key": names.JOB_UID, "operator": "NotIn", "values": [job.uid]},
+    ]
+    term: Json = {
+        "labelSelector": {"matchExpressions": others},
+        "namespaceSelector": {},  # all namespaces
+        "topologyKey": topology.key,
+    }
+    away = affinity["podAntiAffinity"] = affinity.get("podAntiAffinity") or {}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    away[kind] = [*(away.get(kind) or ()), term]
 
 
 def _follow_admission(meta: Json, spec: Json, admitted: PodSettings) -> None:

@@ -22,6 +22,7 @@ from dtj_operator.plan.policies import avoid
 from dtj_operator.plan.policies.size import excluded, remaining_shortage
 from dtj_operator.plan.snapshot import Snapshot
 
+MAX_DOMAINS = 20  # in the status
 DONE_LIMIT = 1000  # characters; if ranks finish in random order, not all of them are recorded
 
 
@@ -31,9 +32,20 @@ def attempt_of(s: Snapshot, verdict: Verdict | None, phase: str) -> Json:
     return {
         "replicas": sum(bool(pod.node) or pod.phase != "Pending" for pod in pods),
         "selector": ",".join(f"{k}={v}" for k, v in names.child_labels(s.job.name, s.job.uid).items()),
+        "domains": _domains(s, pods, phase) or None,
         "worldSize": _world_size(s, phase),
         "avoidedNodes": None if phase in FINAL else avoid.status_entries(s, verdict) or None,
     }
+
+
+def _domains(s: Snapshot, pods: list[PodView], phase: str) -> list[str]:
+    """Where its pods are, if the job asks for one domain; as last known if that cannot be read."""
+    if s.job.topology is None:
+        return []
+    if s.nodes is None or phase in FINAL:
+        return s.memory.raw.get("domains") or []
+    labels = [node.labels for pod in pods if (node := s.nodes.get(pod.node)) is not None]
+    return sorted({each[s.job.topology.key] for each in labels if s.job.topology.key in each})[:MAX_DOMAINS]
 
 
 def _world_size(s: Snapshot, phase: str) -> int:

@@ -10,6 +10,7 @@ from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUS
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
+from dtj_operator.plan.cautions import cautions, unknown_topology
 from dtj_operator.plan.gang import waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
@@ -46,9 +47,14 @@ def obstacle(s: Snapshot) -> Refusal | None:
     stuck = [pod for pod in s.obsolete if s.overdue(pod) and _is_waited_for(s, pod)]
     if stuck:
         return _terminating(s, stuck)
+    unplaced = s.missing or any(not pod.node for pod in s.current.values())
+    if unplaced and s.job.topology is not None and s.job.topology.required:
+        unknown = unknown_topology(s)
+        if unknown is not None:
+            return unknown
     gang = waits_for(s)
     if gang and any(not pod.node for pod in s.current.values()):
-        return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}")
+        return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
 
@@ -115,9 +121,10 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
     short = shortage(s)
     if short is not None:
         return "PodsReady", False, "Unschedulable", f"{summary}; {short}"
+    warned = "".join(f"; {caution.message}" for caution in cautions(s))
     if ready >= s.job.replicas:
-        return "PodsReady", True, "AllReady", summary
-    return "PodsReady", False, "Starting", f"{summary}{_gates(s)}"
+        return "PodsReady", True, "AllReady", f"{summary}{warned}"
+    return "PodsReady", False, "Starting", f"{summary}{_gates(s)}{warned}"
 
 
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
@@ -232,6 +239,12 @@ def _obstacle(s: Snapshot, pod: PodView) -> Refusal | None:
             f"the kubelet's Events say why: kubectl describe pod {pod.name}",
         )
     return None
+
+
+def _of_a_pod(s: Snapshot) -> str:
+    """What the scheduler says about one of the gang's pods: more than it says about the PodGroup."""
+    said = ((pod, pod.condition("PodScheduled")) for _, pod in sorted(s.current.items()) if pod.unschedulable)
+    return next((f"; pod {pod.name}: {found.message}" for pod, found in said if found is not None), "")
 
 
 def _blocked(reason: str, message: str, fix: str | None = None) -> Refusal:

@@ -31,6 +31,7 @@ from dtj_operator.plan.actions import (
     Verdict,
     starts_new_attempt,
 )
+from dtj_operator.plan.cautions import cautions
 from dtj_operator.plan.policies.restart import counters_after
 from dtj_operator.plan.policies.size import excluded, participating
 from dtj_operator.plan.report.attempt import (
@@ -259,6 +260,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
     news = blocked is not None and known.get("reason") != blocked.reason
     if blocked is not None and news and found[1] is None and not s.memory.finished:
         found.append(Event("Warning", blocked.reason, blocked.message, f"{attempt}/{blocked.reason}"))
+    found += _caution_events(s, attempt, new)
     return tuple(event for event in found if event is not None)
 
 
@@ -270,6 +272,19 @@ def _in_place_event(s: Snapshot, new: Json) -> Event | None:
     fault = blame.in_place_fault(s)
     what = f"; last: {fault.sentence}" if fault else ""
     return Event("Warning", "Healed", f"{_count(healed, 'in-place restart')}{what}", str(number))
+
+
+def _caution_events(s: Snapshot, attempt: str, new: Json) -> list[Event]:
+    """One Event for each caution that the condition has not shown yet."""
+    ready: Json = next((c for c in new["conditions"] if c["type"] == "PodsReady"), {})
+    before = (s.memory.condition("PodsReady") or {}).get("message", "")
+    return [
+        Event("Warning", caution.reason, caution.message, f"{attempt}/{caution.reason}")
+        for caution in cautions(s)
+        if caution.message in ready.get("message", "")
+        and caution.message not in before
+        and caution.reason != ready.get("reason")  # else it is the obstacle, which has its Event
+    ]
 
 
 def _delay_event(s: Snapshot, attempt: str, new: Json) -> Event | None:

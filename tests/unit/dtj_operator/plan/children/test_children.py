@@ -463,3 +463,18 @@ def test_topology_places_the_pods_near_each_other_and_keeps_the_rules_of_the_tem
     term = ours.get("podAffinityTerm", ours)
     assert term["topologyKey"] == "rack"
     assert term["labelSelector"]["matchLabels"].items() <= made["metadata"]["labels"].items()
+
+
+def test_exclusive_topology_keeps_the_pods_of_all_other_jobs_out_of_the_domain() -> None:
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    wanted = {"key": "rack", "mode": "Required", "exclusive": True}
+    theirs = {"podAntiAffinity": {kind: ["theirs"]}}
+    made = built(job().pod_spec(affinity=theirs).wants(scheduling={"topology": wanted}))
+
+    first, ours = made["spec"]["affinity"]["podAntiAffinity"][kind]
+    assert first == "theirs"
+    assert (ours["topologyKey"], ours["namespaceSelector"]) == ("rack", {})
+    exists, other = ours["labelSelector"]["matchExpressions"]
+    assert (exists["key"], exists["operator"]) == ("dtj.dev/job-uid", "Exists")
+    assert (other["key"], other["operator"]) == ("dtj.dev/job-uid", "NotIn")
+    assert other["values"] == [made["metadata"]["labels"]["dtj.dev/job-uid"]]

@@ -87,7 +87,7 @@ def test_success(given, verdict) -> None:
     assert success(given.snapshot()) == verdict
 
 
-def test_job_is_looked_at_when_a_pod_that_still_runs_counts_as_too_late() -> None:
+def test_job_is_reconciled_when_a_pod_that_still_runs_counts_as_too_late() -> None:
     assert plan(JUST_OVER.but(pod(2).running().placed(NOW - 9)).snapshot()).requeue_at == NOW + 1
 
 
