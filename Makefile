@@ -11,7 +11,7 @@ RUN   = @PYTHONPATH=operator/src:trainer/src:client/src:. PATH="$(VENV)/bin:$$PA
 CODE  = operator/src trainer/src client/src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-queue check test lint format unit process integration e2e soak docs mutants bench bench-recovery images cluster cluster-delete clean lock
+.PHONY: help demo demo-queue check test lint format unit process integration e2e soak docs mutants bench bench-recovery images release audit cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,14 @@ clean: cluster-delete ## remove the cluster and all build output; keep the cache
 
 images: ## build the operator's and the trainer's image if they are out of date
 	$(RUN) tests.cluster images
+
+REGISTRY ?=
+KEY      ?=
+release: ## push images and chart, write wheels and bills of materials: make release REGISTRY=registry.example.com/dtj KEY=release.key
+	$(RUN) tests.release $(or $(REGISTRY),$(error name a registry: make release REGISTRY=registry.example.com/dtj)) $(if $(KEY),--key $(KEY))
+
+audit: ## look up all locked Python packages in PyPI's advisories
+	$(RUN) tests.release.audit
 
 cluster: ## create the three-node cluster, or reuse the existing one
 	$(RUN) tests.cluster create

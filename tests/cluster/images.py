@@ -14,7 +14,10 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.rootfs import Rootfs
 
 BASES = {
-    "operator": Rootfs(folder=config.ROOT / "images/base/operator", suite="bookworm", seconds=25, gib=1),
+    # Without apt, whose libraries the operator does not need.
+    "operator": Rootfs(
+        folder=config.ROOT / "images/base/operator", suite="bookworm", variant="essential", seconds=25, gib=1
+    ),
     # Debian testing, because stable's torch is too old for us.
     "trainer": Rootfs(folder=config.ROOT / "images/base/trainer", suite="forky", seconds=80, gib=4),
 }
@@ -57,9 +60,11 @@ def ensure(runtime: Engine, role: str) -> str:
             default = default_base(dockerfile(role).read_text())
             base = default if runtime.can_pull(default) else rootfs.ensure(runtime, BASES[role])
             name = build_name(role, base)
+            # The trainer's modules are compiled for the times of their files, so those must stay.
+            timestamp = fixed_time(runtime) if role == "operator" else []
             runtime(
                 "build", "--quiet", "--tag", name, "--file", dockerfile(role),
-                *base_arguments(role, base), *network_arguments(), config.ROOT,
+                *base_arguments(role, base), *network_arguments(), *timestamp, config.ROOT,
                 step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
                 fix="see the output above; the build needs access to the Python package index",
             )  # fmt: skip
@@ -104,6 +109,14 @@ def base_arguments(role: str, base: str) -> list[str]:
     """Use the same base for both stages, because the virtual environment points at its interpreter."""
     stages = re.findall(r"^ARG ((?:BASE|BUILDER)_IMAGE)\b", dockerfile(role).read_text(), re.MULTILINE)
     return [f"--build-arg={stage}={base}" for stage in dict.fromkeys(stages)]
+
+
+def fixed_time(runtime: Engine) -> list[str]:
+    """Give an image and the files that a build adds a fixed time: two builds on one base have one digest.
+
+    Docker gives it to the image only, not to the files.
+    """
+    return ["--timestamp=0"] if runtime.name == "podman" else ["--build-arg=SOURCE_DATE_EPOCH=0"]
 
 
 def network_arguments() -> list[str]:

@@ -81,6 +81,7 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
 
 def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
     """The command that writes the root file system to its stdout as a tar archive."""
+    packages = lines(rootfs.folder / "packages.txt")
     excluded = lines(EXCLUDE_EVERYWHERE) + lines(rootfs.folder / "exclude.txt")
     added, customize = rootfs.folder / "files", rootfs.folder / "customize.sh"
     return [
@@ -90,7 +91,9 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
         "--format=tar",
         f"--variant={rootfs.variant}",
         f"--aptopt={APT_OPTIONS}",
-        f"--include={','.join(lines(rootfs.folder / 'packages.txt'))}",
+        f"--include={','.join(packages)}",
+        # Its package only checks that /bin is a link to /usr/bin, so the links must come first.
+        *(["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"] if "usr-is-merged" in packages else []),
         *(f"--dpkgopt=path-exclude={path}" for path in excluded),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",  # keep the licences
         *([f"--customize-hook=copy-in {' '.join(map(str, added.iterdir()))} /"] if added.is_dir() else []),

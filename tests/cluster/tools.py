@@ -27,6 +27,8 @@ class Program:
 
 PROGRAMS = {
     "coredns": Program("coredns", ".", 60),
+    # Pushes images from files; also a registry for tests.
+    "crane": Program("crane", "github.com/google/go-containerregistry/cmd/crane", 60),
     "etcd": Program("etcd", "go.etcd.io/etcd/server/v3", 90),
     "helm": Program("helm", "helm.sh/helm/v4/cmd/helm", 300),
     "kind": Program("kind", "sigs.k8s.io/kind", 15),

@@ -34,6 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     needed = [
         *(PROGRAMS if "programs" in fixtures else ()),
         *(controlplane.GANG_PROGRAMS if "gang_plane" in fixtures else ()),
+        *(["crane"] if "released" in fixtures else ()),
     ]
     if needed and not session.config.option.collectonly:
         with contextlib.suppress(ClusterError):  # the tests that need them then fail with the reason

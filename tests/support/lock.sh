@@ -11,3 +11,5 @@ compile --python-version 3.11 operator/pyproject.toml -o images/operator/require
 printf 'click\nrich\nscikit-learn\n' |
     compile --python-version 3.11 --constraint requirements/dev.txt --no-emit-package numpy - -o images/trainer/requirements.txt
 echo 'hatchling >= 1.33' | compile --python-version 3.11 - -o images/trainer/build-requirements.txt
+# Of `make release` and `make audit`: an environment of their own.
+printf 'cyclonedx-python-lib\npip-audit\n' | compile --python-version 3.11 - -o requirements/release.txt

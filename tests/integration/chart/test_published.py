@@ -1,0 +1,171 @@
+"""A release in a registry on this machine: what was pushed, and what is beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import engine, proc, tools
+from tests.integration.chart.conftest import Helm
+from tests.integration.controlplane import ControlPlane
+from tests.release.__main__ import Source, release
+from tests.support.kubectl import Kubectl
+from tests.support.ports import free_port
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+STATUS = """\
+Package: libc6
+Status: install ok installed
+Version: 2.36-9
+
+Package: removed
+Status: deinstall ok config-files
+Version: 1
+"""
+# The files of an image that name packages and licences.
+CONTENT = {
+    "var/lib/dpkg/status": STATUS,
+    "usr/share/doc/libc6/copyright": "Files: *\nLicense: LGPL-2.1\n\nLicense: GFDL-1.3\n text\n",
+    "opt/dtj/lib/kopf-1.dist-info/METADATA": "Name: kopf\nVersion: 1.45\nLicense-Expression: MIT\n\nText",
+}
+
+
+@dataclass(frozen=True)
+class Released:
+    """A finished release: the registry and the path in it, and the folder of its files."""
+
+    to: str
+    folder: Path
+    crane: Callable[..., str]
+
+    @property
+    def references(self) -> list[str]:
+        """The lines of images.txt: operator, trainer, chart."""
+        return (self.folder / "images.txt").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, Path]) -> Iterator[str]:
+    """Return host and port of an empty registry on this machine."""
+    crane, address = tools.ensure("crane")["crane"], f"127.0.0.1:{free_port()}"
+    with (tmp_path_factory.mktemp("registry") / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [crane, "registry", "serve", f"--address={address}"], stdout=log, stderr=log
+        )
+    try:
+        until_answers(f"http://{address}/v2/", process)
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until_answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server accepts requests."""
+    while process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=60).close()
+        except urllib.error.URLError:  # it does not listen yet
+            continue
+        return
+    raise AssertionError(f"it exited with {process.returncode}")
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Return two images of a few bytes in the container engine, in place of the real ones."""
+    runtime = engine.find()
+    archive = tmp_path_factory.mktemp("images") / "root.tar"
+    with tarfile.open(archive, "w") as root:
+        for path, text in CONTENT.items():
+            file = tarfile.TarInfo(path)
+            file.size = len(text)
+            root.addfile(file, io.BytesIO(text.encode()))
+    names = {role: f"localhost/dtj-stand-in-{role}:{uuid.uuid4().hex}" for role in ("operator", "trainer")}
+    for name in names.values():
+        runtime("import", archive, name)
+    yield names
+    for name in names.values():
+        runtime("image", "rm", name)
+
+
+@pytest.fixture(scope="module")
+def released(registry: str, stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Released:
+    """Make a release."""
+    key, folder = tmp_path_factory.mktemp("key") / "release.key", tmp_path_factory.mktemp("released")
+    proc.run("openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
+    release(f"{registry}/dtj", Source(commit=COMMIT, date="2026-01-02T03:04:05Z"), stand_ins, folder, key)
+    crane = tools.ensure("crane")["crane"]
+    return Released(f"{registry}/dtj", folder, lambda *words: proc.run(crane, *words))
+
+
+def test_images_and_chart_are_in_the_registry_under_the_digests_of_the_release(released: Released):
+    names = [line.partition("@")[0] for line in released.references]
+    assert names == [
+        f"{released.to}/operator:0.1.0",
+        f"{released.to}/trainer:0.1.0-cpu",
+        f"{released.to}/charts/dtj-operator:0.1.0",
+    ]
+    for name, reference in zip(names, released.references, strict=True):
+        assert released.crane("digest", name).strip() == reference.partition("@")[2]
+
+
+def test_images_name_their_commit(released: Released):
+    for reference in released.references[:2]:
+        labels = json.loads(released.crane("config", reference))["config"]["Labels"]
+        assert labels["org.opencontainers.image.revision"] == COMMIT
+        assert labels["org.opencontainers.image.created"] == "2026-01-02T03:04:05Z"
+
+
+def test_chart_installs_from_the_registry_and_names_the_image_by_its_digest(
+    released: Released, helm: Helm, plane: ControlPlane, kubectl: Kubectl
+):
+    helm(
+        "install", "published", f"oci://{released.to}/charts/dtj-operator", "--version=0.1.0", "--plain-http",
+        f"--namespace={kubectl.namespace}", f"--kubeconfig={plane.kubectl.kubeconfig}",
+        given={"crds": {"install": False}, "fence": {"enabled": False}},
+    )  # fmt: skip
+
+    deployment = kubectl.get("deployment", "published-operator")
+
+    assert deployment is not None
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == released.references[0].replace(":0.1.0@", "@")
+
+
+def test_bill_of_materials_lists_the_packages_of_the_image_with_their_licences(released: Released):
+    document = json.loads((released.folder / "operator.cdx.json").read_text())
+    assert {each["purl"] for each in document["components"]} == {
+        "pkg:deb/debian/libc6@2.36-9",
+        "pkg:pypi/kopf@1.45",
+    }
+    text = (released.folder / "operator.licences.txt").read_text()
+    assert text == "libc6 2.36-9: GFDL-1.3, LGPL-2.1\nkopf 1.45: MIT\n"
+
+
+def test_signature_covers_every_file_and_so_every_digest(released: Released, tmp_path: Path):
+    folder = released.folder
+    listed = {line.split()[1] for line in (folder / "SHA256SUMS").read_text().splitlines()}
+    unlisted = {"SHA256SUMS", "SHA256SUMS.sig", "release.pub"}
+    assert listed == {path.name for path in folder.iterdir()} - unlisted
+    assert len([name for name in listed if name.endswith(".whl")]) == 3
+    proc.run("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS", cwd=folder)
+
+    def verified(sums: Path) -> bool:
+        key = ("-pubin", "-inkey", folder / "release.pub", "-sigfile", folder / "SHA256SUMS.sig")
+        return proc.works("openssl", "pkeyutl", "-verify", "-rawin", *key, "-in", sums)
+
+    assert verified(folder / "SHA256SUMS")
+    changed = tmp_path / "SHA256SUMS"
+    changed.write_text((folder / "SHA256SUMS").read_text().replace("0", "1", 1))
+    assert not verified(changed)
