@@ -1,14 +1,20 @@
 """The store of a generation: it listens, or fails with an error in bounded time."""
 
 import contextlib
+import ctypes
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from dtj.agent import store
+from dtj.agent.child_process import fork_helper
 from dtj.agent.store import Store
 from dtj.errors import MachineError
 from tests.process.dtj.conftest import Finished
@@ -53,6 +59,36 @@ def test_store_that_does_not_start_is_killed_and_reported(
     with pytest.raises(ChildProcessError):
         os.waitpid(seen[0], os.WNOHANG)
     assert ("no port is free" in capfd.readouterr().err) == ends
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs root, for a name server of its own"
+)
+def test_store_asks_no_name_server_who_its_clients_are(tmp_path: Path) -> None:
+    """It would ask for one client after the other, and each answer can take seconds."""
+
+    def connects() -> None:
+        libc = ctypes.CDLL(None)
+        new_namespace, private, bind = 0x20000, 0x44000, 0x1000
+        assert libc.unshare(new_namespace) == 0
+        assert libc.mount(b"none", b"/", None, private, None) == 0
+        assert libc.mount(bytes(tmp_path / "resolv.conf"), b"/etc/resolv.conf", None, bind, None) == 0
+        os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+        found = Store.start()
+        store.look_up_in_files_only()  # for the client, in this process
+        dist.TCPStore("127.0.0.1", found.port, is_master=False).set("seen", "1")  # type: ignore[attr-defined]
+        found.stop()
+        (tmp_path / "done").touch()
+        asks = "import socket; socket.gethostbyname('last')"
+        subprocess.run([sys.executable, "-c", asks], capture_output=True, check=False)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.97", 53))
+        (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.97\n")
+        os.waitpid(fork_helper(connects), 0)
+        assert (tmp_path / "done").exists()
+        first, _ = server.recvfrom(512)
+    assert b"last" in first
 
 
 def test_taken_port_is_named(finish: Callable[..., Finished]) -> None:

@@ -7,8 +7,10 @@ Without an agent (plain `python` or torchrun) the groups are those of `env://`, 
 """
 
 import contextlib
+import faulthandler
 import os
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -18,10 +20,13 @@ from dtj import contract, control_pipe, gloo_sockets
 from dtj.errors import Stopped, is_peer_loss
 from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat, report_pipe
-from dtj.world import RENDEZVOUS_TIMEOUT, World, choose_store, open_group
+from dtj.world import RENDEZVOUS_TIMEOUT, World, open_group
 
 # On which one rank's gloo listens: one for each group, and some of other threads that began at this moment.
 _MOST_PORTS = 16
+# Opening the groups has three parts, and each ends after the time to connect. A rank that takes longer than
+# this many of these times hangs in the library, where no error and no other thread can reach it.
+_LONGEST_OPEN = 4
 
 
 class ProcessGroups:
@@ -106,7 +111,8 @@ class ProcessGroups:
                 self._open(target)
             except RuntimeError as error:
                 self.close()
-                report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
+                if not self._is_replaced(target):
+                    report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
                 self._control_pipe.wait_newer(target.number, give_up=self._give_up)
                 continue
             return
@@ -114,17 +120,17 @@ class ProcessGroups:
     def _open(self, target: control_pipe.Generation) -> None:
         before = gloo_sockets.listening_ports()
         timeout = timedelta(seconds=target.connect_s) if self.can_heal else RENDEZVOUS_TIMEOUT
-        choose_store()
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            target.addr,
-            target.port,
-            is_master=False,
-            timeout=timeout,
-            use_libuv=os.environ.get("USE_LIBUV") != "0",
-        )
-        self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
-        if self._devices[0].type == "cpu":  # NCCL's sockets are left alone: its groups end by themselves
+        with _bounded(_LONGEST_OPEN * target.connect_s if self.can_heal else None):
+            # A client: it does not matter to it whether the server uses libuv, which torch may lack.
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
+            )
+            self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
+            if self._devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
+                return
             self._own_ports = gloo_sockets.listening_ports() - before
+            if self._is_replaced(target):  # else `_break` knows the ports, whenever the news arrives
+                raise RuntimeError(f"generation {target.number} was replaced")
             self._ports = _of_all(self._own_ports, self.control) | {target.port}
 
     def _break(self) -> None:
@@ -133,8 +139,12 @@ class ProcessGroups:
         gloo has no abort: it notices a dead peer only when the connection closes, and a lost node or a
         stopped process never closes it. So this side shuts its connections down.
         """
-        if self._ports:
+        if self._own_ports or self._ports:
             gloo_sockets.shut_down(own=self._own_ports, theirs=self._ports)
+
+    def _is_replaced(self, target: control_pipe.Generation) -> bool:
+        assert self._control_pipe is not None
+        return self._control_pipe.newest.number > target.number
 
     def _give_up(self) -> None:
         """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
@@ -157,6 +167,21 @@ class RetiredGroups:
         unused, self._groups = self._groups, groups
         if unused:
             threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
+
+
+@contextlib.contextmanager
+def _bounded(limit_s: float | None) -> Iterator[None]:
+    """End this process with the stacks of all its threads if the block takes longer than `limit_s` seconds.
+
+    It works while the GIL is held elsewhere. A timer that the program itself has set is lost.
+    """
+    if limit_s is not None:
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+    try:
+        yield
+    finally:
+        if limit_s is not None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _of_all(ports: frozenset[int], group: "dist.ProcessGroup") -> frozenset[int]:

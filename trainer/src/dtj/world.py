@@ -117,7 +117,8 @@ def open_group(
     store    of the rendezvous; None: `env://`
     timeout  for connecting; afterwards a collective may take RENDEZVOUS_TIMEOUT
     """
-    choose_store()
+    if store is None:
+        choose_store()
     device = devices[0]
     dist.init_process_group(
         backend=dist.get_default_backend_for_device(device),
@@ -140,7 +141,11 @@ def _can_set_timeout() -> bool:
 
 
 def choose_store() -> None:
-    """Make `env://` work if torch was built without libuv, as in the packages of Linux distributions."""
+    """Make `env://` work if torch was built without libuv, as in the packages of Linux distributions.
+
+    The answer is kept in the environment: finding out starts a store, which can take seconds where names are
+    not resolved.
+    """
     if "USE_LIBUV" in os.environ:
         return
     try:
@@ -149,3 +154,5 @@ def choose_store() -> None:
         )
     except RuntimeError:  # "use_libuv was requested but PyTorch was built without libuv support"
         os.environ["USE_LIBUV"] = "0"
+    else:
+        os.environ["USE_LIBUV"] = "1"

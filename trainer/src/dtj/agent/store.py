@@ -6,6 +6,7 @@ server is a thread, and the agent, which forks, must have none.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -61,6 +62,7 @@ def _serve(write: int) -> None:
 
     from dtj.world import choose_store  # noqa: PLC0415
 
+    look_up_in_files_only()
     choose_store()
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "0.0.0.0",
@@ -73,3 +75,13 @@ def _serve(write: int) -> None:
     os.close(write)
     while True:
         signal.pause()
+
+
+def look_up_in_files_only() -> None:
+    """Never ask a name server in this process.
+
+    torch looks up the name of every client that connects, one after the other, for messages that are not
+    even logged. Where no name server answers, a thousand clients would wait for hours. glibc only.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None)["__nss_configure_lookup"](b"hosts", b"files")

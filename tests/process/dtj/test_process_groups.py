@@ -1,0 +1,104 @@
+"""A rank joins the groups of a generation, or leaves it in bounded time."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtj import contract, control_pipe, process_groups
+from dtj.agent.child_process import fork_helper
+from dtj.agent.store import Store
+from dtj.process_groups import ProcessGroups
+from dtj.stop import StopFlag
+from dtj.telemetry import report_pipe
+from dtj.world import World
+
+
+class Agent:
+    """The agent's ends of the pipes of one rank."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._orders = os.pipe()
+        self._reports = os.pipe()
+        self._store = store
+        control_pipe.open_pipe(self._orders[0])
+        monkeypatch.setattr(report_pipe, "_pipe", None)
+        report_pipe.open_pipe(self._reports[1])
+        env = {"GENERATION": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "CONNECT_SECONDS": 0.1}
+        for name, value in env.items():
+            monkeypatch.setenv(getattr(contract, name), str(value))
+
+    def order(self, **order: object) -> None:
+        os.write(self._orders[1], json.dumps(order).encode() + b"\n")
+
+    def announce(self, number: int) -> None:
+        self.order(number=number, addr="127.0.0.1", port=self._store.port, connect_s=0.1)
+
+    def reports(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in os.read(self._reports[0], 65536).splitlines()]
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    store = Store.start()
+    yield Agent(store, monkeypatch)
+    store.stop()
+
+
+def open_groups() -> ProcessGroups:
+    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+    groups.open()
+    return groups
+
+
+def test_rank_that_hangs_while_it_joins_ends_and_shows_where(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No error reaches a rank that hangs in the library, and the other ranks would wait for it."""
+
+    def hangs_in_the_library(*_: object, **__: object) -> None:
+        threading.Event().wait()
+
+    def rank() -> None:
+        sys.stderr = (tmp_path / "stderr").open("w")
+        open_groups()
+
+    monkeypatch.setattr(process_groups, "open_group", hangs_in_the_library)
+    agent.order(go=1)
+    _, status = os.waitpid(fork_helper(rank, keep=range(3, 1000)), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert "in hangs_in_the_library" in (tmp_path / "stderr").read_text()
+
+
+def test_generation_that_is_replaced_while_a_rank_joins_is_left(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections were not known yet when the news came, so nothing else ends its next collective."""
+
+    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+    calls: list[int] = []
+
+    class SecondAttemptError(Exception):
+        pass
+
+    def announces_the_next(*_: object, **__: object) -> None:
+        calls.append(groups._generation)
+        if len(calls) > 1:
+            raise SecondAttemptError
+        agent.announce(2)
+        pipe = groups._control_pipe
+        assert pipe
+        pipe.wait_newer(1, give_up=lambda: None)
+        agent.order(go=2)
+
+    monkeypatch.setattr(process_groups, "open_group", announces_the_next)
+    agent.order(go=1)
+    with pytest.raises(SecondAttemptError):
+        groups.open()
+    assert calls == [1, 2]
+    assert agent.reports() == [{"ready": 1}, {"ready": 2}]
