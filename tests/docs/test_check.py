@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import api_reference, site
+from tests.docs import api_reference, loop_lines, site
 from tests.docs.blocks import ROOT, blocks, lines, pages
 from tests.docs.check import problems
 
@@ -90,3 +90,24 @@ def test_lines_are_split_into_commands(tmp_path: Path):
     assert first.commands == [["ls", "-l", "a b"], ["kubectl", "get", "dtj"], ["head", "-3"]]
     assert (first.place, second.place) == (f"{page}:3", f"{page}:5")
     assert not first.on_cluster
+
+
+def test_lines_of_the_loops_are_those_on_the_page():
+    page = loop_lines.PAGE.read_text()
+    assert loop_lines.renewed(page) == page, "run make format"
+
+
+def test_lines_are_those_with_code():
+    source = """'''A docstring.'''
+
+# A comment.
+x = f(  # 1, in three lines
+    1,
+)
+
+
+def g():
+    '''Of two
+    lines.'''
+"""
+    assert loop_lines.code_lines(source) == 4

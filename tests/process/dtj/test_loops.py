@@ -1,4 +1,4 @@
-"""The loops in examples/loops train on two ranks, some with the losses of one process."""
+"""The loops in examples/loops train on two ranks, some with the losses of one process, or without dtj."""
 
 import re
 import runpy
@@ -10,9 +10,11 @@ import torch
 
 from dtj.checkpoint import reader
 from dtj.telemetry import heartbeat
-from tests.process.dtj.conftest import Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished
 
 LOOPS = Path(__file__).parents[3] / "examples" / "loops"
+WITHOUT_DTJ = PROGRAMS / "foreign" / "loops"
+SAME_ORDER = PROGRAMS / "foreign" / "same_order.py"
 Finish = Callable[..., Finished]
 
 
@@ -28,6 +30,7 @@ def alone(
     """Losses of a loop in this process."""
 
     def train(name: str) -> list[float]:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         monkeypatch.setenv("DTJ_LOG_EVERY", "1")
         monkeypatch.setattr("atexit.register", lambda *_: None)
         with torch.random.fork_rng():
@@ -44,35 +47,47 @@ def alone(
         ("file_stream", ["--workers", 1]),
         ("ema", ["--parallel", "fsdp"]),
         ("lora", ["--parallel", "zero1"]),
+        ("padded_text", ["--micro-batch", 3, "--parallel", "fsdp", "--reduce-once"]),
+        ("hugging_face_lm", ["--micro-batch", 4]),
     ],
 )
 def test_loop_has_the_same_losses_on_two_ranks(
-    finish: Finish, alone: Callable[[str], list[float]], name: str, flags: list[object]
+    finish: Finish, alone: Callable[[str], list[float]], tmp_path: Path, name: str, flags: list[object]
 ) -> None:
+    """As does the program without dtj: of transformers' own mean over tokens, too."""
     ended = finish("run", "--nproc", 2, "--log-every", 1, *flags, LOOPS / f"{name}.py")
     assert ended.code == 0, ended.err
-    assert losses(ended.out) == pytest.approx(alone(name), abs=2e-4)
-
-
-def test_loops_with_transformers_have_the_same_losses_on_two_ranks(
-    finish: Finish, alone: Callable[[str], list[float]]
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    ended = finish("run", "--nproc", 2, "--micro-batch", 4, "--log-every", 1, LOOPS / "hugging_face_lm.py")
-    assert ended.code == 0, ended.err
-    assert losses(ended.out) == pytest.approx(alone("hugging_face_lm"), abs=2e-4)
-    ended = finish("run", "--nproc", 2, "--precision", "bf16", LOOPS / "hugging_face_classifier.py")
-    assert ended.code == 0, ended.err
+    expected = pytest.approx(alone(name), abs=2e-4)
+    assert losses(ended.out) == expected
+    assert losses(without_dtj(finish, name, tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [("gan", ["--precision", "fp16"]), ("ppo", []), ("own_loader", ["--precision", "bf16"])],
+    [
+        ("gan", ["--precision", "fp16"]),
+        ("ppo", []),
+        ("own_loader", ["--precision", "bf16"]),
+        ("hugging_face_classifier", ["--precision", "bf16"]),
+    ],
 )
-def test_loop_trains_on_two_ranks(finish: Finish, name: str, flags: list[object]) -> None:
-    ended = finish("run", "--nproc", 2, *flags, LOOPS / f"{name}.py")
+def test_loop_trains_on_two_ranks(finish: Finish, tmp_path: Path, name: str, flags: list[object]) -> None:
+    ended = finish("run", "--nproc", 2, *flags, LOOPS / f"{name}.py", HF_HUB_OFFLINE=1)
     assert ended.code == 0, ended.err
     assert "dtj: done: " in ended.err
+    plain = losses(without_dtj(finish, name, tmp_path))
+    if name == "own_loader":  # the others draw noise
+        ended = finish("run", "--nproc", 2, "--log-every", 1, LOOPS / f"{name}.py")
+        assert plain == pytest.approx(losses(ended.out), abs=2e-4)
+
+
+def without_dtj(finish: Finish, name: str, folder: Path) -> str:
+    """The output of two ranks of the program for torchrun; `test_foreign.py` compares dtj with torchrun."""
+    program = WITHOUT_DTJ / f"{name}.py"
+    ended = finish("run", "--nproc", 2, SAME_ORDER, program, SAVED=folder / "saved.pt", HF_HUB_OFFLINE=1)
+    assert ended.code == 0, ended.err
+    assert (folder / "saved.pt").exists()
+    return ended.out
 
 
 def test_only_what_is_trained_is_saved_and_a_resume_shards_it(finish: Finish, tmp_path: Path) -> None:

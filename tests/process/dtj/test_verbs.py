@@ -1,12 +1,13 @@
 """Verbs of Run that are called incorrectly end with an error of two lines, without a traceback."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dtj.checkpoint import reader
-from tests.process.dtj.conftest import Finished
+from tests.process.dtj.conftest import PROGRAMS, Finished
 
 PROGRAM = """
 import torch
@@ -124,6 +125,13 @@ def test_evaluation_has_as_many_samples_at_a_time_as_training(
     )
     runs = ((2, ()), (1, ("--micro-batch", 1)))
     assert [finish("run", *flags, script).out.count(f"scored {n}") for n, flags in runs] == [2, 4]
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_metric_is_that_of_the_whole_data_set(finish: Callable[..., Finished], nproc: int) -> None:
+    ended = finish("run", "--nproc", nproc, PROGRAMS / "metrics.py")
+    assert ended.code == 0, ended.err
+    assert sorted(re.findall(r"rank (\d) found (.*)", ended.out)) == [(str(n), "1.0") for n in range(nproc)]
 
 
 def test_object_storage_is_refused(finish: Callable[..., Finished], tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ def batches(f: Any, count: int) -> list[torch.Tensor]:
     return found
 
 
-def test_workers_load_the_same_samples_as_the_rank_itself() -> None:
-    alone, helped = feed(40, batch=6, micro=2), feed(40, batch=6, micro=2, workers=3)
+@pytest.mark.parametrize(("workers", "start"), [(3, "fork"), (1, "spawn")])
+def test_workers_load_the_same_samples_as_the_rank_itself(workers: int, start: str) -> None:
+    alone, helped = feed(40, batch=6, micro=2), feed(40, batch=6, micro=2, workers=workers, start=start)
     expected, found = batches(alone, 15), batches(helped, 15)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
@@ -322,13 +323,12 @@ for batch in run.steps(2):
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # newer versions of torch also warn
-def test_dataset_that_cannot_be_sent_to_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If workers are not forked, as on macOS, the dataset itself is pickled."""
+def test_dataset_that_cannot_be_sent_to_a_worker_is_named() -> None:
+    """If workers are not forked, the dataset itself is pickled."""
 
     class Secret(Augmented):
         pass
 
-    monkeypatch.setattr(loader, "_START", "spawn")
-    f = feed(data=Secret(), batch=4, workers=1)
+    f = feed(data=Secret(), batch=4, workers=1, start="spawn")
     with pytest.raises(RecipeError, match="the dataset Secret cannot be sent between a rank and its worker"):
         next(iter(f.batch()))

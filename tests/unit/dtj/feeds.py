@@ -27,6 +27,7 @@ def feed(
     shuffle: bool = True,
     once: bool = False,
     workers: int = 0,
+    start: str | None = None,
     collate: Any = default_collate,
     drop_last: bool = False,
     equal_shares: bool = False,
@@ -40,7 +41,7 @@ def feed(
         shuffle=shuffle,
         once=once,
         drop_last=drop_last,
-        loader=Loader(collate=collate, device=CPU, workers=workers),
+        loader=Loader(collate=collate, device=CPU, workers=workers, start=start),
     )
 
 

@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 
 from dtj.data import text
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, GPT2_124M, Shape, generate
-from dtj.recipes.text import recipe, split
+from dtj.recipes.text import _adamw, recipe, split
 
 TINY = Shape(vocabulary=256, context=16, layers=2, heads=2, width=32)
 
@@ -130,3 +132,10 @@ def test_model_learns_more_than_the_frequencies_of_bytes() -> None:
     x, y = (torch.stack(column) for column in zip(*(chosen.held_out[i] for i in range(64)), strict=True))
     held_out = cross_entropy(model(x).flatten(0, 1), y.flatten())
     assert held_out.item() < 0.9 * entropy
+
+
+@pytest.mark.parametrize(("kind", "fused"), [("cuda", True), ("cpu", None)])
+def test_weights_on_a_gpu_are_updated_by_one_kernel(kind: str, fused: bool | None) -> None:
+    with FakeTensorMode():
+        optimizer = _adamw([nn.Parameter(torch.empty(2, 2, device=kind))], 1e-3)
+    assert optimizer.defaults["fused"] is fused

@@ -226,6 +226,48 @@ def test_step_times_and_mfu() -> None:
     assert "mfu 25.0%" in metrics.as_text(found)
 
 
+class FakeEvents:
+    """Events of an accelerator that is `done` steps ahead of nothing, and takes 2 s a step."""
+
+    def __init__(self) -> None:
+        self.recorded = self.done = 0
+
+    def __call__(self) -> "FakeEvent":
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, events: FakeEvents) -> None:
+        self.events, self.number = events, 0
+
+    def record(self) -> None:
+        self.events.recorded += 1
+        self.number = self.events.recorded
+
+    def query(self) -> bool:
+        return self.number <= self.events.done
+
+    def elapsed_time(self, end_event: "FakeEvent") -> float:
+        assert end_event.query(), "it would wait"
+        return 2000.0 * (end_event.number - self.number)
+
+
+def test_step_times_of_an_accelerator_are_its_own() -> None:
+    """The program queues a step in 1 ms; steps that are not done are measured later, without a wait."""
+    clock, events = Clock(), FakeEvents()
+    m = metrics.Meter(total_steps=20, clock=clock, event=events)
+    for step in range(10):
+        events.done = step // 2
+        m.begin_step()
+        clock.now += 0.001
+    found = m.reading(step=10, at=clock.now, samples=10, epoch=0, metrics={})
+    assert (found["stepSecondsP50"], found["stepSecondsP99"]) == (2.0, 2.0)
+    assert len(m._lengths) == 3
+    events.done = 10
+    m.begin_step()
+    assert len(m._lengths) == 9
+
+
 def test_rate_is_none_until_time_has_passed() -> None:
     clock = Clock()
     m = metrics.Meter(total_steps=10, clock=clock)

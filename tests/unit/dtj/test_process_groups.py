@@ -4,10 +4,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from dtj.process_groups import RetiredGroups
+from dtj import gloo_sockets, process_groups
+from dtj.control_pipe import Generation
+from dtj.process_groups import ProcessGroups, RetiredGroups
+from dtj.stop import StopFlag
+from dtj.world import World
 
 TIMEOUT = timedelta(seconds=100)
 
@@ -29,3 +34,22 @@ def test_retired_group_with_a_pending_collective_does_not_block():
     peer.allreduce([torch.ones(1)]).wait()  # type: ignore[attr-defined]  # so that the test leaves nothing behind
     cleanup.join(60)
     assert not cleanup.is_alive()
+
+
+@pytest.mark.parametrize(("kind", "broken"), [("cpu", [{7, 29400}]), ("cuda", [])])
+def test_only_sockets_of_gloo_are_shut_down(
+    monkeypatch: pytest.MonkeyPatch, kind: str, broken: list[set[int]]
+) -> None:
+    """NCCL, and the store that its watchdog polls, open sockets at the same time; they end by themselves."""
+    listening = iter([frozenset(), frozenset({7})])
+    found: list[frozenset[int]] = []
+    monkeypatch.setattr(gloo_sockets, "listening_ports", lambda: next(listening))
+    monkeypatch.setattr(gloo_sockets, "shut_down", lambda own, theirs: found.append(own and theirs))
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(process_groups, "open_group", lambda *_, **__: None)
+    monkeypatch.setattr(process_groups, "_of_all", lambda ports, _group: ports)
+    monkeypatch.setattr(ProcessGroups, "_is_replaced", lambda *_: False)
+    groups = ProcessGroups(World(size=2), (torch.device(kind, 0),), StopFlag(), in_place=True)
+    groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=1))
+    groups.close()
+    assert found == broken

@@ -9,12 +9,15 @@ from torch import nn
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
 from dtj.parallel.average import buckets
+from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
 from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.stages import split_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
+from dtj.settings import Settings
+from dtj.strategies import select
 from dtj.world import World
 
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
@@ -130,3 +133,37 @@ def test_buckets_hold_all_tensors_and_never_mix_types() -> None:
     found = list(buckets(tensors))
     assert [t for bucket in found for t in bucket] == tensors
     assert [len(bucket) for bucket in found] == [2, 1, 1]
+
+
+class Sharded(nn.Module):
+    """Records when its gradients are reduced, as an FSDP module."""
+
+    def __init__(self, calls: list[bool | str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def set_requires_gradient_sync(self, reduces: bool) -> None:
+        self.calls.append(reduces)
+
+
+@pytest.mark.parametrize(
+    ("reduce_once", "expected"), [(False, ["1", "2", "3"]), (True, [False, "1", "2", True, "3"])]
+)
+def test_fsdp_reduces_gradients_after_each_micro_batch_or_once(
+    reduce_once: bool, expected: list[Any]
+) -> None:
+    calls: list[Any] = []
+    strategy = FullyShard(grid("fsdp", ""), CPU, half=None, reduce_once=reduce_once)
+    strategy.models = [Sharded(calls)]
+
+    def loss(micro_batch: str) -> torch.Tensor:
+        calls.append(micro_batch)
+        return torch.zeros((), requires_grad=True)
+
+    strategy.accumulate(loss, ["1", "2", "3"])
+    assert calls == expected
+
+
+def test_reduce_once_is_refused_if_nothing_is_sharded() -> None:
+    with pytest.raises(RecipeError, match="--reduce-once does not work with --parallel ddp"):
+        select(Settings(reduce_once=True), grid("ddp", ""), CPU, half=None)

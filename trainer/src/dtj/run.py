@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -453,6 +454,7 @@ class Run:
         if not self._recovery.is_behind:
             self._boundary.wants_finish = True
 
+    @overload
     def evaluate(
         self,
         score: Callable[[Any], torch.Tensor],
@@ -460,15 +462,43 @@ class Run:
         *,
         batch: int | None = None,
         collate: Collate = default_collate,
-    ) -> float:
-        """Mean of a score over a data set. Each sample counts once: nothing is padded or repeated.
+    ) -> float: ...
+    @overload
+    def evaluate(
+        self,
+        score: Callable[[Any], Any],
+        dataset: Any,
+        *,
+        metric: step_evaluate.Metric,
+        batch: int | None = None,
+        collate: Collate = default_collate,
+    ) -> Any: ...
 
-        score    micro-batch of k samples -> (k,) tensor, one value per sample
+    def evaluate(
+        self,
+        score: Callable[[Any], Any],
+        dataset: Any,
+        *,
+        metric: step_evaluate.Metric | None = None,
+        batch: int | None = None,
+        collate: Collate = default_collate,
+    ) -> Any:
+        """Mean of a score over a data set, or a metric of it. Each sample counts once, nothing is padded.
+
+        score    micro-batch of k samples -> (k,) tensor, one value per sample. With a metric: what its
+                 `update` gets, a tuple such as (scores, labels), a dict of keywords, or one value
+        metric   of torchmetrics, alone or a MetricCollection: F1, AUROC, perplexity, ...
         batch    samples per forward pass of a rank; default: as many as in training, because that fits into
                  memory: --micro-batch, else the rank's part of the global batch; without run.data 256
         collate  as for `data`
-        Returns the same number on every rank.
+        Returns the same on every rank: a number; with a metric what its `compute` returns, with floats for
+        tensors of one element.
         """
+        if metric is not None and not hasattr(metric, "compute"):
+            raise RecipeError(
+                f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
+                fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
+            )
         ranks = self._strategy.layout.data_size
         feed = self._feed_of(
             dataset,
@@ -477,19 +507,17 @@ class Run:
             once=True,
             collate=collate,
         )
+        how: dict[str, Any] = {"strategy": self._strategy, "precision": self._precision}
 
-        def verb() -> float:
+        def verb() -> Any:
             self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
-            return step_evaluate.evaluate(
-                score,
-                feed,
-                strategy=self._strategy,
-                precision=self._precision,
-                group=self._groups.control,
-            )
+            if metric is None:
+                return step_evaluate.evaluate(score, feed, group=self._groups.control, **how)
+            return step_evaluate.evaluate_metric(score, feed, metric, group=self._groups.control, **how)
 
-        return self._recovery.run_verb(verb, rollback=None, skipped=math.nan)
+        skipped = dict.fromkeys(metric, math.nan) if isinstance(metric, nn.ModuleDict) else math.nan
+        return self._recovery.run_verb(verb, rollback=None, skipped=skipped)
 
     def reduce(self, value: torch.Tensor | float, how: str = "mean") -> torch.Tensor:
         """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.
@@ -592,6 +620,7 @@ class Run:
             tokens=self._tokens,
             peak_flops=1e12 * peak if peak else None,
             memory=lambda: memory.most_bytes(self.device),
+            event=partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None,
         )
 
     def _seed_generators(self, *, verb: int) -> None:
@@ -603,7 +632,10 @@ class Run:
         return Splitter(rank=layout.data_rank, size=layout.data_size, **how)
 
     def _feed_of(self, dataset: Any, *, collate: Collate, **how: Any) -> Feed:
-        loader = Loader(collate=collate, device=self.device, workers=self._settings.workers)
+        settings = self._settings
+        loader = Loader(
+            collate=collate, device=self.device, workers=settings.workers, start=settings.worker_start
+        )
         return make_feed(dataset, loader=loader, **how)
 
     def _take_new_groups(self) -> None:

@@ -84,10 +84,19 @@ class Settings:
     micro_batch: int | None = flag(
         Whole(), "Maximum number of samples per forward pass of a rank; limits memory use."
     )
+    reduce_once: bool = flag(
+        Switch(),
+        "With fsdp and several micro-batches: reduce gradients once a step; sends less, needs more memory.",
+        default=False,
+    )
     workers: int = flag(
         Whole(0),
         "Processes per rank that load samples in advance. [default: 0, the rank loads them itself]",
         default=0,
+    )
+    worker_start: str | None = flag(
+        OneOf(("fork", "spawn")),
+        "How --workers are started: spawn for a data set that uses CUDA or threads. [default: fork]",
     )
     parallel: str | None = flag(
         OneOf(STRATEGIES), "How to parallelize the model over the ranks. [default: ddp]"

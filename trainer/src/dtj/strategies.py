@@ -30,7 +30,7 @@ def select(settings: Settings, layout: Layout, device: torch.device, *, half: to
         case "zero1":
             return ZeroOne(layout, device)
         case "fsdp" | "hsdp":
-            return FullyShard(layout, device, half=half)
+            return FullyShard(layout, device, half=half, reduce_once=settings.reduce_once)
         case "tp" | "tp+ddp":
             return TensorParallel(layout, device)
         case "pp" | "pp+ddp":
@@ -63,6 +63,11 @@ def _check(settings: Settings, layout: Layout) -> None:
         raise RecipeError(
             f"--check-every does not work with --parallel {layout.strategy}: the ranks hold different parts",
             fix="use --parallel ddp or zero1, or leave --check-every out",
+        )
+    if settings.reduce_once and layout.strategy not in {"none", "fsdp", "hsdp"}:
+        raise RecipeError(
+            f"--reduce-once does not work with --parallel {layout.strategy}",
+            fix="use --parallel fsdp or hsdp, or leave --reduce-once out",
         )
     if flags and layout.strategy not in {"none", "ddp"}:
         raise RecipeError(

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from dtj.data.device_copy import DeviceCopy
 from dtj.data.indexed import Indexed
-from dtj.data.loader import Loader, to_device
+from dtj.data.loader import Loader
 from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.data.stream import Streamed, is_stream
 from dtj.errors import RecipeError
@@ -101,7 +102,7 @@ class Feed:
         self.consumed = 0
         self.waited_s = 0.0
         self._source = source
-        self._device = device
+        self._copy = DeviceCopy(device)
         self._rank_batch: RankBatch | None = None
         self._counts_epochs = False
 
@@ -130,7 +131,7 @@ class Feed:
             epoch=rank_batch.epoch,
             ends_epoch=rank_batch.ends_epoch,
             micro_batches=rank_batch.micro_batches,
-            fetch=lambda mb: to_device(self._timed(self._source.load, rank_batch, mb), self._device),
+            fetch=lambda mb: self._copy(self._timed(self._source.load, rank_batch, mb)),
         )
 
     def advance(self) -> None:

@@ -3,7 +3,7 @@
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from dtj.data.splitter import Indices
 from dtj.errors import RecipeError
 
 Collate = Callable[[list[Any]], Any]
-# Forked workers are direct children of this process, so that they can end with it; Python 3.14 no longer
-# forks by default.
+# Workers of fork and spawn are direct children of this process, so that they can end with it; Python 3.14
+# no longer forks by default.
 _START = "fork" if sys.platform == "linux" else None
 
 
@@ -52,19 +52,6 @@ def as_batch(found: Any) -> Any:
     return found
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """The same structure on the device. The copy from pinned memory is asynchronous."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(to_device(item, device) for item in value)
-    return value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Loader:
     """How samples are loaded.
@@ -72,11 +59,13 @@ class Loader:
     collate  list of samples -> one structure of tensors
     device   that the samples are moved to
     workers  processes that load ahead; 0: this process loads each micro-batch when it is needed
+    start    how they are started, "fork" or "spawn"; None: fork on Linux, else Python's default
     """
 
     collate: Collate = default_collate
     device: torch.device
     workers: int = 0
+    start: str | None = None
 
     def ahead(self, dataset: Any, *, of: Any, sampler: Any = None) -> Iterator[Any]:
         """Iterate over a dataset whose items are whole batches; an item that is a RecipeError is raised.
@@ -85,6 +74,7 @@ class Loader:
         sampler  as for torch's DataLoader
         The workers end when the iterator is garbage-collected or when this process dies, however it dies.
         """
+        start = self.start or _START
         loading = DataLoader(
             dataset,
             sampler=sampler,
@@ -92,14 +82,14 @@ class Loader:
             collate_fn=_as_it_is,
             num_workers=self.workers,
             pin_memory=self.workers > 0 and self.device.type == "cuda",
-            multiprocessing_context=_START if self.workers else None,
+            multiprocessing_context=start if self.workers else None,
             worker_init_fn=partial(worker.start, parent=os.getpid(), kind=type(of).__name__),
             generator=torch.Generator(),  # its own: the default one is for dropout and augmentation
         )
         try:
             return map(_raised, iter(loading))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            if _START == "fork":  # nothing was pickled, so it is an error of the dataset
+            if start == "fork":  # nothing was pickled, so it is an error of the dataset
                 raise
             raise worker.cannot_be_sent(f"the dataset {type(of).__name__}", error) from error
 

@@ -4,6 +4,10 @@ A block's parameters are gathered just before it runs and freed right after. FSD
 shards within groups of ranks (a node), each of which has a whole copy: the heavy traffic stays in the node.
 """
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,17 +18,19 @@ from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_tra
 class FullyShard(Strategy):
     """torch's fully_shard (FSDP2) on every block, then on the rest.
 
-    Gradients are reduced after each micro-batch. To do it once a step would send less, but every rank would
-    hold all gradients unsharded meanwhile: more memory, and micro-batches are there to need less.
+    Gradients are reduced after each micro-batch. With `reduce_once` they are reduced once a step, which sends
+    less; but every rank holds all gradients unsharded meanwhile, and micro-batches are there to save memory.
     """
 
     replicated = False
     in_lockstep = True
 
-    def __init__(self, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> None:
+    def __init__(
+        self, layout: Layout, device: torch.device, *, half: torch.dtype | None, reduce_once: bool = False
+    ) -> None:
         """half: gather parameters and compute in this type; shards, sums and the optimizer stay float32."""
         super().__init__(layout, device)
-        self._half = half
+        self._half, self._reduce_once = half, reduce_once
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, block by block, so that no device ever holds the whole model."""
@@ -43,3 +49,14 @@ class FullyShard(Strategy):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return model
+
+    @contextlib.contextmanager
+    def without_sync(self) -> Iterator[None]:
+        models: list[Any] = self.models if self._reduce_once else []
+        for model in models:
+            model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            for model in models:
+                model.set_requires_gradient_sync(True)

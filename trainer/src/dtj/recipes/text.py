@@ -75,7 +75,7 @@ def _language_model(
         model=lambda: GPT(shape),
         data=train,
         loss=lambda model, mb: cross_entropy(model(mb.x).flatten(0, 1), mb.y.flatten()),
-        optimizer=lambda parameters: AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1),
+        optimizer=lambda parameters: _adamw(list(parameters), lr),
         schedule=_warm_up_and_decay,
         clip=_CLIP,
         global_batch=global_batch,
@@ -95,6 +95,12 @@ def split(*, context: int, limit: int) -> tuple[text.Windows, text.Windows]:
     held_out = files[::_HELD_OUT]
     train = [file for number, file in enumerate(files) if number % _HELD_OUT]
     return tuple(text.Windows(b"".join(part), context=context) for part in (train, held_out))  # type: ignore[return-value]
+
+
+def _adamw(weights: list[nn.Parameter], lr: float) -> Optimizer:
+    # On GPUs one kernel updates all weights: torch does this only if asked.
+    fused = all(weight.is_cuda for weight in weights) or None
+    return AdamW(weights, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
 
 def _warm_up_and_decay(optimizer: Optimizer, steps: int) -> LRScheduler:

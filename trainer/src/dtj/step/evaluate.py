@@ -1,16 +1,35 @@
-"""The mean of a score over a data set, each sample counted once: nothing is padded or repeated."""
+"""Scores over a data set, each sample counted once: nothing is padded or repeated.
 
-from collections.abc import Callable
-from typing import Any
+Either the mean of one value per sample, or what a metric of torchmetrics makes of all batches.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_map_only
 
+from dtj import exchange
 from dtj.data.feed import Feed
 from dtj.errors import RecipeError
+from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
 from dtj.step.precision import Precision
 from dtj.telemetry import heartbeat
+
+
+class Metric(Protocol):
+    """What is needed of a torchmetrics.Metric or MetricCollection."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any: ...
+    def compute(self) -> Any: ...
+    def reset(self) -> None: ...
+    def to(self, device: torch.device) -> Any: ...
+    def modules(self) -> Iterable[nn.Module]: ...
 
 
 def evaluate(
@@ -24,27 +43,110 @@ def evaluate(
     """Mean score over one epoch of the feed; the same number on every rank.
 
     score  micro-batch of k samples -> k values; each batch of the feed is one micro-batch on every rank
-    A rank without a sample in the last batch scores a dummy, which is not counted: forward may be collective.
     RecipeError if the score does not have one value per sample.
     """
     # bf16 and fp16 cannot add up many scores. Apple's GPUs have no float64.
     sum_type = torch.float32 if strategy.device.type == "mps" else torch.float64
     total = torch.zeros((), dtype=sum_type, device=strategy.device)
     count = 0
-    with strategy.evaluating(), torch.no_grad(), precision.autocast():
-        for batch in feed.epoch_once():
-            heartbeat.mine.sign()
-            for micro_batch in batch.micro_batches:
-                found = score(batch.fetch(micro_batch))
-                if found.numel() != len(micro_batch.indices):
-                    raise RecipeError(
-                        f"the score of {len(micro_batch.indices)} samples has shape {tuple(found.shape)}",
-                        fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y",
-                    )
-                if micro_batch.weight:
-                    total += found.sum(dtype=sum_type)
-                    count += len(micro_batch.indices)
+
+    def add(found: Any, samples: int, *, is_dummy: bool) -> None:
+        nonlocal count
+        if not isinstance(found, torch.Tensor) or found.numel() != samples:
+            given = (
+                f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"type {type(found)}"
+            )
+            raise RecipeError(
+                f"the score of {samples} samples has {given}",
+                fix="return one value per sample, e.g. model(mb.x).argmax(1) == mb.y; or pass a metric",
+            )
+        if not is_dummy:
+            total.add_(found.sum(dtype=sum_type))
+            count += samples
+
+    _score_all(score, feed, add, strategy=strategy, precision=precision)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean
         dist.all_reduce(sums, group=group)
     return float(sums[0] / sums[1])
+
+
+def evaluate_metric(
+    score: Callable[[Any], Any],
+    feed: Feed,
+    metric: Metric,
+    *,
+    strategy: Strategy,
+    precision: Precision,
+    group: "dist.ProcessGroup | None",
+) -> Any:
+    """What the metric computes of one epoch of the feed; the same on every rank.
+
+    score   micro-batch -> the arguments of `metric.update`: a tuple, a dict of keywords, or one value
+    metric  is moved to the device and emptied; afterwards it holds this rank's samples
+    Returns the result of `metric.compute`, with plain numbers for tensors of one element.
+    """
+    metric.to(strategy.device)
+    metric.reset()
+
+    def add(found: Any, _samples: int, *, is_dummy: bool) -> None:
+        if is_dummy:
+            return
+        if isinstance(found, Mapping):
+            metric.update(**found)
+        else:
+            metric.update(*(found if isinstance(found, tuple) else (found,)))
+
+    _score_all(score, feed, add, strategy=strategy, precision=precision)
+    with _merged_over_ranks(metric, strategy.layout, group):
+        result = metric.compute()
+    return tree_map_only(torch.Tensor, lambda x: x.item() if x.numel() == 1 else x, result)
+
+
+def _score_all(
+    score: Callable[[Any], Any],
+    feed: Feed,
+    add: Callable[..., None],
+    *,
+    strategy: Strategy,
+    precision: Precision,
+) -> None:
+    """Score one epoch; call `add(found, samples, is_dummy=...)` for each micro-batch.
+
+    A rank without a sample in the last batch scores a dummy, which must not count: forward may be collective.
+    """
+    with strategy.evaluating(), torch.no_grad():
+        for batch in feed.epoch_once():
+            heartbeat.mine.sign()
+            for micro_batch in batch.micro_batches:
+                with precision.autocast():
+                    found = score(batch.fetch(micro_batch))
+                add(found, len(micro_batch.indices), is_dummy=not micro_batch.weight)
+
+
+@contextlib.contextmanager
+def _merged_over_ranks(metric: Metric, layout: Layout, group: "dist.ProcessGroup | None") -> Iterator[None]:
+    """Context: `metric.compute` merges the states of all ranks.
+
+    By our group for agreements instead of torchmetrics' own collectives: so a rank that is lost meanwhile can
+    be replaced, and ranks that split one model, and have the same samples, count once.
+    """
+
+    def gather(state: torch.Tensor, _group: Any = None, **_: Any) -> list[torch.Tensor]:
+        assert group is not None  # else nothing is merged
+        found = exchange.all_gather(state.cpu(), group=group)
+        owners = {replace(layout, rank=rank).data_rank: rank for rank in reversed(range(len(found)))}
+        states = [found[owners[data_rank]].to(state.device) for data_rank in sorted(owners)]
+        # That of a rank without samples is empty, and of another type.
+        return [each for each in states if each.numel()] or states
+
+    # A collection or a wrapper has its metrics as children.
+    metrics: list[Any] = [each for each in metric.modules() if hasattr(each, "dist_sync_fn")]
+    before = [(each.dist_sync_fn, each.distributed_available_fn) for each in metrics]
+    for each in metrics:
+        each.dist_sync_fn, each.distributed_available_fn = gather, lambda: group is not None
+    try:
+        yield
+    finally:
+        for each, (sync, available) in zip(metrics, before, strict=True):
+            each.dist_sync_fn, each.distributed_available_fn = sync, available

@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
+
+
+class Event(Protocol):
+    """A point in the work of an accelerator, as torch.cuda.Event(enable_timing=True)."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...  # True if the accelerator has come there; does not wait
+    def elapsed_time(self, end_event: Any) -> float: ...  # milliseconds
+
 
 # Fields of /status in docs/contract.md that a logged step fills.
 Reading = dict[str, Any]
@@ -30,6 +39,8 @@ class Meter:
     flops_per_sample  operations of this rank per sample of the global batch; None until counted
     peak_flops        peak FLOP/s of this rank's device (--peak-tflops)
     memory            () -> peak memory of this rank in bytes
+    event             makes an event of the accelerator; None on a CPU, whose steps the clock measures. An
+                      accelerator runs behind the program: the clock would measure how fast work is queued
     """
 
     total_steps: int
@@ -40,9 +51,11 @@ class Meter:
     flops_per_sample: float | None = None
     peak_flops: float | None = None
     memory: Callable[[], int] | None = None
+    event: Callable[[], Event] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     _lengths: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _stepped_at: float | None = None
+    _begun: deque[Event] = field(default_factory=deque)  # the last step that was measured, and those since
 
     def __post_init__(self) -> None:
         self._began, self._first_step = self.clock(), self.step
@@ -53,7 +66,15 @@ class Meter:
         return self.clock() - self._since
 
     def begin_step(self) -> None:
-        """Start a step. It lasts until the next call, so it includes evaluation and saving."""
+        """Start a step. It lasts until the next call, so it includes evaluation and saving. Never waits."""
+        if self.event is not None:
+            begun = self.event()
+            begun.record()
+            self._begun.append(begun)
+            while len(self._begun) > 1 and self._begun[1].query():
+                milliseconds = self._begun.popleft().elapsed_time(self._begun[0])
+                self._lengths.append(milliseconds / 1000)
+            return
         now = self.clock()
         if self._stepped_at is not None:
             self._lengths.append(now - self._stepped_at)
