@@ -6,7 +6,9 @@ with the machine's own apt and its mirror. The result goes straight into the eng
 that changes with the description.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +64,7 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
     debian.install("mmdebstrap", why="base images")
     proc.need_disk(Path("/var"), rootfs.gib, what=f"the base image {name}")
     step = f"base image {name} from Debian {rootfs.suite} packages (about {rootfs.seconds} s, once)"
-    with proc.timed(step):
+    with proc.timed(step), complete_or_absent(engine, rootfs.image):
         proc.pipe(
             mmdebstrap(rootfs, debian.mirror()),
             [
@@ -77,6 +79,16 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
             ],
             env=engine.env,
         )
+
+
+@contextlib.contextmanager
+def complete_or_absent(engine: Engine, image: str) -> Iterator[None]:
+    """Remove an image if its build fails: the engine also imports an archive that ends too early."""
+    try:
+        yield
+    except BaseException:
+        engine.works("image", "rm", image)
+        raise
 
 
 def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:

@@ -9,6 +9,7 @@ ports and folder, so several can run at the same time.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import signal
@@ -118,6 +119,12 @@ class ControlPlane:
         version = int(self._etcd("range", {"key": "YQ=="})["header"]["revision"])
         self._etcd("compaction", {"revision": str(version), "physical": True})
         return version
+
+    def stored(self, key: str) -> Json:
+        """Return an object as it is in etcd; only custom resources are stored as JSON."""
+        found = self._etcd("range", {"key": base64.b64encode(key.encode()).decode()})
+        value: Json = json.loads(base64.b64decode(found["kvs"][0]["value"]))
+        return value
 
     def _etcd(self, call: str, body: Json) -> Json:
         """Ask etcd's JSON gateway; keys in base64."""

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.cluster import debian, go, images, load, rootfs
+from tests.cluster.engine import Engine
+from tests.cluster.errors import ClusterError
 
 
 def test_mirror_is_that_of_a_release_not_of_updates_or_third_parties():
@@ -54,3 +56,11 @@ def test_lists_may_have_comments(tmp_path):
     (tmp_path / "packages.txt").write_text("# why\npython3  # the interpreter\n\nconntrack\n")
     assert rootfs.lines(tmp_path / "packages.txt") == ["python3", "conntrack"]
     assert rootfs.lines(tmp_path / "absent.txt") == []
+
+
+def test_base_image_whose_build_failed_does_not_stay(monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Engine, "works", lambda _, *words: calls.append(words))
+    with pytest.raises(ClusterError), rootfs.complete_or_absent(Engine(name="podman"), "base:1"):
+        raise ClusterError("mmdebstrap exited with code 25")
+    assert calls == [("image", "rm", "base:1")]
