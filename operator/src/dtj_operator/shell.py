@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import kopf
 
+from dtj_operator import scope
 from dtj_operator.app import App
 from dtj_operator.kube import config, job_stream
 from dtj_operator.model import names
@@ -44,10 +46,21 @@ def run(settings: Settings) -> None:
             # Not time.sleep: libfaketime, with which the tests set the clock, lets it fail.
             asyncio.run(asyncio.sleep(pause_s))
         else:
-            return
+            if not memo.get("namespaces_changed"):
+                return
+            _log.warning("other namespaces can be served now; starting again")
 
 
-def _run_once(settings: Settings, memo: kopf.Memo) -> None:
+def _run_once(configured: Settings, memo: kopf.Memo) -> None:
+    settings, stop = asyncio.run(_narrowed(configured)), asyncio.Event()
+
+    async def check() -> None:
+        await scope.until_changed(configured, await config.load(), settings.namespaces)
+        memo.namespaces_changed = True
+        stop.set()
+
+    if configured.namespaces:
+        memo.check_namespaces = check
     kopf.run(
         registry=_registry(settings),
         settings=_kopf_settings(),
@@ -56,8 +69,16 @@ def _run_once(settings: Settings, memo: kopf.Memo) -> None:
         identity=settings.identity,  # type: ignore[arg-type]  # a private NewType of str
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
+        stop_flag=stop,
         memo=memo,
     )
+
+
+async def _narrowed(settings: Settings) -> Settings:
+    """The settings with only those namespaces that can be served."""
+    if not settings.namespaces:
+        return settings
+    return replace(settings, namespaces=await scope.find(settings, await config.load()))
 
 
 def _registry(settings: Settings) -> kopf.OperatorRegistry:
@@ -79,9 +100,13 @@ def _registry(settings: Settings) -> kopf.OperatorRegistry:
             await app.stop()
             raise
         memo.app = app
+        if "check_namespaces" in memo:
+            memo.checking = asyncio.create_task(memo.check_namespaces(), name="check of the namespaces")
 
     @kopf.on.cleanup(registry=registry)
     async def cleanup(memo: kopf.Memo, **_: Any) -> None:
+        if "checking" in memo:
+            memo.checking.cancel()
         if "app" in memo:
             await memo.app.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 
@@ -55,3 +56,32 @@ async def test_operator_of_two_namespaces_serves_both_and_no_other(
             lease = await cluster.api.get(f"{LEASES.format(each.namespace)}/{process.LEASE}")
             assert lease["spec"]["holderIdentity"] == f"{process.NAMESPACE}/operator-0"
         assert await operator.stop() == 0
+
+
+async def test_namespace_without_rights_keeps_no_other_from_being_served(
+    granted: ControlPlane, helm: Helm, cluster: Cluster, kubelet: Kubelet
+):
+    """As if it had been deleted, and were created again later."""
+    gone = Cluster(cluster.api, f"gone-{uuid.uuid4().hex[:6]}")
+    granted.kubectl("create", "namespace", gone.namespace)
+    grant_in(helm, granted, [cluster.namespace, gone.namespace])
+    binding = (
+        f"/apis/rbac.authorization.k8s.io/v1/namespaces/{gone.namespace}/rolebindings/dtj-operator-dtj-system"
+    )
+    options = {"watch": f"{gone.namespace},{cluster.namespace}", "lease": "", "resync_s": 1.0}
+    pods = f"/api/v1/namespaces/{gone.namespace}/pods"
+    async with (
+        without(granted, EVERYWHERE, "/api/v1/pods"),
+        kubelets.playing(cluster.api, gone.namespace),
+        contextlib.AsyncExitStack() as missing,
+    ):
+        await missing.enter_async_context(without(granted, binding, pods))
+        async with process.running(granted, **options) as operator:
+            await gone.submit()
+            await cluster.submit()
+            await cluster.until(phase("Running"))
+            assert "status" not in await gone.job()
+
+            await missing.aclose()
+            await gone.until(phase("Running"))
+            assert await operator.stop() == 0
