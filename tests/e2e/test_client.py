@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,6 +19,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.predicates import phase
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 240.0
 PROGRAM = """
 import torch, torch.distributed as dist
 from words import GREETING
@@ -57,18 +62,22 @@ def researcher(kubectl: Kubectl, tmp_path: Path) -> Kubectl:
     return dataclasses.replace(kubectl, kubeconfig=path)
 
 
-def dtj(kubectl: Kubectl, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `kubectl dtj` in the folder, in the test's namespace."""
-    path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
+def program(kubectl: Kubectl, folder: Path, *words: str) -> dict[str, Any]:
+    """`kubectl dtj` in the folder and the test's namespace, as the arguments of subprocess.Popen."""
     options = (f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}")
+    path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        "args": [sys.executable, "-m", "dtj_client.cli", *options, *words],
+        "cwd": folder,
+        "env": {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src")},
+        "text": True,
+    }
+
+
+def dtj(kubectl: Kubectl, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `kubectl dtj` to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "dtj_client.cli", *options, *words],
-        cwd=folder,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "client/src")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
+        **program(kubectl, folder, *words), capture_output=True, check=False, timeout=PATIENCE_S
     )
 
 
@@ -123,3 +132,44 @@ def test_folder_is_submitted_followed_edited_and_submitted_again(researcher: Kub
     again = dtj(researcher, tmp_path, "logs", "first", "--replica=1")
     assert "1| [rank 1] hello 3" in again.stdout
     assert "0|" not in again.stdout
+
+
+def test_doctor_and_the_pages_see_into_real_pods(researcher: Kubectl, tmp_path: Path):
+    """The pages reach the agent by `kubectl port-forward`, to which no NetworkPolicy applies."""
+    (tmp_path / "job.yaml").write_text(TRAINS_ON)
+    assert dtj(researcher, tmp_path, "submit", "-f", "job.yaml").returncode == 0
+    tried = dtj(researcher, tmp_path, "doctor", "--try").stdout
+    for line in (
+        "pods: they start",
+        "shared memory: 2.0 GiB",
+        "name resolution: replica 1",
+        "network: replica 1",
+    ):
+        assert f"ok   {line}" in tried, tried
+    assert "network policies: enforced" in tried or "network policies: not enforced" in tried, tried
+    assert [job["metadata"]["name"] for job in researcher.list("dtj")] == ["long"], "its jobs are deleted"
+
+    researcher.follow("long-0", "step ")
+    with subprocess.Popen(**program(researcher, tmp_path, "ui"), stdout=subprocess.PIPE) as ui:
+        assert ui.stdout is not None
+        address = ui.stdout.readline().removeprefix("jobs: ").strip()
+        try:
+            page = page_with_step_times(f"{address}api/job/{researcher.namespace}/long")
+        finally:
+            ui.terminate()
+    assert page["heat"]["ranks"] == [0]
+    assert page["heat"]["seconds"][-1][0] > 0
+    assert page["curves"]["loss"]
+    assert page["replicas"][0]["state"] == "Running"
+
+
+def page_with_step_times(address: str) -> dict[str, Any]:
+    """Ask as the page does, until the agent has answered."""
+    ends, page = time.monotonic() + PATIENCE_S, {}
+    while time.monotonic() < ends:
+        with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
+            page = json.load(answer)
+        if page["heat"]["ranks"] and page["curves"]["loss"]:
+            return page
+        time.sleep(0.5)
+    raise AssertionError(f"no step times: {page}")

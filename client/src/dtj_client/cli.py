@@ -4,9 +4,11 @@ Exit codes: 0 done, 1 an error or a failed job, 2 wrong usage, 3 the time of `wa
 130 interrupted.
 """
 
+import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -19,13 +21,14 @@ from dtj_client.cli_submit import submit
 from dtj_client.cli_ui import ui
 from dtj_client.convert import as_yaml
 from dtj_client.convert import convert as converted
-from dtj_client.doctor import Result, examine
+from dtj_client.doctor import Finding, Result, examine
 from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.report import failures
 from dtj_client.templates import available
 from dtj_client.top import table
+from dtj_client.trial import trial
 
 EXIT_TIMED_OUT = 3
 EXIT_INTERRUPTED = 130
@@ -94,15 +97,33 @@ def top(kubectl: Kubectl, every: float) -> None:
 
 
 @dtj.command()
+@click.option(
+    "--try", "tries", is_flag=True, help="Also start three pods, which find what only pods can know."
+)
+@click.option("--image", default="", help="Of these pods. [default: the trainer image]")
 @for_kubectl
 @click.pass_obj
-def doctor(kubectl: Kubectl) -> int:
-    """Check cluster, API, rights, operator, GPUs, quotas and queues: a line each, with how to fix it."""
-    bad = False
-    for finding in examine(kubectl):
-        click.echo(str(finding))
-        bad = bad or finding.result is Result.BAD
+def doctor(kubectl: Kubectl, tries: bool, image: str) -> int:
+    """Check the cluster, your rights, GPUs, names, network, queues: a line each, with how to fix it."""
+    if image and not tries:
+        raise click.UsageError("--image goes with --try")
+    bad = _print(examine(kubectl))
+    if tries and bad:
+        click.echo("no pods were started: fix what is BAD first", err=True)
+    elif tries:
+        click.echo("starting pods; this takes as long as nodes need to fetch the image", err=True)
+        bad = _print(trial(kubectl, image))
     return int(bad)
+
+
+def _print(findings: Generator[Finding, None, None]) -> bool:
+    """Print the lines; return whether one is bad."""
+    bad = False
+    with contextlib.closing(findings):  # Ctrl-C deletes what a trial started
+        for finding in findings:
+            click.echo(str(finding))
+            bad = bad or finding.result is Result.BAD
+    return bad
 
 
 @dtj.command()

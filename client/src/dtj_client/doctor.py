@@ -1,7 +1,7 @@
 """Checks whether the user can train on this cluster; each finding is a line, and says how to fix it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,11 +13,15 @@ NEEDED = (
     *(("create", KIND), ("get", KIND), ("list", KIND), ("patch", KIND), ("delete", KIND)),
     *(("list", "pods"), ("get", "pods/log"), ("create", "configmaps"), ("list", "events.events.k8s.io")),
 )
+TRY = "kubectl dtj doctor --try starts a short job, which finds it out"
+TRIED = {"shared memory", "name resolution"}
+# Groups of APIs that come with network plugins which enforce NetworkPolicies.
+ENFORCING = {"cilium.io": "Cilium", "crd.projectcalico.org": "Calico", "crd.antrea.io": "Antrea"}
 _PODS = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
 
 class Result(StrEnum):
-    """What a check found; `UNKNOWN`: the user may not see it."""
+    """What a check found; `UNKNOWN`: the user may not see it, or the API does not say it."""
 
     GOOD = "ok"
     BAD = "BAD"
@@ -39,7 +43,7 @@ class Finding:
         return f"{self.result:3}  {self.text}" + (f"\n     fix: {self.fix}" if self.fix else "")
 
 
-def examine(kubectl: Kubectl) -> Iterator[Finding]:
+def examine(kubectl: Kubectl) -> Generator[Finding, None, None]:
     """Yield the findings; only the first one if the cluster cannot be reached."""
     try:
         context = kubectl.run("config", "current-context").strip()
@@ -49,14 +53,15 @@ def examine(kubectl: Kubectl) -> Iterator[Finding]:
         return
     yield Finding(Result.GOOD, f"cluster: context {context}")
     yield _kind(served)
-    checks: tuple[Callable[[Kubectl], Finding], ...] = (_rights, _operator, _gpus, _pod_security, _quotas)
-    for check in checks:
+    for title, check in CHECKS:
         try:
             yield check(kubectl)
         except ClientError as error:
-            yield Finding(Result.UNKNOWN, f"{check.__name__.strip('_').replace('_', ' ')}: {error.message}")
+            fix = TRY if title in TRIED else ""
+            yield Finding(Result.UNKNOWN, f"{title}: {error.message}", fix)
+    yield _network_policies(served)
     if "kueue.x-k8s.io" in served:
-        yield _queues(kubectl)
+        yield from _queues(kubectl)
     else:
         yield Finding(Result.GOOD, "queues: none, this cluster has no Kueue")
 
@@ -128,12 +133,76 @@ def _quotas(kubectl: Kubectl) -> Finding:
     return Finding(Result.GOOD, f"quotas: {len(found)} in this namespace, none is used up")
 
 
-def _queues(kubectl: Kubectl) -> Finding:
+def _shared_memory(kubectl: Kubectl) -> Finding:
+    """What the operator mounts counts towards the container's memory, which the namespace may limit."""
+    ranges: list[Json] = json.loads(kubectl.run("get", "limitranges", "-o", "json"))["items"]
+    limits = [
+        f"{limit['default']['memory']} (limit range {each['metadata']['name']})"
+        for each in ranges
+        for limit in each["spec"].get("limits") or ()
+        if limit.get("type") == "Container" and "memory" in (limit.get("default") or {})
+    ]
+    if limits:
+        fix = "set the memory limit of the container (resources.limits.memory); half of it is /dev/shm"
+        text = f"shared memory: without a limit of its own a container gets {', '.join(limits)}"
+        return Finding(Result.UNKNOWN, f"{text}, towards which /dev/shm counts", fix)
+    text = "shared memory: jobs get half their memory limit at /dev/shm, without a limit 2 GiB a process"
+    return Finding(Result.GOOD, text)
+
+
+def _name_resolution(kubectl: Kubectl) -> Finding:
+    """Whether a pod of the cluster's DNS is ready, under the name that nearly all clusters give it."""
+    words = ("get", "endpointslices", "-l", "kubernetes.io/service-name=kube-dns", "-o", "json")
+    slices: list[Json] = json.loads(kubectl.elsewhere("kube-system").run(*words))["items"]
+    if not slices:
+        return Finding(Result.UNKNOWN, "name resolution: no Service kube-dns in kube-system", TRY)
+    ends = [end for each in slices for end in each.get("endpoints") or ()]
+    ready = sum((end.get("conditions") or {}).get("ready") is not False for end in ends)
+    if not ready:
+        fix = "ask an administrator: kubectl get pods -n kube-system -l k8s-app=kube-dns"
+        return Finding(Result.BAD, "name resolution: no pod of kube-dns is ready", fix)
+    return Finding(Result.GOOD, f"name resolution: {ready} pods of kube-dns are ready")
+
+
+def _network_policies(served: Mapping[str, object]) -> Finding:
+    """The API cannot say it; but some network plugins that enforce them have an API of their own."""
+    for group, plugin in ENFORCING.items():
+        if group in served:
+            return Finding(Result.GOOD, f"network policies: {plugin} is installed, which enforces them")
+    text = "network policies: the API does not say whether the network plugin enforces them"
+    return Finding(Result.UNKNOWN, text, TRY)
+
+
+def _queues(kubectl: Kubectl) -> Iterator[Finding]:
     try:
-        lines = kubectl.run("get", "localqueues.kueue.x-k8s.io", "-o", "name").split()
+        found: list[Json] = json.loads(kubectl.run("get", "localqueues.kueue.x-k8s.io", "-o", "json"))[
+            "items"
+        ]
     except ClientError as error:
-        return Finding(Result.UNKNOWN, f"queues: {error.message}")
-    names = [line.partition("/")[2] for line in lines]
-    if not names:
-        return Finding(Result.GOOD, "queues: none in this namespace, so its jobs start at once")
-    return Finding(Result.GOOD, f"queues: {', '.join(names)}")
+        yield Finding(Result.UNKNOWN, f"queues: {error.message}")
+        return
+    if not found:
+        yield Finding(Result.GOOD, "queues: none in this namespace, so its jobs start at once")
+    for each in found:
+        yield _queue(each["metadata"]["name"], each.get("status") or {})
+
+
+def _queue(name: str, status: Json) -> Finding:
+    """Whether a queue admits jobs, and how many wait."""
+    active: Json = next((c for c in status.get("conditions") or () if c["type"] == "Active"), {})
+    if active.get("status") == "False":
+        text = f"queues: {name} admits no job: {active.get('message') or active.get('reason')}"
+        return Finding(Result.BAD, text, "choose another queue with --queue, or ask an administrator")
+    counts = f"{status.get('admittedWorkloads', 0)} admitted, {status.get('pendingWorkloads', 0)} waiting"
+    return Finding(Result.GOOD, f"queues: {name}: {counts}")
+
+
+CHECKS: tuple[tuple[str, Callable[[Kubectl], Finding]], ...] = (
+    ("rights", _rights),
+    ("operator", _operator),
+    ("gpus", _gpus),
+    ("pod security", _pod_security),
+    ("quotas", _quotas),
+    ("shared memory", _shared_memory),
+    ("name resolution", _name_resolution),
+)

@@ -13,15 +13,23 @@ from dtj_client.kubectl import Kubectl
 Json = dict[str, Any]
 
 
+def groups(*names: str) -> Json:
+    """The groups of APIs of a server with ours and these."""
+    versions = {"dtj.dev": "v1alpha1"} | dict.fromkeys(names, "v1")
+    return {"groups": [{"name": name, "versions": [{"version": each}]} for name, each in versions.items()]}
+
+
 def answers(**changed: Any) -> dict[str, Any]:
     """What a good cluster answers, by the kind that is asked for."""
     good = {
         "config": "prod",
-        "--raw": {"groups": [{"name": "dtj.dev", "versions": [{"version": "v1alpha1"}]}]},
+        "--raw": groups("cilium.io"),
         "deployments": {"items": [{"metadata": {"namespace": "dtj"}, "status": {"readyReplicas": 2}}]},
         "nodes": {"items": [{"status": {"allocatable": {"nvidia.com/gpu": "8"}}}, {"status": {}}]},
         "namespace": {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
         "resourcequotas": {"items": []},
+        "limitranges": {"items": []},
+        "endpointslices": {"items": [{"endpoints": [{"conditions": {"ready": True}}, {}]}]},
     }
     return good | changed
 
@@ -36,6 +44,10 @@ class Cluster(Kubectl):
 
     known: Mapping[str, Any]
     forbidden: str
+
+    def elsewhere(self, namespace: str) -> Kubectl:
+        assert namespace == "kube-system"
+        return self
 
     def run(self, *words: str, given: str | None = None) -> str:
         answer = self.known[words[0] if words[0] == "config" else words[1]]
@@ -56,11 +68,16 @@ def test_good_cluster() -> None:
         "ok   gpus: 8 on 1 of 2 nodes",
         "ok   pod security: namespace team enforces restricted",
         "ok   quotas: 0 in this namespace, none is used up",
+        "ok   shared memory: jobs get half their memory limit at /dev/shm, without a limit 2 GiB a process",
+        "ok   name resolution: 2 pods of kube-dns are ready",
+        "ok   network policies: Cilium is installed, which enforces them",
         "ok   queues: none, this cluster has no Kueue",
     ]
 
 
-NEWER = {"name": "dtj.dev", "versions": [{"version": "v1"}]}
+NOT_READY = {"conditions": {"ready": False}}
+INACTIVE = {"type": "Active", "status": "False", "message": "there is no ClusterQueue gpus"}
+STOPPED = {"metadata": {"name": "team-a"}, "status": {"conditions": [INACTIVE]}}
 FULL = {"metadata": {"name": "q"}, "status": {"hard": {"pods": "4"}, "used": {"pods": "4"}}}
 
 
@@ -75,6 +92,14 @@ FULL = {"metadata": {"name": "q"}, "status": {"hard": {"pods": "4"}, "used": {"p
         ({"deployments": {"items": []}}, "operator: there is none"),
         ({"deployments": {"items": [{"metadata": {"namespace": "dtj"}}]}}, "operator: no pod is ready"),
         ({"resourcequotas": {"items": [FULL]}}, "quotas: used up: pods of q (4)"),
+        ({"endpointslices": {"items": [{"endpoints": [NOT_READY]}]}}, "no pod of kube-dns is ready"),
+        (
+            {
+                "--raw": groups("kueue.x-k8s.io", "cilium.io"),
+                "localqueues.kueue.x-k8s.io": {"items": [STOPPED]},
+            },
+            "queues: team-a admits no job: there is no ClusterQueue gpus",
+        ),
     ],
 )
 def test_what_is_bad_says_how_to_fix_it(changed: Json, said: str) -> None:
@@ -94,6 +119,27 @@ def test_what_the_user_may_not_see_is_unknown_and_not_bad() -> None:
     assert [str(each) for each in found if each.result is not Result.GOOD] == [
         "?    gpus: alice may not list nodes here"
     ]
+
+
+def test_what_only_a_pod_can_find_out_names_the_flag() -> None:
+    refused = ClientError("alice may not list endpointslices here")
+    small = {"type": "Container", "default": {"memory": "512Mi"}}
+    limits = {"items": [{"metadata": {"name": "small"}, "spec": {"limits": [small]}}]}
+    changed = answers(**{"--raw": groups(), "endpointslices": refused, "limitranges": limits})
+    memory, names, policies = (
+        str(each) for each in examine(Cluster(changed)) if each.result is Result.UNKNOWN
+    )
+    assert "a container gets 512Mi (limit range small), towards which /dev/shm counts\n     fix: " in memory
+    assert names.startswith("?    name resolution: alice may not list endpointslices here\n")
+    assert policies.startswith("?    network policies: the API does not say whether")
+    assert all("kubectl dtj doctor --try" in each for each in (names, policies))
+
+
+def test_queues_say_how_many_jobs_wait() -> None:
+    queue = {"metadata": {"name": "a"}, "status": {"pendingWorkloads": 3, "admittedWorkloads": 1}}
+    changed = {"--raw": groups("kueue.x-k8s.io"), "localqueues.kueue.x-k8s.io": {"items": [queue]}}
+    *_, last = examine(Cluster(answers(**changed)))
+    assert str(last) == "ok   queues: a: 1 admitted, 3 waiting"
 
 
 def test_cluster_that_cannot_be_reached_is_the_only_line() -> None:

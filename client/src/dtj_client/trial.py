@@ -1,0 +1,134 @@
+"""`doctor --try`: a job of two pods, and one pod outside of it, find what only pods can know."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dtj_client import manifest, submission
+from dtj_client.doctor import Finding, Result
+from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.report import pod_state
+
+POLL_S = 1.0
+POLLS = 300  # pods may have to fetch their image first
+SMALL_SHM = 1 << 30  # bytes; PyTorch's DataLoader workers pass their batches through /dev/shm
+
+
+def trial(
+    kubectl: Kubectl, image: str = "", sleep: Callable[[float], None] = time.sleep
+) -> Generator[Finding, None, None]:
+    """Yield what the pods found; their jobs are deleted at the end. Raises ClientError.
+
+    image   empty: the trainer image for CPUs
+    """
+    with _running(kubectl, image, replicas=2) as members:
+        pods, said = _answers(kubectl, members, 2, sleep)
+        if len(said) < 2:
+            yield _nothing(kubectl, members, pods)
+            return
+        yield Finding(Result.GOOD, f"pods: they start, here on {_nodes(pods)}")
+        yield shared_memory(said[0])
+        yield names(said[1])
+        yield connections(said[1])
+        with _running(kubectl, image, str(pods[0]["status"]["podIP"]), replicas=1) as outside:
+            pods, said = _answers(kubectl, outside, 1, sleep)
+            yield isolation(said[0]) if said else _nothing(kubectl, outside, pods)
+
+
+def shared_memory(said: Mapping[str, Any]) -> Finding:
+    """What a job without a memory limit of its own gets."""
+    shm, memory = said["shm"], said["memory"]
+    text = f"shared memory: {_size(shm)} at /dev/shm"
+    if memory is not None and memory < shm:
+        fix = "set the memory limit of the container (resources.limits.memory); /dev/shm counts towards it"
+        return Finding(Result.BAD, f"{text}, but the memory limit of the namespace is {_size(memory)}", fix)
+    if shm < SMALL_SHM:
+        return Finding(Result.BAD, text, "mount a volume with more memory at /dev/shm in the pod template")
+    return Finding(Result.GOOD, text)
+
+
+def names(said: Mapping[str, Any]) -> Finding:
+    """Whether the cluster's DNS knows replica 0."""
+    if "unresolved" in said:
+        fix = "check the cluster's DNS (kubectl get pods -n kube-system -l k8s-app=kube-dns)"
+        return Finding(Result.BAD, f"name resolution: {said['unresolved']}", fix)
+    return Finding(Result.GOOD, f"name resolution: replica 1 found replica 0 after {said['resolved_s']} s")
+
+
+def connections(said: Mapping[str, Any]) -> Finding:
+    """Whether the pods of a job reach each other."""
+    if said.get("connected"):
+        return Finding(Result.GOOD, "network: replica 1 connected to replica 0")
+    fix = "a NetworkPolicy of this namespace or the network plugin must admit connections between its pods"
+    return Finding(Result.BAD, "network: replica 1 cannot connect to replica 0", fix)
+
+
+def isolation(said: Mapping[str, Any]) -> Finding:
+    """Whether the NetworkPolicy of a job keeps other pods out."""
+    if not said["connected"]:
+        return Finding(
+            Result.GOOD, "network policies: enforced, a pod outside the job could not connect to it"
+        )
+    fix = "use a network plugin that enforces them, such as Calico or Cilium; any pod can reach your jobs now"
+    return Finding(Result.BAD, "network policies: not enforced, a pod outside the job connected to it", fix)
+
+
+@contextlib.contextmanager
+def _running(kubectl: Kubectl, image: str, *arguments: str, replicas: int) -> Iterator[str]:
+    """Start a job that runs the probe, and delete it at the end."""
+    source = Path(__file__).with_name("pod_probe.py").read_text()
+    command = ["python3", "-c", source, *arguments]
+    request = manifest.Request(
+        name=manifest.new_name("doctor"), command=command, replicas=replicas, image=image
+    )
+    job = manifest.job(request, with_code=False)
+    job["spec"]["ttlSecondsAfterFinished"] = 0  # for a user whose connection breaks before the end
+    submission.create(kubectl, job)
+    try:
+        yield request.name
+    finally:
+        kubectl.delete(KIND, request.name)
+
+
+def _answers(
+    kubectl: Kubectl, job: str, count: int, sleep: Callable[[float], None]
+) -> tuple[list[Json], list[Json]]:
+    """The pods, and what they have said; nothing if not all of them are done in time."""
+    pods: list[Json] = []
+    for _ in range(POLLS):
+        pods = kubectl.pods(job)
+        if len(pods) == count and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
+            said = [_said(kubectl.run("logs", pod["metadata"]["name"])) for pod in pods]
+            if all(each.get("done") for each in said):
+                return pods, said
+        sleep(POLL_S)
+    return pods, []
+
+
+def _said(log: str) -> Json:
+    """All that a pod has said; a line that it writes at this moment is left out."""
+    found: Json = {}
+    for line in log.splitlines():
+        with contextlib.suppress(ValueError):
+            found |= json.loads(line)
+    return found
+
+
+def _nothing(kubectl: Kubectl, job: str, pods: Sequence[Json]) -> Finding:
+    """Why there is no answer."""
+    states = ", ".join(sorted({pod_state(pod) for pod in pods})) or "no pod was created"
+    message = (kubectl.job(job).get("status") or {}).get("message", "")
+    said = f"pods: no answer within {POLL_S * POLLS:.0f} s ({states}{f': {message}' if message else ''})"
+    fix = "read the events of the namespace (kubectl get events); --image names an image that nodes can fetch"
+    return Finding(Result.BAD, said, fix)
+
+
+def _nodes(pods: Sequence[Json]) -> str:
+    return " and ".join(sorted({str(pod["spec"].get("nodeName", "?")) for pod in pods}))
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"

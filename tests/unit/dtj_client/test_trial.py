@@ -1,0 +1,128 @@
+"""What `kubectl dtj doctor --try` does with a cluster whose pods are played by the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtj_client.doctor import Result
+from dtj_client.kubectl import Kubectl
+from dtj_client.trial import trial
+
+Json = dict[str, Any]
+MEMBERS = [
+    {"shm": 2 << 30, "memory": None, "done": True},
+    {"shm": 2 << 30, "memory": None, "resolved_s": 1.2, "connected": True, "done": True},
+]
+
+
+class Cluster(Kubectl):
+    """Its pods run at once and have said what `members` and `outside` are; None: the pods wait.
+
+    jobs   those that are not deleted yet
+    """
+
+    def __init__(self, members: list[Json] | None, outside: Json | None = None) -> None:
+        super().__init__()
+        object.__setattr__(self, "said", {2: members, 1: None if outside is None else [outside]})
+        object.__setattr__(self, "jobs", {})
+
+    said: dict[int, list[Json] | None]
+    jobs: dict[str, Json]
+
+    def create(self, manifest: Json) -> Json:
+        self.jobs[manifest["metadata"]["name"]] = manifest
+        return manifest
+
+    def delete(self, kind: str, name: str) -> None:
+        del self.jobs[name]
+
+    def job(self, name: str) -> Json:
+        return {"status": {"message": "0 of 2 pods are ready"}}
+
+    def pods(self, name: str) -> list[Json]:
+        count = self.jobs[name]["spec"]["replicas"]
+        phase = "Pending" if self.said[count] is None else "Running"
+        return [
+            {
+                "metadata": {"name": f"{name}-{index}"},
+                "spec": {"nodeName": f"node-{index}"},
+                "status": {"phase": phase, "podIP": "10.0.0.7"},
+            }
+            for index in range(count)
+        ]
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        job, _, index = words[1].rpartition("-")
+        found = self.said[self.jobs[job]["spec"]["replicas"]]
+        assert found is not None
+        # One line each, as the probe prints them; a half-written one at the end.
+        return "".join(f"{json.dumps({key: value})}\n" for key, value in found[int(index)].items()) + '{"a'
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("all pods have answered")
+
+
+def lines(cluster: Cluster, sleep: Callable[[float], None] = never) -> list[str]:
+    found = [str(each) for each in trial(cluster, sleep=sleep)]
+    assert not cluster.jobs, "the jobs are deleted"
+    return found
+
+
+def test_good_cluster() -> None:
+    assert lines(Cluster(MEMBERS, {"connected": False, "done": True})) == [
+        "ok   pods: they start, here on node-0 and node-1",
+        "ok   shared memory: 2.0 GiB at /dev/shm",
+        "ok   name resolution: replica 1 found replica 0 after 1.2 s",
+        "ok   network: replica 1 connected to replica 0",
+        "ok   network policies: enforced, a pod outside the job could not connect to it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "reached", "said"),
+    [
+        ({}, {}, True, "network policies: not enforced"),
+        ({"shm": 64 << 20}, {}, False, "shared memory: 0.1 GiB at /dev/shm"),
+        ({"memory": 512 << 20}, {}, False, "but the memory limit of the namespace is 0.5 GiB"),
+        ({}, {"connected": False}, False, "network: replica 1 cannot connect to replica 0"),
+        (
+            {},
+            {"unresolved": "doctor-0.doctor: not known"},
+            False,
+            "name resolution: doctor-0.doctor: not known",
+        ),
+    ],
+)
+def test_what_is_bad_says_how_to_fix_it(zero: Json, one: Json, reached: bool, said: str) -> None:
+    cluster = Cluster([MEMBERS[0] | zero, MEMBERS[1] | one], {"connected": reached, "done": True})
+    bad = next(each for each in trial(cluster, sleep=never) if each.result is Result.BAD)
+    assert said in bad.text
+    assert bad.fix
+
+
+def test_outside_pod_gets_the_address_of_replica_0() -> None:
+    cluster = Cluster(MEMBERS, {"connected": True, "done": True})
+    started = [dict(cluster.jobs) for _ in trial(cluster, sleep=never)][-1]
+    _, outside = started.values()
+    (container,) = outside["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "10.0.0.7"
+
+
+def test_pods_that_do_not_start_are_deleted_too() -> None:
+    (only,) = lines(Cluster(None), sleep=lambda _: None)
+    assert "no answer within 300 s (Pending: 0 of 2 pods are ready)" in only
+
+
+def test_ctrl_c_deletes_what_was_started() -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    cluster = Cluster(None)
+    with pytest.raises(KeyboardInterrupt):
+        list(trial(cluster, sleep=interrupt))
+    assert not cluster.jobs
