@@ -5,6 +5,8 @@ The set-up is that of the end-to-end tests (`tests.cluster.install`); this modul
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -40,8 +42,8 @@ def main() -> int:
     quote(kubectl, "apply", "-f", str(EXAMPLE))
     phase = show(kubectl)
 
-    for words in (("get", "dtj", JOB), ("get", "pods", SELECTOR, "-o", "wide")):
-        quote(kubectl, *words)
+    quote(kubectl, "get", "pods", SELECTOR, "-o", "wide")
+    quote_client(kubectl, "status", JOB)
     console.print(
         f"\n{phase} after {time.monotonic() - began:.0f} s. The cluster keeps running. Next, try:\n"
     )
@@ -69,6 +71,17 @@ def quote(kubectl: Kubectl, *words: str) -> None:
     """Print a kubectl command and its output."""
     console.print(f"\n[bold]$ kubectl {' '.join(words)}[/bold]")
     console.print(kubectl(*words).strip() + "\n", markup=False)
+
+
+def quote_client(kubectl: Kubectl, *words: str) -> None:
+    """Print a command of the client and its output; Python runs its source, because it is not installed."""
+    console.print(f"\n[bold]$ kubectl dtj {' '.join(words)}[/bold]")
+    command = [sys.executable, "-m", "dtj_client.cli", f"--kubeconfig={kubectl.kubeconfig}", *words]
+    path = f"{kubectl.binary.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    console.print(f"{done.stdout}{done.stderr}", markup=False)
 
 
 def hints(kubectl: Kubectl) -> tuple[str, ...]:

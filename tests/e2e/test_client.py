@@ -165,7 +165,8 @@ def test_doctor_and_the_pages_see_into_real_pods(researcher: Kubectl, tmp_path: 
 
 def page_with_step_times(address: str) -> dict[str, Any]:
     """Ask as the page does, until the agent has answered."""
-    ends, page = time.monotonic() + PATIENCE_S, {}
+    ends = time.monotonic() + PATIENCE_S
+    page: dict[str, Any] = {}
     while time.monotonic() < ends:
         with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
             page = json.load(answer)

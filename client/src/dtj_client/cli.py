@@ -25,6 +25,7 @@ from dtj_client.doctor import Finding, Result, examine
 from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
+from dtj_client.progress import bar
 from dtj_client.report import failures
 from dtj_client.templates import available
 from dtj_client.top import table
@@ -187,8 +188,10 @@ def logs(
     replicas, ranks = (parse_indices(each) if each else None for each in (replica, rank))
     if follow:
         return follow_to_the_end(kubectl, name, replicas, ranks, since)
+    with bar("reading logs") as progress:
+        lines = Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=since)
     printed = False
-    for line in Job(name, kubectl).logs(replicas=replicas, ranks=ranks, since=since):
+    for line in lines:
         echo(shown(line))
         printed = True
     if ranks and not printed:
@@ -215,7 +218,9 @@ def stacks(kubectl: Kubectl, name: str, rank: str | None) -> None:
 def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
     """Draw loss and rate over time, with the failures, from the logs of the pods that are there."""
     target = output or Path(f"{name}.png")
-    click.echo(f"{target}: {Job(name, kubectl).plot(target)} logged steps")
+    with bar("reading logs") as progress:
+        steps = Job(name, kubectl, progress).plot(target)
+    click.echo(f"{target}: {steps} logged steps")
 
 
 @dtj.command()
@@ -225,7 +230,9 @@ def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
 @click.pass_obj
 def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
     """Wait until the job has finished: exit code 0 if it succeeded, 1 if it failed, 3 if time ran out."""
-    return ended(name, Job(name, kubectl).wait(timeout))
+    with bar("steps") as progress:
+        phase = Job(name, kubectl, progress).wait(timeout)
+    return ended(name, phase)
 
 
 @dtj.command()
@@ -279,9 +286,9 @@ def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
 @click.pass_obj
 def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:
     """Suspend the job, wait until its pods have saved a checkpoint and ended, then delete it."""
-    job = Job(name, kubectl)
-    _confirm(job, yes, "stop and delete")
-    job.stop(timeout)
+    _confirm(Job(name, kubectl), yes, "stop and delete")
+    with bar("ended pods") as progress:
+        Job(name, kubectl, progress).stop(timeout)
     click.echo(f"{name}: stopped and deleted")
 
 

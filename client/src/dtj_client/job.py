@@ -11,6 +11,7 @@ from dtj_client.errors import ClientError
 from dtj_client.kubectl import KIND, Json, Kubectl, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw, readings
+from dtj_client.progress import Progress, ignore
 from dtj_client.report import report
 from dtj_client.stacks import check_ranks, question, stacks
 
@@ -45,10 +46,12 @@ class Job:
     Each call asks the API server again. All of them raise ClientError, with the reason and how to fix it.
 
     name      its name in the namespace of `kubectl`
+    progress  is called by `logs`, `plot`, `wait` and `stop`: how many pods or steps are done, and of how many
     """
 
     name: str
     kubectl: Kubectl = field(default_factory=Kubectl, repr=False)
+    progress: Progress = field(default_factory=lambda: ignore, repr=False)
 
     @property
     def manifest(self) -> Json:
@@ -117,7 +120,7 @@ class Job:
                     f"job {self.name} has no pods, and their logs went with them",
                     f"see kubectl dtj status {self.name}",
                 )
-            lines = snapshot(self.kubectl, pods, self.name, *flags)
+            lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
         return lines if ranks is None else of_ranks(lines, set(ranks))
 
     def plot(self, target: str | Path) -> int:
@@ -149,9 +152,12 @@ class Job:
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
         ends = None if timeout is None else time.monotonic() + timeout
-        while (phase := self.phase) not in FINAL:
-            self._sleep(ends, f"{self.name}: {phase or 'not started'} after {timeout or 0:.0f} s")
-        return phase
+        while (found := self.status).phase not in FINAL:
+            done, _, steps = found.step.partition("/")
+            if steps:
+                self.progress(int(done), int(steps))
+            self._sleep(ends, f"{self.name}: {found.phase or 'not started'} after {timeout or 0:.0f} s")
+        return found.phase
 
     def suspend(self) -> None:
         """Stop the pods, which save a checkpoint if the program can; the job stays."""
@@ -173,8 +179,11 @@ class Job:
         if self.phase not in FINAL:
             self.suspend()
         ends = None if timeout is None else time.monotonic() + timeout
-        while running := self.running_pods():
+        pods = running = self.running_pods()
+        while running:
+            self.progress(pods - running, pods)
             self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
+            running = self.running_pods()
         self.delete()
 
     def running_pods(self) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl, index_of
+from dtj_client.progress import Progress, ignore
 
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
+AT_ONCE = 8  # logs that are read at the same time
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one
 
 
@@ -51,8 +53,11 @@ def of_ranks(lines: Iterable[Line], ranks: Set[int]) -> Iterator[Line]:
     return (line for line in lines if line.rank in ranks)
 
 
-def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> Iterator[Line]:
+def snapshot(
+    kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str, progress: Progress = ignore
+) -> Iterator[Line]:
     """Yield what the pods have written so far; a pod whose container has not started has nothing."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 12 ms that no other verb needs
 
     def read(pod: Json) -> list[Line]:
         try:
@@ -63,7 +68,12 @@ def snapshot(kubectl: Kubectl, pods: Sequence[Json], job: str, *flags: str) -> I
             raise
         return list(parse(index_of(pod, job), said.splitlines()))
 
-    return merge([read(pod) for pod in pods])
+    found: list[list[Line]] = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for lines in pool.map(read, pods):
+            found.append(lines)
+            progress(len(found), len(pods))
+    return merge(found)
 
 
 def follow_job(

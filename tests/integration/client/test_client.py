@@ -266,9 +266,7 @@ def test_doctor_names_what_is_missing(dtj: Dtj):
     assert "ok   rights: submit, follow and delete jobs\n" in done.out
     assert "?    gpus: alice may not list nodes here\n" in done.out
     assert "ok   shared memory: jobs get half their memory limit" in done.out
-    assert (
-        "?    name resolution: alice may not list endpointslices here\n     fix: kubectl" in done.out
-    )
+    assert "?    name resolution: alice may not list endpointslices here\n     fix: kubectl" in done.out
     assert done.code == 0
     elsewhere = dtj("doctor", "-n", "kube-system")
     assert (elsewhere.code, "BAD  rights: you may not create" in elsewhere.out) == (1, True)

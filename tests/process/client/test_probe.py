@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @contextmanager
 def probe(port: int, *arguments: str, rank: int = 0) -> Iterator[Json]:
-    """Start the program; yield what it has said once it is done; it goes on until the end of the block."""
+    """Start the program; yield what it has said once it is done; it continues to the end of the block."""
     env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "NODE_RANK": str(rank)}
     command = [sys.executable, pod_probe.__file__, *arguments]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:

@@ -13,7 +13,7 @@ from dtj_client.kubectl import Kubectl
 from dtj_client.trial import trial
 
 Json = dict[str, Any]
-MEMBERS = [
+MEMBERS: list[Json] = [
     {"shm": 2 << 30, "memory": None, "done": True},
     {"shm": 2 << 30, "memory": None, "resolved_s": 1.2, "connected": True, "done": True},
 ]
@@ -22,29 +22,29 @@ MEMBERS = [
 class Cluster(Kubectl):
     """Its pods run at once and have said what `members` and `outside` are; None: the pods wait.
 
-    jobs   those that are not deleted yet
+    stored   the jobs that are not deleted yet
     """
 
     def __init__(self, members: list[Json] | None, outside: Json | None = None) -> None:
         super().__init__()
         object.__setattr__(self, "said", {2: members, 1: None if outside is None else [outside]})
-        object.__setattr__(self, "jobs", {})
+        object.__setattr__(self, "stored", {})
 
     said: dict[int, list[Json] | None]
-    jobs: dict[str, Json]
+    stored: dict[str, Json]
 
     def create(self, manifest: Json) -> Json:
-        self.jobs[manifest["metadata"]["name"]] = manifest
+        self.stored[manifest["metadata"]["name"]] = manifest
         return manifest
 
     def delete(self, kind: str, name: str) -> None:
-        del self.jobs[name]
+        del self.stored[name]
 
     def job(self, name: str) -> Json:
         return {"status": {"message": "0 of 2 pods are ready"}}
 
     def pods(self, name: str) -> list[Json]:
-        count = self.jobs[name]["spec"]["replicas"]
+        count = self.stored[name]["spec"]["replicas"]
         phase = "Pending" if self.said[count] is None else "Running"
         return [
             {
@@ -57,7 +57,7 @@ class Cluster(Kubectl):
 
     def run(self, *words: str, given: str | None = None) -> str:
         job, _, index = words[1].rpartition("-")
-        found = self.said[self.jobs[job]["spec"]["replicas"]]
+        found = self.said[self.stored[job]["spec"]["replicas"]]
         assert found is not None
         # One line each, as the probe prints them; a half-written one at the end.
         return "".join(f"{json.dumps({key: value})}\n" for key, value in found[int(index)].items()) + '{"a'
@@ -69,7 +69,7 @@ def never(_seconds: float) -> None:
 
 def lines(cluster: Cluster, sleep: Callable[[float], None] = never) -> list[str]:
     found = [str(each) for each in trial(cluster, sleep=sleep)]
-    assert not cluster.jobs, "the jobs are deleted"
+    assert not cluster.stored, "the jobs are deleted"
     return found
 
 
@@ -107,7 +107,7 @@ def test_what_is_bad_says_how_to_fix_it(zero: Json, one: Json, reached: bool, sa
 
 def test_outside_pod_gets_the_address_of_replica_0() -> None:
     cluster = Cluster(MEMBERS, {"connected": True, "done": True})
-    started = [dict(cluster.jobs) for _ in trial(cluster, sleep=never)][-1]
+    started = [dict(cluster.stored) for _ in trial(cluster, sleep=never)][-1]
     _, outside = started.values()
     (container,) = outside["spec"]["template"]["spec"]["containers"]
     assert container["command"][-1] == "10.0.0.7"
@@ -125,4 +125,4 @@ def test_ctrl_c_deletes_what_was_started() -> None:
     cluster = Cluster(None)
     with pytest.raises(KeyboardInterrupt):
         list(trial(cluster, sleep=interrupt))
-    assert not cluster.jobs
+    assert not cluster.stored

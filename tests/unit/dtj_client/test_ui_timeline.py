@@ -28,10 +28,36 @@ def test_phases_before_the_page_was_opened_are_not_invented() -> None:
     found = timeline(job(phase="Running", startTime=at(1)), [("Recovering", at(5)), ("Running", at(6))], [])
     assert [(each["phase"], each["from"], each["to"]) for each in found["segments"]] == [
         ("Waiting", at(0), at(1)),
-        ("Earlier", at(1), at(5)),
+        ("Unseen", at(1), at(5)),
         ("Recovering", at(5), at(6)),
         ("Running", at(6), None),
     ]
+
+
+def segments(status: dict[str, Any], *phases: tuple[str, str]) -> list[tuple[str, str, str | None]]:
+    found = timeline(job(**status), phases, [])["segments"]
+    return [(each["phase"], each["from"], each["to"]) for each in found]
+
+
+def test_job_that_started_when_it_was_created_did_not_wait() -> None:
+    assert segments({"startTime": at(0)}, ("Running", at(5))) == [
+        ("Unseen", at(0), at(5)),
+        ("Running", at(5), None),
+    ]
+
+
+def test_time_before_a_suspension_is_not_shown_as_waiting() -> None:
+    assert segments({"attempt": 1}, ("Suspended", at(5)))[0] == ("Unseen", at(0), at(5))
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at(7)}
+    status = {"attempt": 1, "startTime": at(7), "conditions": [resumed]}
+    assert segments(status, ("Running", at(8)))[0] == ("Unseen", at(0), at(8))
+
+
+def test_job_that_waits_for_its_queue_waits() -> None:
+    assert segments({"attempt": 0}, ("Suspended", at(1)))[0] == ("Waiting", at(0), at(1))
+    admitted = {"type": "Suspended", "status": "False", "lastTransitionTime": at(7)}
+    status = {"attempt": 0, "startTime": at(7), "conditions": [admitted]}
+    assert segments(status, ("Running", at(8)))[0] == ("Waiting", at(0), at(7))
 
 
 def test_end_is_a_mark_and_no_phase() -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from dtj_client.kubectl import Json
-from dtj_client.report import cause
+from dtj_client.report import cause, condition
 from dtj_client.ui.views import FINAL
 
 WAITING = "Waiting"
-EARLIER = "Earlier"  # active, but the phases were not seen
+UNSEEN = "Unseen"  # the phases are not known
 
 
 def timeline(job: Json, phases: Sequence[tuple[str, str]], events: Sequence[Json]) -> Json:
@@ -21,18 +21,26 @@ def timeline(job: Json, phases: Sequence[tuple[str, str]], events: Sequence[Json
 
 def _segments(job: Json, phases: Sequence[tuple[str, str]]) -> Iterator[Json]:
     """A segment without an end lasts until now."""
+    ends = [*(at for _, at in phases[1:]), None]
+    seen = [(phase, at, end) for (phase, at), end in zip(phases, ends, strict=False) if phase not in FINAL]
+    for phase, at, end in (*_before(job, phases[0][1] if phases else None), *seen):
+        if at != end:
+            yield {"phase": phase, "from": at, "to": end}
+
+
+def _before(job: Json, first: str | None) -> Iterator[tuple[str, str, str | None]]:
+    """What was before the first phase that was seen."""
     status = job.get("status") or {}
     created, started = job["metadata"]["creationTimestamp"], status.get("startTime")
-    first = phases[0][1] if phases else None
-    if started and created < started and (first is None or started < first):
-        yield {"phase": WAITING, "from": created, "to": started}
-        yield {"phase": EARLIER, "from": started, "to": first}
+    resumed = condition(status, "Suspended").get("lastTransitionTime", "")
+    # A suspension ends an attempt and resets startTime, so the job may have run before.
+    if status.get("attempt") and (not started or resumed >= started):
+        yield UNSEEN, created, first
+    elif started and (first is None or started < first):
+        yield WAITING, created, started
+        yield UNSEEN, started, first
     else:
-        yield {"phase": WAITING, "from": created, "to": first}
-    ends = [*(at for _, at in phases[1:]), None]
-    for (phase, at), end in zip(phases, ends, strict=False):  # without phases there is still one end
-        if phase not in FINAL:
-            yield {"phase": phase, "from": at, "to": end}
+        yield WAITING, created, first
 
 
 def _of_status(job: Json) -> Iterator[Json]:
