@@ -287,8 +287,14 @@ def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
 def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:
     """Suspend the job, wait until its pods have saved a checkpoint and ended, then delete it."""
     _confirm(Job(name, kubectl), yes, "stop and delete")
-    with bar("ended pods") as progress:
-        Job(name, kubectl, progress).stop(timeout)
+    try:
+        with bar("ended pods") as progress:
+            Job(name, kubectl, progress).stop(timeout)
+    except KeyboardInterrupt:
+        click.echo(
+            f"{name}: not deleted; if it is suspended, kubectl dtj resume {name} starts it again", err=True
+        )
+        raise
     click.echo(f"{name}: stopped and deleted")
 
 

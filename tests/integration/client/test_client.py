@@ -133,6 +133,33 @@ def test_refused_job_leaves_nothing_behind(dtj: Dtj, kubectl: Kubectl):
     assert not [each for each in kubectl.list("configmap") if each["metadata"]["name"].endswith("-code")]
 
 
+def test_ctrl_c_between_the_job_and_its_code_leaves_nothing(
+    alice: dict[str, str], kubectl: Kubectl, namespace: str, tmp_path: Path
+):
+    """Its kubectl sends the terminal's signal when it is called to create the job, and then creates it."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "kubectl").write_text(
+        f"""#!/bin/sh
+case "$*" in *" create "*) [ -e sent ] || {{ touch sent; kill -s INT -- "-$PPID"; }} ;; esac
+exec {kubectl.binary} "$@"
+"""
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    words = ("submit", "--name=digits", "--", "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "dtj_client.cli", f"--namespace={namespace}", *words],
+        cwd=tmp_path,
+        env={**alice, "PATH": f"{tmp_path}{os.pathsep}{alice['PATH']}"},
+        capture_output=True,
+        check=False,
+        start_new_session=True,  # so the signal reaches nothing else
+    )
+    assert (tmp_path / "sent").exists()
+    assert (done.returncode, done.stdout) == (130, b"")
+    assert kubectl.get("dtj", "digits") is None
+    assert kubectl.get("configmap", "digits-code") is None
+
+
 def test_dry_run_prints_objects_that_the_api_server_accepts(dtj: Dtj, kubectl: Kubectl):
     done = dtj("submit", "--name=digits", "--dry-run", "--gpus=2", "--", "train.py")
     assert done.code == 0

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from dtj_client.cli import main
+from dtj_client.job import Job
 
 
 def run(*words: str) -> int:
@@ -40,6 +41,18 @@ def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFi
     ]
     assert claim["metadata"]["name"] == "runs"
     assert job == {**given, "metadata": {"name": "second"}}
+
+
+def test_ctrl_c_during_stop_says_that_the_job_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_job: Job, _timeout: float | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "stop", interrupt)
+    monkeypatch.setattr(Job, "phase", "Succeeded")
+    assert run("stop", "digits") == 130
+    assert capsys.readouterr().err.startswith("digits: not deleted; if it is suspended, kubectl dtj resume")
 
 
 def test_ui_without_its_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
