@@ -25,6 +25,7 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
     with _interrupt_later() as raise_if_interrupted:
         stored = kubectl.create(job)
         try:
+            raise_if_interrupted()
             if code is not None:
                 kubectl.create(owned_by(stored, code))
             raise_if_interrupted()
