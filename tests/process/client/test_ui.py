@@ -111,6 +111,31 @@ def test_thousand_replicas_are_squares_and_pages(page: Page, cluster: Cluster) -
     assert page.texts("article table tbody tr td")[1] == "Pending", "what is wrong comes first"
     assert len(page.all("article table")[0].find_elements("css selector", "tbody tr")) == 50
 
+    page.run(
+        """const seen = new MutationObserver(found => { window.drawn = (window.drawn ?? 0) + found.length });
+        for (const each of document.querySelectorAll('.squares, .heat, figure'))
+            seen.observe(each, {attributes: true, childList: true, characterData: true, subtree: true})"""
+    )
+    cluster.details["gpt-small"] |= {"message": "asked again"}
+    page.refresh()
+    page.until(".message", "asked again")
+    assert page.run("return window.drawn") is None, "what has not changed is not drawn again"
+
+
+def test_narrow_screen_needs_no_scrolling_to_the_side(page: Page, cluster: Cluster) -> None:
+    """Wide tables scroll within their part of the page."""
+    cluster.set_jobs(job("a-name-that-is-longer-than-the-screen-of-a-telephone-is-wide-0123"))
+    cluster.details["gpt-small"] = made.document(datetime.now(UTC), replicas=9)
+    screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        for path, last in (("", "tbody a"), ("#/job/team/gpt-small", ".squares span")):
+            page.open(path)
+            page.until_there(last)
+            assert page.run("return document.documentElement.scrollWidth") == 360
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
 
 def test_job_that_is_gone(page: Page) -> None:
     page.open("#/job/team/gone")

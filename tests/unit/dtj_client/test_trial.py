@@ -105,6 +105,13 @@ def test_what_is_bad_says_how_to_fix_it(zero: Json, one: Json, reached: bool, sa
     assert bad.fix
 
 
+def test_pod_that_cannot_connect_proves_nothing_if_no_pod_can() -> None:
+    *_, last = lines(
+        Cluster([MEMBERS[0], MEMBERS[1] | {"connected": False}], {"connected": False, "done": True})
+    )
+    assert last.startswith("?    network policies: unknown")
+
+
 def test_outside_pod_gets_the_address_of_replica_0() -> None:
     cluster = Cluster(MEMBERS, {"connected": True, "done": True})
     started = [dict(cluster.stored) for _ in trial(cluster, sleep=never)][-1]
