@@ -59,13 +59,17 @@ def node(plane: ControlPlane, name: str, **labels: str) -> Iterator[None]:
 class GangCluster(Cluster):
     """A namespace with a node of its own."""
 
-    async def submit(self, name: str = "job", **spec: Any) -> Json:
-        """Create a job of three replicas, of which each needs a quarter of the node."""
+    async def submit(self, name: str = "job", *, pod_spec: Json | None = None, **spec: Any) -> Json:
+        """Create a job of three replicas, of which each needs a quarter of the node.
+
+        pod_spec  further fields of its pods
+        """
         container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": {"cpu": "1"}}}
         pod = {
             "containers": [container],
             "terminationGracePeriodSeconds": 1,
             "nodeSelector": {"test": self.namespace},
+            **(pod_spec or {}),
         }
         return await super().submit(name, **{"replicas": 3, "template": {"spec": pod}, **spec})
 

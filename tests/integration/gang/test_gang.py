@@ -74,9 +74,11 @@ async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangC
 
 async def test_preemption_of_a_gang_is_a_disruption(cluster: GangCluster, kubelet: Kubelet):
     """The scheduler takes their place for another pod; once that one is gone, the job starts again."""
-    classes, urgent = "/apis/scheduling.k8s.io/v1/priorityclasses", f"urgent-{cluster.namespace}"
-    await cluster.api.create(classes, {"metadata": {"name": urgent}, "value": 1000})
-    await cluster.submit()
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    low, urgent = f"low-{cluster.namespace}", f"urgent-{cluster.namespace}"
+    for value, name in enumerate((low, urgent)):
+        await cluster.api.create(classes, {"metadata": {"name": name}, "value": value})
+    await cluster.submit(pod_spec={"priorityClassName": low})
     await kubelet.until_running("job-0", "job-1", "job-2")
 
     whole_node = {"name": "a", "image": "a", "resources": {"requests": {"cpu": "4"}}}

@@ -68,6 +68,11 @@ def test_group_is_created_once_with_the_fewest_pods_that_can_train() -> None:
     assert not created(PAIR.placed_as_gang(pod_group()))
 
 
+def test_group_has_the_priority_of_its_pods() -> None:
+    (group,) = created(PAIR.pod_spec(priorityClassName="high"))
+    assert group["spec"]["priorityClassName"] == "high"
+
+
 @pytest.mark.parametrize(
     ("others", "group"),
     [

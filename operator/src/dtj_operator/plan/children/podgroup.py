@@ -11,10 +11,17 @@ from dtj_operator.plan.children.meta import metadata
 
 
 def pod_group(job: Job, attempt: int, api_version: str) -> Json:
-    """The PodGroup; an elastic job needs `minReplicas` pods to start, any other job all of them."""
+    """The PodGroup; an elastic job needs `minReplicas` pods to start, any other job all of them.
+
+    A scheduler of Kubernetes 1.37 places no pod whose priority differs from that of its group. API servers of
+    1.36 drop the group's priority, unless their gate WorkloadAwarePreemption is on.
+    """
+    spec: Json = {"schedulingPolicy": {"gang": {"minCount": job.min_replicas}}}
+    if priority_class := job.template["spec"].get("priorityClassName"):
+        spec["priorityClassName"] = priority_class
     return {
         "apiVersion": api_version,
         "kind": "PodGroup",
         "metadata": metadata(job, names.pod_group_name(job.name, attempt)),
-        "spec": {"schedulingPolicy": {"gang": {"minCount": job.min_replicas}}},
+        "spec": spec,
     }
