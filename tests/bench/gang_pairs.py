@@ -1,4 +1,8 @@
-"""Pairs of jobs that do not fit at the same time, with faults: is one of them ever placed in part only?"""
+"""Pairs of jobs that do not fit at the same time, with faults: is one of them ever placed in part only?
+
+Two cases are counted apart: an attempt starts with some of its pods only, which is what gangs prevent, or an
+attempt that was complete has lost a pod, and waits for the new one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.bench.gang_rig import Json, Pool, Rig
+from tests.bench.gang_rig import Json, Pool, Rig, State
 from tests.integration.api import JOBS, NeverHappenedError
 from tests.integration.kubelet import runs
 from tests.support.predicates import phase
@@ -33,27 +37,74 @@ class Plan:
     faults: tuple[str, ...]
 
 
+@dataclass(eq=False)
+class Partial:
+    """Jobs that were placed in part.
+
+    jobs       number of jobs for which it lasted longer than PARTIAL_S
+    longest_s  the longest time
+    """
+
+    jobs: int = 0
+    longest_s: float = 0.0
+
+    def add(self, other: Partial) -> None:
+        """Add what was seen of other jobs."""
+        self.jobs += other.jobs
+        self.longest_s = max(self.longest_s, other.longest_s)
+
+
 @dataclass
 class Outcome:
     """What was seen of one pair, or of several.
 
     stuck      number of pairs in which no job ran whole for STUCK_S
-    partial    number of jobs that were placed in part for longer than PARTIAL_S
-    longest_s  the longest time for which a job was placed in part
+    starting   jobs placed in part whose attempt had never been complete
+    replacing  jobs placed in part whose attempt had been complete
     faults     (what, scope) -> number
     """
 
     stuck: int = 0
-    partial: int = 0
-    longest_s: float = 0.0
+    starting: Partial = field(default_factory=Partial)
+    replacing: Partial = field(default_factory=Partial)
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, other: Outcome) -> None:
         """Add what was seen of other pairs."""
         self.stuck += other.stuck
-        self.partial += other.partial
-        self.longest_s = max(self.longest_s, other.longest_s)
+        self.starting.add(other.starting)
+        self.replacing.add(other.replacing)
         self.faults += other.faults
+
+
+class Spells:
+    """For how long one job is placed in part, before and after its attempt was complete."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._complete: set[str] = set()  # attempts
+        self._current: Partial | None = None
+        self._since = 0.0
+        self._late: set[Partial] = set()
+
+    def see(self, state: State, now: float) -> None:
+        """Note the state at a moment of a monotonic clock, in seconds."""
+        if state.complete:
+            self._complete |= state.attempts
+        was, self._current = self._current, self._kind(state)
+        if self._current is None:
+            return
+        if self._current is not was:
+            self._since = now
+        self._current.longest_s = max(self._current.longest_s, now - self._since)
+        if now - self._since > PARTIAL_S and self._current not in self._late:
+            self._late.add(self._current)
+            self._current.jobs += 1
+
+    def _kind(self, state: State) -> Partial | None:
+        if not state.partial:
+            return None
+        return self._outcome.replacing if state.attempts <= self._complete else self._outcome.starting
 
 
 def draw(seed: int) -> dict[str, Plan]:
@@ -89,6 +140,7 @@ class Pair:
         self._pool, self._plans, self._kubelet = pool, plans, pool.kubelet
         self._chosen, self._outcome = random.Random(f"replicas of {seed}"), Outcome()
         self._left = {job: list(plan.faults) for job, plan in plans.items()}
+        self._spells = {job: Spells(self._outcome) for job in plans}
 
     async def run(self, gang: str) -> Outcome:
         """Run both jobs to their ends, with their faults."""
@@ -117,6 +169,7 @@ class Pair:
             return any(self._pool.state(job, REPLICAS).whole for job in self._left)
 
         await self._kubelet.until(whole, within_s=STUCK_S)
+        self._look()  # what follows may come before the next sample
         return next(job for job in self._left if self._pool.state(job, REPLICAS).whole)
 
     async def _disturb(self, job: str) -> None:
@@ -155,20 +208,13 @@ class Pair:
                 await task
 
     async def _sample(self) -> None:
-        since: dict[str, float] = {}
-        late: set[str] = set()
         while True:
-            now = time.monotonic()
-            for job in self._plans:
-                if not self._pool.state(job, REPLICAS).partial:
-                    since.pop(job, None)
-                    continue
-                for_s = now - since.setdefault(job, now)
-                self._outcome.longest_s = max(self._outcome.longest_s, for_s)
-                if for_s > PARTIAL_S:
-                    late.add(job)
-            self._outcome.partial = len(late)
+            self._look()
             await asyncio.sleep(SAMPLED_EVERY_S)
+
+    def _look(self) -> None:
+        for job, spells in self._spells.items():
+            spells.see(self._pool.state(job, REPLICAS), time.monotonic())
 
 
 def row(name: str, pairs: int, found: Outcome) -> Sequence[object]:
@@ -182,8 +228,10 @@ def row(name: str, pairs: int, found: Outcome) -> Sequence[object]:
         scopes["Replica"],
         scopes["Job"],
         found.stuck,
-        found.partial,
-        f"{found.longest_s:.1f}",
+        found.starting.jobs,
+        f"{found.starting.longest_s:.1f}",
+        found.replacing.jobs,
+        f"{found.replacing.longest_s:.1f}",
     ]
 
 
@@ -193,6 +241,8 @@ HEAD = [
     "replicas replaced",
     "whole restarts",
     "dead-locks",
-    f"jobs partly placed for more than {PARTIAL_S:.0f} s",
+    f"jobs half started for more than {PARTIAL_S:.0f} s",
+    "longest, s",
+    f"jobs that lacked a replaced pod for more than {PARTIAL_S:.0f} s",
     "longest, s",
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dtj_operator.model import names
 from tests.bench.rig import REQUESTS_PER_S
 from tests.cluster import tools
 from tests.integration import api as rest
@@ -100,17 +101,12 @@ class Pool:
     def state(self, job: str, replicas: int) -> State:
         """Return how many of a job's pods are placed, run and have succeeded."""
         pods = [pod for i in range(replicas) if (pod := self.kubelet.pods.get(f"{job}-{i}")) is not None]
-        phases = [(pod, pod["status"].get("phase")) for pod in pods]
-        placed = sum(
-            "nodeName" in pod["spec"]
-            and "deletionTimestamp" not in pod["metadata"]
-            and phase in ("Pending", "Running")
-            for pod, phase in phases
-        )
+        placed = [pod for pod in pods if _is_placed(pod)]
         return State(
-            placed=placed,
+            placed=len(placed),
             running=sum(map(runs, pods)),
-            needed=replicas - sum(phase == "Succeeded" for _, phase in phases),
+            needed=replicas - sum(pod["status"].get("phase") == "Succeeded" for pod in pods),
+            attempts=frozenset(pod["metadata"]["labels"][names.ATTEMPT] for pod in placed),
         )
 
     async def finish(self, job: str, replicas: int) -> None:
@@ -120,23 +116,35 @@ class Pool:
         await asyncio.gather(*(self.kubelet.finish(name) for name in named if runs(pods[name])))
 
 
+def _is_placed(pod: Json) -> bool:
+    ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+    return "nodeName" in pod["spec"] and "deletionTimestamp" not in pod["metadata"] and not ended
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """The pods of a job.
 
-    placed   have a node and are neither ended nor deleted
-    running  run
-    needed   have not succeeded: so many must be placed
+    placed    have a node and are neither ended nor deleted
+    running   run
+    needed    have not succeeded: so many must be placed
+    attempts  to which the placed pods belong
     """
 
     placed: int
     running: int
     needed: int
+    attempts: frozenset[str]
 
     @property
     def whole(self) -> bool:
         """Whether all pods run that have not succeeded."""
         return 0 < self.running == self.needed
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pods that have not succeeded are placed."""
+        return 0 < self.placed == self.needed
 
     @property
     def partial(self) -> bool:

@@ -4,8 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from tests.bench.gang_pairs import FAULTS_A_JOB, SCOPES, Outcome, draw, row
-from tests.bench.gang_rig import Pool
+from dtj_operator.model import names
+from tests.bench.gang_pairs import FAULTS_A_JOB, SCOPES, Outcome, Partial, Spells, draw, row
+from tests.bench.gang_rig import Pool, State
 from tests.integration.api import Api
 from tests.integration.kubelet import Kubelet
 
@@ -13,10 +14,10 @@ param = pytest.param
 Json = dict[str, Any]
 
 
-def pod(phase: str, *, placed: bool = True, deleted: bool = False) -> Json:
+def pod(phase: str, *, placed: bool = True, deleted: bool = False, attempt: int = 0) -> Json:
     meta = {"deletionTimestamp": "now"} if deleted else {}
     return {
-        "metadata": meta,
+        "metadata": {"labels": {names.ATTEMPT: str(attempt)}, **meta},
         "spec": {"nodeName": "n"} if placed else {},
         "status": {"phase": phase},
     }
@@ -44,10 +45,54 @@ GOES = pod("Running", deleted=True)
     ],
 )
 def test_state_of_a_job(pods: list[Json], whole: bool, partial: bool):
+    state = state_of(pods)
+    assert (state.whole, state.partial) == (whole, partial)
+
+
+def state_of(pods: list[Json]) -> State:
     kubelet = Kubelet(cast(Api, None), "x")
     kubelet.pods = {f"a-{index}": each for index, each in enumerate(pods)}
-    state = Pool(api=cast(Api, None), kubelet=kubelet, name="x").state("a", 3)
-    assert (state.whole, state.partial) == (whole, partial)
+    return Pool(api=cast(Api, None), kubelet=kubelet, name="x").state("a", 3)
+
+
+SECOND = pod("Running", attempt=1)
+SECOND_WAITS = pod("Pending", placed=False, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("moments", "starting", "replacing"),
+    [
+        param({0: [RUNS, WAITS, WAITS], 6: [RUNS, RUNS, WAITS]}, (1, 6), (0, 0), id="starts in part"),
+        param({0: [RUNS, RUNS, WAITS], 4: [RUNS, RUNS, RUNS]}, (0, 0), (0, 0), id="is complete in time"),
+        param(
+            {0: [STARTS, STARTS, STARTS], 1: [RUNS, RUNS, FAILED], 9: [RUNS, RUNS, WAITS], 10: [RUNS] * 3},
+            (0, 0),
+            (1, 8),
+            id="lacks one of its pods",
+        ),
+        param(
+            {0: [RUNS, WAITS, WAITS], 4: [RUNS, RUNS, RUNS], 5: [RUNS, RUNS, WAITS], 9: [RUNS, RUNS, WAITS]},
+            (0, 0),
+            (0, 4),
+            id="two short spells",
+        ),
+        param(
+            {0: [RUNS, RUNS, RUNS], 1: [FAILED, GOES, GOES], 2: [SECOND, SECOND_WAITS], 8: [SECOND, SECOND]},
+            (1, 6),
+            (0, 0),
+            id="the next attempt starts in part",
+        ),
+    ],
+)
+def test_half_start_and_a_replacement_are_counted_apart(
+    moments: dict[int, list[Json]], starting: tuple[int, int], replacing: tuple[int, int]
+):
+    seen = Outcome()
+    spells = Spells(seen)
+    for at, pods in moments.items():
+        spells.see(state_of(pods), at)
+    found = [(each.jobs, each.longest_s) for each in (seen.starting, seen.replacing)]
+    assert found == [starting, replacing]
 
 
 def test_plans_are_the_same_for_both_sides_and_differ_between_pairs():
@@ -59,7 +104,10 @@ def test_plans_are_the_same_for_both_sides_and_differ_between_pairs():
 
 def test_row_of_the_table():
     total = Outcome()
-    for found in (Outcome(stuck=1, partial=2, longest_s=3.14), Outcome(longest_s=1.0)):
+    for found in (
+        Outcome(stuck=1, starting=Partial(jobs=2, longest_s=3.14)),
+        Outcome(starting=Partial(longest_s=1.0), replacing=Partial(jobs=3, longest_s=7.0)),
+    ):
         found.faults["crash", "Job"] += 2
         total.add(found)
-    assert row("gangs", 2, total) == ["gangs", 2, 0, 4, 1, 2, "3.1"]
+    assert row("gangs", 2, total) == ["gangs", 2, 0, 4, 1, 2, "3.1", 3, "7.0"]
