@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from dtj.data import order
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT
+from dtj.parallel.compress import PowerSGD, TopK, WithFeedback
 from dtj.parallel.layout import lay_out
+from dtj.parallel.select import select
 from dtj.settings import Settings, variable
-from dtj.strategies import select
-from dtj.sync.compress import PowerSGD, TopK, WithFeedback
 from dtj.world import World
 from tests.process.dtj.conftest import PROGRAMS, Finished, Start, wait_for
 from tests.process.dtj.test_strategies import weights

@@ -1,14 +1,19 @@
 """Evaluation: exact sums, modes of modules, and what a warm-up runs under; checks of weights."""
 
+from typing import cast
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torchmetrics import SumMetric
 
+from dtj import exchange
 from dtj.errors import DtjError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
 from dtj.step.backward import backward, warm_up
-from dtj.step.evaluate import evaluate
+from dtj.step.evaluate import evaluate, evaluate_metric
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
 from dtj.world import World
@@ -40,6 +45,22 @@ def test_sum_of_scores_does_not_depend_on_their_type(dtype: torch.dtype, value: 
         group=None,
     )
     assert scored == value
+
+
+def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tp=2 x ddp=2, ranks 0 and 1 have the same samples; what rank 0 has, the others have, too."""
+    layout = lay_out("tp+ddp", "tp=2", World(size=4, local_size=4))
+    monkeypatch.setattr(exchange, "all_gather", lambda state, *, group: [state * n for n in (1, 1, 10, 10)])
+    total = evaluate_metric(
+        lambda mb: mb,
+        feed(4, batch=4, once=True, shuffle=False),
+        metric := SumMetric(),
+        strategy=Strategy(layout, CPU),
+        precision=Precision("fp32", CPU),
+        group=cast(dist.ProcessGroup, "the ranks"),
+    )
+    assert total == (0 + 1 + 2 + 3) * 11
+    assert metric.dist_sync_fn is None
 
 
 def test_frozen_layer_stays_in_eval_mode() -> None:

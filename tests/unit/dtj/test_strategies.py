@@ -12,12 +12,12 @@ from dtj.parallel.average import buckets
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
 from dtj.parallel.pipeline import Pipeline
+from dtj.parallel.select import select
 from dtj.parallel.stages import split_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
 from dtj.settings import Settings
-from dtj.strategies import select
 from dtj.world import World
 
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)

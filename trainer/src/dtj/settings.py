@@ -35,7 +35,7 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "pp": ("pp",),
     "pp+ddp": ("pp", "ddp"),
 }
-# When ranks synchronize (sync/local_sgd.py, stale.py), and how gradients are compressed (sync/compress.py).
+# When ranks synchronize (parallel/local_sgd.py, stale.py), and how gradients are compressed (compress.py).
 SYNCS = OneWithAmount({"every": "", "local": "K", "postlocal": "K", "diloco": "K", "stale": "K"})
 COMPRESSIONS = OneWithAmount({"bf16": "", "fp16": "", "powersgd": "RANK", "topk": "PERCENT"})
 

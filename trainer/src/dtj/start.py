@@ -9,12 +9,12 @@ import torch
 from dtj import random_state
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
+from dtj.parallel.select import select
 from dtj.process_groups import ProcessGroups
 from dtj.run import Run
 from dtj.settings import Settings
 from dtj.step.precision import Precision
 from dtj.stop import StopFlag
-from dtj.strategies import select
 from dtj.world import World, choose_devices
 
 

@@ -18,7 +18,7 @@ USES_CPU, POLLS = "uses CPU", "wakes up from time to time"
 WAITING_FRAMES = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
     *("dtj/agreement.py", "dtj/control_pipe.py", "dtj/process_groups.py", "dtj/heal.py", "dtj/node.py"),
-    *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/sync/stale.py"),
+    *("dtj/parallel/average.py", "dtj/parallel/zero.py", "dtj/parallel/stale.py"),
 )
 # The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
 _LOADS = "torch/utils/data/dataloader.py"

@@ -1,1 +1,1 @@
-"""How one model is distributed over many ranks."""
+"""How one model is distributed over many ranks, and how they exchange less."""

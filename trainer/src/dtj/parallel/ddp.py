@@ -35,7 +35,7 @@ class DataParallel(Strategy):
     heals = True
 
     def __init__(self, layout: Layout, device: torch.device, *, hook: Hook | None = None) -> None:
-        """hook: averages a bucket of gradients (sync/compress.py); None: DDP's own all-reduce."""
+        """hook: averages a bucket of gradients (compress.py); None: DDP's own all-reduce."""
         super().__init__(layout, device)
         self._hook = hook
 

@@ -3,17 +3,17 @@
 import torch
 
 from dtj.errors import RecipeError
+from dtj.parallel import compress
 from dtj.parallel.ddp import DataParallel
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import Layout
+from dtj.parallel.local_sgd import DiLoCo, LocalSGD
 from dtj.parallel.pipeline import Pipeline
+from dtj.parallel.stale import Stale
 from dtj.parallel.strategy import Strategy
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import ZeroOne
 from dtj.settings import Settings
-from dtj.sync import compress
-from dtj.sync.local_sgd import DiLoCo, LocalSGD
-from dtj.sync.stale import Stale
 
 
 def select(settings: Settings, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> Strategy:
