@@ -28,5 +28,8 @@ for batch in (4, 2, 4):  # a metric is emptied before it is used again
     )
     expected = {"f1": float(multiclass_f1_score(SCORES, LABELS, 3)), "auroc": AUROC}
     torch.testing.assert_close([found, alone], [expected, AUROC])
+few = TensorDataset(SCORES[:2], LABELS[:2])
+found = run.evaluate(lambda mb: (mb.x, mb.y), few, metric=auroc)
+torch.testing.assert_close(found, float(multiclass_auroc(SCORES[:2], LABELS[:2], 3)))
 label = run.evaluate(lambda mb: mb.y, TensorDataset(SCORES[1:2], LABELS[1:2]), metric=CatMetric())
 print("rank", run.rank, "found", label, flush=True)
