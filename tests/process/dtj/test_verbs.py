@@ -134,14 +134,15 @@ def test_metric_is_that_of_the_whole_data_set(finish: Callable[..., Finished], n
     assert sorted(re.findall(r"rank (\d) found (.*)", ended.out)) == [(str(n), "1.0") for n in range(nproc)]
 
 
-def test_object_storage_is_refused(finish: Callable[..., Finished], tmp_path: Path) -> None:
+def test_url_that_cannot_be_used_is_refused(finish: Callable[..., Finished], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
-    ended = finish("run", "--checkpoint", "s3://bucket/run", script)
+    ended = finish("run", "--weights", "s3://bucket/run", script)
     assert ended.code == 78
-    assert "--checkpoint is 's3://bucket/run', but object storage is not supported" in ended.err
-    ended = finish("run", script, DTJ_CHECKPOINT_DIR="s3://bucket/run")
-    assert "but object storage is not supported" in ended.err
+    assert "--weights is 's3://bucket/run', but this must be a local path" in ended.err
+    ended = finish("run", script, DTJ_CHECKPOINT_DIR="s4://bucket/run")
+    assert ended.code == 78
+    assert "s4://bucket/run cannot hold checkpoints: Protocol not known: s4" in ended.err
 
 
 def test_one_rank_alone_may_log_and_ask_for_a_line(finish: Callable[..., Finished], tmp_path: Path) -> None:

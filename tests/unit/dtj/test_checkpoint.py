@@ -15,6 +15,7 @@ from torch import nn
 
 from dtj.checkpoint import paths, reader, save, sharded
 from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts, Snapshot
 from dtj.checkpoint.writer import Writer
@@ -27,8 +28,8 @@ from dtj.world import World
 STATE: dict[str, Any] = {"step": 1, "parts": {"w": torch.arange(1000.0)}}
 
 
-def commit(run: Path | Owner, *steps: int, state: dict[str, Any] = STATE, **how: Any) -> Path:
-    owner = Owner(run, {}) if isinstance(run, Path) else run
+def commit(run: Location | Owner, *steps: int, state: dict[str, Any] = STATE, **how: Any) -> Location:
+    owner = run if isinstance(run, Owner) else Owner(run, {})
     for step in steps:
         save.prepare(owner, step)
         folder = save.commit(owner, step, state | {"step": step}, **how)
@@ -40,7 +41,7 @@ def names(run: Path) -> list[str]:
     return sorted(child.name for child in run.iterdir() if child.name != paths.OWNER_FILE)
 
 
-def found(run: Path | None, resume: Path | None = None) -> tuple[str | None, list[str]]:
+def found(run: Location | None, resume: Location | None = None) -> tuple[str | None, list[str]]:
     """Name of the checkpoint that would be loaded, and the warnings."""
     warnings: list[str] = []
     hit = reader.find(run, resume, warn=warnings.append)
@@ -251,7 +252,7 @@ def test_any_error_of_the_thread_that_writes_is_reported(
     assert "step-7 could not be written: gloo: connection closed" in str(writer.failure)
 
 
-def checkpointer(run: Path, say: Any = print) -> tuple[Checkpointer, nn.Module]:
+def checkpointer(run: Location, say: Any = print) -> tuple[Checkpointer, nn.Module]:
     """One process whose state is written as shards, and its model."""
     strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
     strategy.replicated = False
@@ -304,14 +305,17 @@ def test_shards_that_cannot_be_read_are_not_treated_as_damaged(tmp_path: Path) -
         checkpointer(tmp_path)[0].restore(None)
 
 
-def test_input_output_error_is_not_treated_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", ["ZipFile", "_EndRecData"])
+def test_input_output_error_is_not_treated_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
     """A network volume has such errors for a moment, too."""
     commit(tmp_path, 1, 2)
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("dtj.checkpoint.reader.zipfile.ZipFile", broken)
+    monkeypatch.setattr(f"zipfile.{function}", broken)
     with pytest.raises(
         CheckpointError, match=r"step-2/state.pt cannot be read: Input/output error"
     ) as raised:

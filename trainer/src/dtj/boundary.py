@@ -6,12 +6,12 @@ The only collective that it adds to a step is the message of agreement.py, which
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch.distributed as dist
 
 from dtj import agreement
 from dtj.agreement import Agreement, Message
+from dtj.checkpoint.objects import Location
 from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
 from dtj.copies.memory_copies import MemoryCopies
 from dtj.errors import Stopped
@@ -116,7 +116,7 @@ class Boundary:
         if self._stop and self._stops_alone and not is_last:
             self._stop_unsaved()
 
-    def conclude(self) -> Path | None:
+    def conclude(self) -> Location | None:
         """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
         self._strategy.after_step(self._progress.step, force=True)
         self._check_finite(weights=True)

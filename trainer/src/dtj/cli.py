@@ -37,6 +37,8 @@ def _option(name: str) -> Any:
             how = {"type": click.Choice(list(known))}
         case flags.Switch():
             how = {"is_flag": True}
+        case flags.PathOrUrl(form):  # no URL is a file that exists
+            how = {"type": click.Path(file_okay=False), "metavar": form}
         case flags.LocalPath(form):
             how = {"type": click.Path(file_okay=form == "FILE", dir_okay=form == "FOLDER")}
         case flags.MetricTargets(form):
@@ -217,18 +219,18 @@ def _train(
 
 
 @_dtj.command("export")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--part", default="model", help="Name that run.state gave the model. [default: model]")
-def _export(source: Path, target: Path, part: str) -> int:
+def _export(source: str, target: Path, part: str) -> int:
     """Write a model's weights from a checkpoint to a file.
 
-    SOURCE is the checkpoint; TARGET ends in .safetensors, or in .pt for torch.load.
+    SOURCE is the checkpoint, a folder or a URL; TARGET ends in .safetensors, or in .pt for torch.load.
     """
-    from dtj.checkpoint import weights  # noqa: PLC0415 - imports torch
+    from dtj.checkpoint import objects, weights  # noqa: PLC0415 - imports torch
 
     _check_folder_of(target)
-    count = weights.export(source, target, part=part)
+    count = weights.export(objects.locate(source), target, part=part)
     click.echo(f"{target}: {count} tensors")
     return 0
 
@@ -280,13 +282,12 @@ def _environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _absolute(name: str, text: str) -> str:
-    """The text of a setting, with an absolute path if it is one; RecipeError if it is a URL."""
+    """The text of a setting, with an absolute path if it is one; RecipeError for a forbidden URL."""
     kind = settings.FLAGS[name].kind
-    return (
-        str(Path(kind.read(settings.option(name), text)).resolve())
-        if isinstance(kind, flags.LocalPath)
-        else text
-    )
+    if not isinstance(kind, flags.LocalPath):
+        return text
+    found = kind.read(settings.option(name), text)
+    return found if "://" in found else str(Path(found).resolve())
 
 
 def _text(kind: flags.Kind, value: Any) -> str:

@@ -72,10 +72,18 @@ class LocalPath(Text):
     def read(self, name: str, text: str) -> str:
         if "://" in text:
             raise RecipeError(
-                f"{name} is {text!r}, but object storage is not supported",
-                fix="mount the storage as a volume, and pass the path of a folder on it",
+                f"{name} is {text!r}, but this must be a local path",
+                fix="download it, or mount the storage as a volume",
             )
         return text
+
+
+@dataclass(frozen=True)
+class PathOrUrl(LocalPath):
+    """A LocalPath, or a URL of an object store, such as s3://bucket/path."""
+
+    def read(self, name: str, text: str) -> str:
+        return text if "://" in text else super().read(name, text)
 
 
 @dataclass(frozen=True)

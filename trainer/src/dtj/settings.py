@@ -16,6 +16,7 @@ from dtj.flags import (
     MetricTargets,
     OneOf,
     OneWithAmount,
+    PathOrUrl,
     Positive,
     Switch,
     Text,
@@ -57,12 +58,14 @@ class Settings:
         Positive(), "Peak TFLOP/s of one device at this precision; enables MFU in the log."
     )
     checkpoint_dir: str | None = flag(
-        LocalPath("FOLDER"),
-        "Folder for checkpoints. [default: none, state is in memory only]",
+        PathOrUrl("FOLDER|URL"),
+        "Folder for checkpoints, or a URL such as s3://bucket/path. [default: none, state is in memory only]",
         option="--checkpoint",
     )
     resume_dir: str | None = flag(
-        LocalPath("FOLDER"), "Checkpoint folder of another run to start from; read only.", option="--resume"
+        PathOrUrl("FOLDER|URL"),
+        "Checkpoint folder of another run to start from; read only.",
+        option="--resume",
     )
     # By time unless a number is given: the cost of saving then stays small, however short the steps are.
     save_every: int | None = flag(Whole(), "Save a checkpoint every N steps. [default: once a minute]")

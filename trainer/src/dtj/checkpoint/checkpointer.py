@@ -8,17 +8,18 @@
 """
 
 import contextlib
+import errno
 import io
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dtj import exchange
 from dtj.checkpoint import paths, reader
+from dtj.checkpoint.objects import Location, ObjectPath, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
 from dtj.checkpoint.writer import (
@@ -32,7 +33,7 @@ from dtj.checkpoint.writer import (
     report,
     with_best,
 )
-from dtj.errors import CheckpointError, DamagedError, DtjError, SupersededError
+from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
 from dtj.settings import Settings
 from dtj.world import World
@@ -56,9 +57,9 @@ class Checkpointer:
         say: Callable[[str], None],
     ) -> None:
         self.parts = Parts(strategy)
-        self.run_dir = Path(settings.checkpoint_dir) if settings.checkpoint_dir else None
-        self._restored: Path | None = None
-        self._resume_dir = Path(settings.resume_dir) if settings.resume_dir else None
+        self.run_dir = locate(settings.checkpoint_dir) if settings.checkpoint_dir else None
+        self._restored: Location | None = None
+        self._resume_dir = locate(settings.resume_dir) if settings.resume_dir else None
         self._every = settings.save_every
         self._in_background = settings.async_save
         self._is_rank0 = world.rank == 0
@@ -105,7 +106,7 @@ class Checkpointer:
         if is_highest:
             self._offered = score
 
-    def save(self, step: int, *, group: Group, last: bool = False) -> Path | None:
+    def save(self, step: int, *, group: Group, last: bool = False) -> Location | None:
         """Save the state after `step` unless it is saved already; the folder, None if nothing is to be saved.
 
         Every rank calls this after the same step. If the disk fails, older checkpoints stay as they are and
@@ -133,11 +134,18 @@ class Checkpointer:
     def claim(self) -> None:
         """Make rank 0 the owner of the run's folder; SupersededError if a later process has claimed it.
 
-        If the disk fails, the next save tries again and reports the error.
+        If the disk fails, the next save tries again and reports the error. RecipeError if no retry can help.
         """
         if self._is_rank0 and self._owner:
-            with contextlib.suppress(OSError):
+            try:
                 self._owner.claim()
+            except OSError as error:
+                if isinstance(self.run_dir, ObjectPath) and error.errno in {errno.ENOENT, errno.EROFS}:
+                    raise RecipeError(
+                        f"no checkpoint can be written to {self.run_dir}: there is no such bucket, or it can "
+                        "only be read",
+                        fix="create the bucket, or correct --checkpoint",
+                    ) from error
 
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
@@ -147,7 +155,7 @@ class Checkpointer:
         checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        damaged: list[Path] = []
+        damaged: list[Location] = []
         while (found := self._find(group, skip=damaged)) is not None:
             errors = self._load(found, group)
             if not errors:
@@ -169,7 +177,7 @@ class Checkpointer:
         of_all = [mine] if group is None else exchange.all_gather(mine, group=group)
         return [as_error(fields) for fields in of_all if fields]
 
-    def _find(self, group: Group, *, skip: list[Path]) -> reader.Found | None:
+    def _find(self, group: Group, *, skip: list[Location]) -> reader.Found | None:
         """The newest checkpoint that can be read, on every rank."""
         mine: list[reader.Found] = []  # on rank 0
 
@@ -185,12 +193,12 @@ class Checkpointer:
         shared = on_rank0(search, group)
         if shared is None:
             return None
-        folder = Path(shared["folder"])
+        folder = locate(shared["folder"])
         self._say(f"resuming from {folder}")
         state: Any = mine[0].state if mine else _same_state(folder, shared["is"])
         if group is not None and not all(exchange.all_gather(state is not None, group=group)):
             state = exchange.share_state(state, group=group)
-        shards = Path(shared["shards"]) if shared["shards"] else None
+        shards = locate(shared["shards"]) if shared["shards"] else None
         return reader.Found(folder=folder, state=state, shards=shards)
 
     def _restored_from(self, found: reader.Found) -> int:
@@ -244,7 +252,7 @@ class Checkpointer:
 
     def newest_saved(self) -> int | None:
         """Step of the newest checkpoint by its name, which may be damaged; on rank 0 only, else None."""
-        found: list[Path] = []
+        found: list[Location] = []
         if self._is_rank0 and self.run_dir:
             with contextlib.suppress(CheckpointError):
                 found = reader.committed(self.run_dir)
@@ -265,7 +273,7 @@ class Checkpointer:
             )
 
 
-def _same_state(folder: Path, fingerprint: Any) -> dict[str, Any] | None:
+def _same_state(folder: Location, fingerprint: Any) -> dict[str, Any] | None:
     """The state that rank 0 has read, if this rank sees the same file and can read it."""
     if reader.fingerprint(folder) != fingerprint:
         return None

@@ -5,22 +5,21 @@ check   read the record again, before every commit and before every removal
 
 A pod that the job has lost can still train on a node that reaches the storage, and a second agent can be
 started by hand with the same folder. A superseded writer raises SupersededError, which
-ends its whole job, and leaves the folder as it is. The record is replaced by a rename and read by its name,
-so no locks are needed. Between a check and the rename or removal that follows it, another writer can claim
+ends its whole job, and leaves the folder as it is. The record is replaced as a whole and read by its name,
+so no locks are needed. Between a check and the commit or removal that follows it, another writer can claim
 the folder: see "Two writers" in docs/recovery.md.
 """
 
 import json
-import os
 import socket
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from dtj import contract
-from dtj.checkpoint import paths
+from dtj.checkpoint import paths, storage
+from dtj.checkpoint.objects import Location
 from dtj.errors import SupersededError
 
 _MOST_REMEMBERED = 1000  # superseded writers in one record
@@ -30,11 +29,13 @@ class Owner:
     """Rank 0's claim on a run's folder.
 
     writer     id of the agent process that started this rank, so its restarted ranks are the same writer
+    storage    how this run's checkpoints are committed
     leftovers  unfinished folders that were there when this writer claimed the run: no owner needs them
     """
 
-    def __init__(self, run_dir: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, run_dir: Location, env: Mapping[str, str]) -> None:
         self.run_dir = run_dir
+        self.storage = storage.at(run_dir)
         self.writer = env.get(contract.INCARNATION) or uuid.uuid4().hex
         self.leftovers: frozenset[str] = frozenset()
         self._job = env.get(contract.JOB, "")
@@ -43,7 +44,7 @@ class Owner:
 
     def claim(self) -> None:
         """Become the owner; SupersededError if another writer has replaced this one, OSError of the disk."""
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.storage.create()
         record = self._read()
         superseded = record.get("superseded", [])
         if self.writer in superseded:
@@ -51,7 +52,7 @@ class Owner:
         if record and record["writer"] != self.writer:
             superseded = [*superseded, record["writer"]][-_MOST_REMEMBERED:]
         self._write(superseded)
-        self.leftovers = frozenset(paths.unfinished(child.name for child in self.run_dir.iterdir()))
+        self.leftovers = frozenset(paths.unfinished(self.storage.names()))
         self._has_claimed = True
 
     def check(self) -> None:
@@ -78,13 +79,7 @@ class Owner:
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "superseded": superseded,
         }
-        pending = self.run_dir / f"{paths.OWNER_FILE}.{self.writer}"
-        with pending.open("w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        pending.rename(self.run_dir / paths.OWNER_FILE)
-        fsync(self.run_dir)
+        self.storage.replace(paths.OWNER_FILE, json.dumps(record).encode(), writer=self.writer)
 
     def _superseded_by(self, record: Mapping[str, Any]) -> SupersededError:
         job = f"job {record['job']}, " if record.get("job") else ""
@@ -93,12 +88,3 @@ class Owner:
             f"{record.get('at')}): this run ends and leaves the folder as it is",
             fix="none is needed if that process replaced this one; else give each run its own --checkpoint",
         )
-
-
-def fsync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,7 +7,6 @@ state -> parts        whichever strategy saved it, and however it was sharded th
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from dtj import exchange
 from dtj.checkpoint import save
+from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
 
@@ -85,7 +85,7 @@ class Parts:
         tree = self._tree(step, sharded.merge_trees(trees)) if is_rank0 else {}
         return Snapshot(step=step, tree=tree, shards=shards)
 
-    def load(self, state: Mapping[str, Any], shards: Path | None) -> None:
+    def load(self, state: Mapping[str, Any], shards: Location | None) -> None:
         """Load a state; RecipeError if it has other parts, or does not fit the model or optimizer.
 
         shards  the checkpoint's folder of shards; None if `state` is whole
@@ -141,7 +141,7 @@ class Parts:
         }
 
     def _for_this_rank(
-        self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Path | None
+        self, whole: dict[str, Any], parts: Mapping[str, Any], shards: Location | None
     ) -> dict[str, Any]:
         if self._strategy.replicated and shards is None:
             return whole

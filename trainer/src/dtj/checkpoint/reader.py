@@ -4,17 +4,19 @@ Only rank 0 searches. The other ranks read the same file, or get its content fro
 all ranks start from the same step, even if some of them see another disk.
 """
 
+import contextlib
 import errno
 import pickle
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dtj.checkpoint import paths
+from dtj.checkpoint import paths, storage
+from dtj.checkpoint.objects import Location
 from dtj.errors import CheckpointError, RecipeError
 
 # Errors that mean a file is missing. All others may be temporary: of a network volume also EIO.
@@ -29,17 +31,17 @@ class Found:
     shards  the folder of its shards, None if it has none
     """
 
-    folder: Path
+    folder: Location
     state: dict[str, Any]
-    shards: Path | None
+    shards: Location | None
 
 
 def find(
-    run_dir: Path | None,
-    resume_dir: Path | None,
+    run_dir: Location | None,
+    resume_dir: Location | None,
     *,
     warn: Callable[[str], None],
-    skip: Collection[Path] = (),
+    skip: Collection[Location] = (),
 ) -> Found | None:
     """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
 
@@ -60,7 +62,7 @@ def find(
     return found
 
 
-def newest_run(folder: Path) -> Path:
+def newest_run(folder: Location) -> Location:
     """`folder` itself if it holds checkpoints, else its subfolder with the newest committed one.
 
     A job that is recreated under the same name gets a new subfolder beside the old one. The newest by time is
@@ -69,50 +71,52 @@ def newest_run(folder: Path) -> Path:
     if committed(folder):
         return folder
     runs = [child for child in _children(folder) if committed(child)]
-    return max(runs, key=lambda run: committed(run)[0].stat().st_mtime, default=folder)
+    return max(runs, key=lambda run: storage.committed_at(committed(run)[0]), default=folder)
 
 
-def committed(run_dir: Path) -> list[Path]:
+def committed(run_dir: Location) -> list[Location]:
     """A run's committed checkpoints, the newest first; empty if there is no such folder."""
     return [run_dir / name for name in paths.newest_first(child.name for child in _children(run_dir))]
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Location) -> dict[str, Any]:
     """The state of a committed checkpoint, on the CPU, once its checksums were checked. Executes no code.
 
     CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
     """
-    file = folder / paths.STATE_FILE
     try:
-        with zipfile.ZipFile(file) as archive:  # torch.load itself does not check checksums
-            damaged = archive.testzip()
+        with _state_file(folder) as file, zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()  # torch.load itself does not check checksums
         if damaged:
             raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
         return load(folder)
-    except OSError as error:
-        if error.errno in _MISSING:
+    except (OSError, zipfile.BadZipFile) as error:
+        # zipfile hides the error of a read behind its own.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError) or cause.errno in _MISSING:
             raise
-        raise _refused(file, error) from error
+        raise _refused(folder / paths.STATE_FILE, cause) from error
 
 
-def load(folder: Path) -> dict[str, Any]:
+def load(folder: Location) -> dict[str, Any]:
     """The state of a committed checkpoint without a check of its checksums."""
-    state = torch.load(folder / paths.STATE_FILE, map_location="cpu", weights_only=True)
+    with _state_file(folder) as file:
+        state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError("it is not a dtj checkpoint")
     return state
 
 
-def fingerprint(folder: Path) -> list[list[str | int]] | None:
+def fingerprint(folder: Location) -> list[list[str | int]] | None:
     """Names, sizes and checksums of what a state file holds; None if this rank cannot read it."""
     try:
-        with zipfile.ZipFile(folder / paths.STATE_FILE) as archive:
+        with _state_file(folder) as file, zipfile.ZipFile(file) as archive:
             return [[each.filename, each.file_size, each.CRC] for each in archive.infolist()]
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, ValueError, zipfile.BadZipFile):
         return None
 
 
-def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
+def whole(folder: Location, *, only: str | None = None) -> dict[str, Any]:
     """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
 
     only  the part whose tensors to read from shards; the others keep placeholders. None: all parts
@@ -134,7 +138,9 @@ def whole(folder: Path, *, only: str | None = None) -> dict[str, Any]:
     return state | {"parts": state["parts"] | parts}
 
 
-def _newest_readable(run_dir: Path, warn: Callable[[str], None], skip: Collection[Path]) -> Found | None:
+def _newest_readable(
+    run_dir: Location, warn: Callable[[str], None], skip: Collection[Location]
+) -> Found | None:
     for folder in committed(run_dir):
         if folder in skip:
             continue
@@ -150,12 +156,26 @@ def _newest_readable(run_dir: Path, warn: Callable[[str], None], skip: Collectio
     return None
 
 
-def _shards(folder: Path) -> Path | None:
-    shards = folder / paths.SHARDS
-    return shards if shards.exists() else None
+def _shards(folder: Location) -> Location | None:
+    try:
+        shards = storage.content(folder) / paths.SHARDS
+        return shards if shards.exists() else None
+    except OSError as error:
+        raise _refused(folder, error) from error
 
 
-def _children(folder: Path) -> list[Path]:
+@contextlib.contextmanager
+def _state_file(folder: Location) -> Iterator[Any]:
+    """The state file as zipfile and torch.load take it: its path, or a file of the object store."""
+    file = storage.content(folder) / paths.STATE_FILE
+    if isinstance(file, Path):
+        yield file
+    else:
+        with file.reading() as opened:
+            yield opened
+
+
+def _children(folder: Location) -> list[Location]:
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -164,9 +184,11 @@ def _children(folder: Path) -> list[Path]:
         raise _refused(folder, error) from error
 
 
-def _refused(path: Path, error: OSError) -> CheckpointError:
+def _refused(path: Location, error: OSError) -> CheckpointError:
+    check = "the volume is mounted and that this user may read it"
+    if not isinstance(path, Path):
+        check = "the store answers and that the credentials allow to read it"
     return CheckpointError(
         f"{path} cannot be read: {error.strerror}",
-        fix="check that the volume is mounted and that this user may read it; if it stays unreadable, "
-        "remove it to resume from the checkpoint before it",
+        fix=f"check that {check}; if it stays unreadable, remove it to resume from the checkpoint before it",
     )

@@ -1,16 +1,14 @@
 """State -> one committed checkpoint, or none: after a crash at any point the previous checkpoint is intact.
 
-prepare  create step-N.<writer>.tmp                           a folder of this name is never read
-write    state.pt and shards into it, fsync them
-commit   rename it to step-N, fsync the run's folder          one atomic operation
-prune    rename older checkpoints to .tmp, then delete them
+prepare  an empty place for the content, which no run reads
+write    state.pt and shards into it
+commit   make it the checkpoint of step N                     one atomic operation, see storage.py
+prune    delete older checkpoints
 
 Before it commits or removes anything, the writer reads again whether the folder is still its own (owner.py).
 """
 
 import contextlib
-import os
-import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Any
 import torch
 
 from dtj.checkpoint import paths, reader
-from dtj.checkpoint.owner import Owner, fsync
+from dtj.checkpoint.objects import Location
+from dtj.checkpoint.owner import Owner
 from dtj.errors import CheckpointError, RecipeError, SupersededError
 
 # Types that torch.load(weights_only=True) loads. Subclasses do not load (numpy's float64 is a float).
@@ -27,44 +26,39 @@ _LEAVES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 _DICTS = (dict, OrderedDict, Counter)
 
 
-def prepare(owner: Owner, step: int) -> Path:
-    """Create the empty folder to write into. Only rank 0 calls this, `commit` and `abandon`.
+def prepare(owner: Owner, step: int) -> Location:
+    """The empty place to write into. Only rank 0 calls this, `commit` and `abandon`.
 
     SupersededError if the run's folder belongs to another writer now, CheckpointError if the disk fails.
     """
-    pending = owner.run_dir / paths.pending_name_of(step, owner.writer)
     with _explained(owner, step):
         owner.check()
-        shutil.rmtree(pending, ignore_errors=True)
-        pending.mkdir()
-    return pending
+        return owner.storage.begin(step, owner.writer)
 
 
 def commit(
     owner: Owner, step: int, state: dict[str, Any], *, keep: int = paths.KEEP, best: int | None = None
-) -> Path:
-    """Write `state` into the prepared folder, commit that as the checkpoint of `step`, and return its path.
+) -> Location:
+    """Write `state` into the prepared place, commit that as the checkpoint of `step`, and return its path.
 
     keep, best  how many checkpoints to keep, and the step of one more to keep
     Raise CheckpointError if it cannot be written; then no part of it is left. Raise SupersededError if the
     run's folder belongs to another writer now; then nothing else in it was changed.
     """
-    run_dir = owner.run_dir
-    pending, final = run_dir / paths.pending_name_of(step, owner.writer), run_dir / paths.name_of(step)
+    storage = owner.storage
     with _explained(owner, step):
-        _write(pending, state)
+        with storage.file(storage.pending(step, owner.writer) / paths.STATE_FILE) as file:
+            torch.save(state, file)
         owner.check()
-        if final.exists():  # an unreadable one, whose step was trained again
-            _discard(owner, final)
-        pending.rename(final)
-        fsync(run_dir)
+        committed = storage.commit(step, owner.writer)
         _prune(owner, step, keep=keep, best=best)
-    return final
+    return committed
 
 
 def abandon(owner: Owner, step: int) -> None:
     """Delete an unfinished checkpoint of this writer, to free its space."""
-    shutil.rmtree(owner.run_dir / paths.pending_name_of(step, owner.writer), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        owner.storage.remove(owner.storage.pending(step, owner.writer).name, writer=owner.writer)
 
 
 def check_loadable(value: Any, path: str) -> None:
@@ -86,17 +80,19 @@ def check_loadable(value: Any, path: str) -> None:
         )
 
 
-def not_written(run_dir: Path, step: int, reason: object) -> CheckpointError:
+def not_written(run_dir: Location, step: int, reason: object) -> CheckpointError:
     """The error for a checkpoint of `step` that could not be written."""
     return CheckpointError(
         f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason}",
-        fix="check that the volume is mounted on every node, has space, and that this user may write to it",
+        fix="check that the volume is mounted on every node, has space, and that this user may write to it"
+        if isinstance(run_dir, Path)
+        else "check the bucket, and that every replica has the address of the store and credentials to write",
     )
 
 
 def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
     """Delete old checkpoints, unreadable later ones, and what writers that no longer write have left."""
-    names = [child.name for child in owner.run_dir.iterdir()]
+    names = owner.storage.names()
     # This run resumed before later ones if they were unreadable. They would soon count as one of the `keep`.
     unreadable = [n for n in paths.later(names, committed=committed) if _is_damaged(owner.run_dir / n)]
     doomed = unreadable + paths.to_remove(names, committed=committed, keep=keep, best=best)
@@ -104,10 +100,10 @@ def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None
     if doomed or own:
         owner.check()
     for name in doomed + own:
-        _discard(owner, owner.run_dir / name)
+        owner.storage.remove(name, writer=owner.writer)
 
 
-def _is_damaged(folder: Path) -> bool:
+def _is_damaged(folder: Location) -> bool:
     try:
         reader.read(folder)
     except (CheckpointError, MemoryError):  # it may be intact
@@ -131,22 +127,3 @@ def _explained(owner: Owner, step: int) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else None
         raise not_written(owner.run_dir, step, reason or error) from error
-
-
-def _write(folder: Path, state: dict[str, Any]) -> None:
-    with (folder / paths.STATE_FILE).open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    for shards in folder.glob(paths.SHARDS):
-        fsync(shards)
-    fsync(folder)
-
-
-def _discard(owner: Owner, folder: Path) -> None:
-    """Delete a folder such that a crash never leaves half of it under a committed name."""
-    if (step := paths.step_of(folder.name)) is not None:
-        doomed = folder.with_name(paths.doomed_name_of(step, owner.writer))
-        shutil.rmtree(doomed, ignore_errors=True)
-        folder = folder.rename(doomed)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -12,19 +12,18 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
 from dtj.checkpoint import paths, save
-from dtj.checkpoint.shard_reader import ShardReader
+from dtj.checkpoint.objects import Location
+from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
 
 # A placeholder is the dict {_PLACEHOLDER: key of the tensor in the shards}; nothing else in a state has it.
@@ -60,14 +59,13 @@ def merge_trees(trees: list[Any]) -> Any:
     return {key: merge_trees([tree[key] for tree in trees if key in tree]) for key in keys}
 
 
-def write(pending: Path, step: int, tensors: Tensors, *, group: Any) -> None:
+def write(pending: Location, step: int, tensors: Tensors, *, group: Any) -> None:
     """Write this rank's tensors into the prepared folder of `step`; replicated tensors are written once.
 
     Returns when all ranks of the group have written. CheckpointError on all of them if one rank could not.
     """
-    writer = FileSystemWriter(pending / paths.SHARDS)  # fsyncs every file
     try:
-        save_shards(tensors, storage_writer=writer, process_group=group)
+        save_shards(tensors, storage_writer=shard_writer(pending / paths.SHARDS), process_group=group)
     except CheckpointException as error:
         raise save.not_written(pending.parent, step, _cause(error)) from error
 
@@ -117,7 +115,7 @@ class LoadPlan:
         return None
 
 
-def load_tensors(tree: Any, shards: Path, plan: LoadPlan) -> Any:
+def load_tensors(tree: Any, shards: Location, plan: LoadPlan) -> Any:
     """The tree with the tensors that this rank needs, read from the shards of a checkpoint.
 
     Raise DamagedError if their content is wrong, CheckpointError if they cannot be read.
@@ -153,7 +151,7 @@ def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
 
 
 @contextlib.contextmanager
-def _explained(shards: Path) -> Iterator[None]:
+def _explained(shards: Location) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointException, *_DAMAGE) as error:

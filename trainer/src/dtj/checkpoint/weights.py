@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dtj.checkpoint import paths, reader
+from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 
 Weights = dict[str, torch.Tensor]
@@ -24,10 +25,10 @@ _IN_FOLDER = (
 )
 
 
-def export(source: Path, target: Path, *, part: str) -> int:
+def export(source: Location, target: Path, *, part: str) -> int:
     """Write one part of a checkpoint to a file; returns the number of its tensors.
 
-    source  a step-N folder, or the folder of a run, whose newest checkpoint is used
+    source  a step-N folder, or the folder of a run, whose newest checkpoint is used; or its URL
     target  .safetensors, or any other suffix for torch.save
     """
     state = reader.whole(_newest(source), only=part)
@@ -117,7 +118,7 @@ def _files_of(index: Path) -> list[Path]:
         ) from error
 
 
-def _newest(source: Path) -> Path:
+def _newest(source: Location) -> Location:
     if paths.step_of(source.name) is not None:
         return source
     found = reader.committed(reader.newest_run(source))

@@ -8,13 +8,13 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
 from dtj import exchange
 from dtj.checkpoint import paths, save
+from dtj.checkpoint.objects import Location, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
@@ -119,7 +119,7 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Path | None:
+    def _commit_together(self, snapshot: Snapshot, best: Best | None, group: Group) -> Location | None:
         """The committed folder; None on ranks that wrote nothing. With shards, an error is raised on all."""
         owner, step = self._need_owner(), snapshot.step
         if self._is_replicated:
@@ -131,14 +131,14 @@ class Writer:
 
         pending = on_rank0(lambda: str(save.prepare(owner, step)), group)
         try:
-            sharded.write(Path(pending), step, snapshot.shards, group=group)
+            sharded.write(locate(pending), step, snapshot.shards, group=group)
         except CheckpointError:
             if self._is_rank0:
                 save.abandon(owner, step)
             raise
-        return Path(on_rank0(lambda: str(self._commit(snapshot, best)), group))
+        return locate(on_rank0(lambda: str(self._commit(snapshot, best)), group))
 
-    def _commit(self, snapshot: Snapshot, best: Best | None) -> Path:
+    def _commit(self, snapshot: Snapshot, best: Best | None) -> Location:
         return save.commit(
             self._need_owner(),
             snapshot.step,
@@ -157,7 +157,7 @@ def with_best(best: Best | None, tree: dict[str, Any]) -> dict[str, Any]:
     return tree | {"best": vars(best) if best else None}
 
 
-def report(newest: Path, **more: float) -> None:
+def report(newest: Location, **more: float) -> None:
     """Report the newest checkpoint to the agent; called on rank 0."""
     report_pipe.send({"checkpoint": {"step": paths.step_of(newest.name), "path": str(newest)}} | more)
 

@@ -1,4 +1,4 @@
-"""Reads shards without executing code from their files, and checks their checksums.
+"""torch.distributed.checkpoint's files: reading executes no code, and checks their checksums.
 
 torch.distributed.checkpoint loads tensors with weights_only. But it unpickles the metadata, which says where
 each tensor is, without any restriction: a file that was tampered with could execute code.
@@ -7,14 +7,17 @@ each tensor is, without any restriction: a file that was tampered with could exe
 import dataclasses
 import enum
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
+
+from dtj.checkpoint.objects import Location, ObjectPath
 
 _NAMES = {
     ("pathlib", "PosixPath"),
@@ -25,14 +28,57 @@ _NAMES = {
 _MODULES = {"torch", "torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"}
 
 
+def shard_writer(shards: Location) -> FileSystemWriter:
+    """Writes this rank's tensors to one file, which is stored safely once the save returns."""
+    writer = FileSystemWriter(str(shards), sync_files=isinstance(shards, Path))
+    if isinstance(shards, ObjectPath):
+        writer.fs, writer.path = _Objects(), str(shards)  # type: ignore[assignment]  # a FileSystemBase
+    return writer
+
+
+class _Objects(FileSystemBase):
+    """The objects of a store as the file system of torch.distributed.checkpoint, which has paths as text."""
+
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Any:
+        found = ObjectPath(str(path))
+        return found.reading() if mode == "rb" else found.writing()
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
+        return f"{path}/{suffix}"
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        ObjectPath(str(path)).rename(ObjectPath(str(new_path)))
+
+    def init_path(self, path: str | os.PathLike[str]) -> str:
+        return str(path)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Nothing: objects need no folder."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return "://" in str(checkpoint_id)
+
+    def exists(self, path: str | os.PathLike[str]) -> bool:
+        return ObjectPath(str(path)).exists()
+
+    def rm_file(self, path: str | os.PathLike[str]) -> None:
+        ObjectPath(str(path)).remove()
+
+
 class ShardReader(FileSystemReader):
     """torch's FileSystemReader; UnpicklingError if the metadata refers to anything but plain data types.
 
     BadZipFile if a tensor's checksum is wrong, which torch does not check.
     """
 
+    def __init__(self, shards: Location) -> None:
+        super().__init__(str(shards))
+        if isinstance(shards, ObjectPath):
+            self.fs, self.path = _Objects(), str(shards)  # type: ignore[assignment]  # a FileSystemBase
+
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
+        with self.fs.create_stream(self._get_metadata_path(), "rb") as file:
             found: Metadata = _DataOnly(file).load()
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id

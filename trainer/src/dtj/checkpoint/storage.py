@@ -1,0 +1,212 @@
+"""How a checkpoint is committed and removed: by a rename in a folder, by a marker in an object store.
+
+A folder         step-140.<writer>.tmp/ gets its final name step-140/ once its content is on the disk
+An object store  step-140.<id>.<writer>.tmp/... are the objects; the object step-140, put last, names them
+
+Either way one operation commits: before it there is no checkpoint of this step, after it a complete one.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from dtj.checkpoint import paths
+from dtj.checkpoint.objects import Location, ObjectPath
+
+
+class Storage(Protocol):
+    """The folder of a run. Every method raises OSError if the storage fails."""
+
+    def create(self) -> None:
+        """Create the folder if there is none."""
+        ...
+
+    def names(self) -> list[str]:
+        """What it holds: committed checkpoints, unfinished ones, other files."""
+        ...
+
+    def replace(self, name: str, data: bytes, *, writer: str) -> None:
+        """Write a small file such that readers see the old content or the new."""
+        ...
+
+    def begin(self, step: int, writer: str) -> Location:
+        """An empty place for the content of a checkpoint; no run reads it before it is committed."""
+        ...
+
+    def pending(self, step: int, writer: str) -> Location:
+        """The place that `begin` returned."""
+        ...
+
+    def file(self, path: Location) -> contextlib.AbstractContextManager[Any]:
+        """A file to write, which is stored safely at the end of the block."""
+        ...
+
+    def commit(self, step: int, writer: str) -> Location:
+        """Make what was written the checkpoint of `step`, instead of an earlier one; return its location."""
+        ...
+
+    def remove(self, name: str, *, writer: str) -> None:
+        """Delete a checkpoint such that a crash never leaves a part of it committed."""
+        ...
+
+
+def at(run_dir: Location) -> Storage:
+    """The storage that the folder of a run is in."""
+    return Folder(run_dir) if isinstance(run_dir, Path) else ObjectStore(run_dir)
+
+
+def content(checkpoint: Location) -> Location:
+    """Where the files of a committed checkpoint are; ValueError if its marker is damaged."""
+    return checkpoint if isinstance(checkpoint, Path) else checkpoint.parent / _marker(checkpoint)["content"]
+
+
+def committed_at(checkpoint: Location) -> float:
+    """When it was committed, as a Unix time."""
+    if isinstance(checkpoint, Path):
+        return checkpoint.stat().st_mtime
+    with contextlib.suppress(ValueError):
+        return float(_marker(checkpoint)["at"])
+    return 0.0
+
+
+class Folder:
+    """A folder on a file system with an atomic rename."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def create(self) -> None:
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str]:
+        return [child.name for child in self._run_dir.iterdir()]
+
+    def replace(self, name: str, data: bytes, *, writer: str) -> None:
+        pending = self._run_dir / f"{name}.{writer}"
+        with self.file(pending) as file:
+            file.write(data)
+        pending.rename(self._run_dir / name)
+        _fsync(self._run_dir)
+
+    def begin(self, step: int, writer: str) -> Path:
+        pending = self.pending(step, writer)
+        shutil.rmtree(pending, ignore_errors=True)
+        pending.mkdir()
+        return pending
+
+    def pending(self, step: int, writer: str) -> Path:
+        return self._run_dir / paths.pending_name_of(step, writer)
+
+    @contextlib.contextmanager
+    def file(self, path: Location) -> Iterator[Any]:
+        assert isinstance(path, Path)
+        with path.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def commit(self, step: int, writer: str) -> Path:
+        pending, final = self.pending(step, writer), self._run_dir / paths.name_of(step)
+        for shards in pending.glob(paths.SHARDS):
+            _fsync(shards)
+        _fsync(pending)
+        if final.exists():  # an unreadable one, whose step was trained again
+            self.remove(final.name, writer=writer)
+        pending.rename(final)
+        _fsync(self._run_dir)
+        return final
+
+    def remove(self, name: str, *, writer: str) -> None:
+        folder = self._run_dir / name
+        if (step := paths.step_of(name)) is not None:
+            doomed = self._run_dir / paths.doomed_name_of(step, writer)
+            shutil.rmtree(doomed, ignore_errors=True)
+            folder = folder.rename(doomed)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class ObjectStore:
+    """Objects below a URL. A store has no rename: the marker of a checkpoint is what commits it.
+
+    Two saves never write objects of the same name, except markers and owner.json: each save has an id.
+    """
+
+    def __init__(self, run_dir: ObjectPath) -> None:
+        self._run_dir = run_dir
+        self._id = ""  # of the save in progress
+
+    def create(self) -> None:
+        """Nothing: objects need no folder."""
+
+    def names(self) -> list[str]:
+        """Markers, and the content of checkpoints that no marker names."""
+        try:
+            names = [child.name for child in self._run_dir.iterdir()]
+        except FileNotFoundError:
+            return []
+        markers = [self._run_dir / name for name in paths.newest_first(names)]
+        committed = {_content_name(marker) for marker in markers} if len(names) > len(markers) else set()
+        return [name for name in names if name not in committed]
+
+    def replace(self, name: str, data: bytes, *, writer: str) -> None:
+        del writer  # one request replaces an object
+        (self._run_dir / name).write_bytes(data)
+
+    def begin(self, step: int, writer: str) -> ObjectPath:
+        self._id = uuid.uuid4().hex[:8]
+        return self.pending(step, writer)
+
+    def pending(self, step: int, writer: str) -> ObjectPath:
+        return self._run_dir / paths.pending_name_of(step, f"{self._id}.{writer}")
+
+    def file(self, path: Location) -> contextlib.AbstractContextManager[Any]:
+        assert isinstance(path, ObjectPath)
+        return path.writing()
+
+    def commit(self, step: int, writer: str) -> ObjectPath:
+        marker = self._run_dir / paths.name_of(step)
+        found = {"content": self.pending(step, writer).name, "at": time.time()}
+        marker.write_bytes(json.dumps(found).encode())
+        return marker
+
+    def remove(self, name: str, *, writer: str) -> None:
+        del writer
+        if paths.step_of(name) is not None:
+            marker = self._run_dir / name
+            committed = _content_name(marker)
+            marker.remove()
+            if committed is None:
+                return
+            name = committed
+        with contextlib.suppress(OSError):  # the next save tries again
+            (self._run_dir / name).remove()
+
+
+def _content_name(marker: ObjectPath) -> str | None:
+    """Name of what the marker commits; None if it is missing or damaged."""
+    try:
+        return str(_marker(marker)["content"])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _marker(marker: ObjectPath) -> dict[str, Any]:
+    found = json.loads(marker.read_bytes())
+    if not isinstance(found, dict) or "/" in str(found.get("content", "/")):
+        raise ValueError(f"{marker} does not say where the checkpoint is")
+    return found
+
+
+def _fsync(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
