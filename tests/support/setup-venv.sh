@@ -49,6 +49,7 @@ echo "setup: installing the Python packages into $venv (about 2 minutes, 6 GB, m
 rm -rf "$venv"
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --require-hashes -r "$root/requirements/bootstrap.txt" >&2
-UV_CACHE_DIR=$cache/uv "$venv/bin/uv" pip install -q --python "$venv/bin/python" --require-hashes -r "$root/requirements/dev.txt" >&2
+# The lock file is complete, and overrides what some packages say of others: see requirements/overrides.txt.
+UV_CACHE_DIR=$cache/uv "$venv/bin/uv" pip install -q --python "$venv/bin/python" --no-deps --require-hashes -r "$root/requirements/dev.txt" >&2
 touch "$venv/.complete"
 echo "$venv"
