@@ -30,7 +30,10 @@ CLUSTER = pytest.StashKey[Cluster | ClusterError]()
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Create the cluster here: it may take half an hour, and a test's time limit includes its fixtures."""
-    needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    here = Path(__file__).parent  # tests of other folders have a fixture of the same name
+    needed = any(
+        here in item.path.parents and "cluster" in getattr(item, "fixturenames", ()) for item in session.items
+    )
     if needed and not session.config.option.collectonly:
         session.config.stash[CLUSTER] = made()
 
