@@ -11,7 +11,7 @@ RUN   = @PYTHONPATH=operator/src:trainer/src:client/src:. PATH="$(VENV)/bin:$$PA
 CODE  = operator/src trainer/src client/src tests examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-queue check test lint format unit process integration e2e soak docs mutants bench bench-recovery images release audit cluster cluster-delete clean lock
+.PHONY: help demo demo-queue check test lint format unit process integration e2e gpu soak docs mutants bench bench-recovery images release audit cluster cluster-delete clean lock
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,11 +36,16 @@ unit: ## tests that run in one process
 process: ## tests with real ranks, agents, sockets and network namespaces; no cluster
 	$(RUN) tests.suites process
 
-integration: ## tests against a real kube-apiserver and etcd
+K8S ?=
+integration: export DTJ_TEST_KUBERNETES = $(K8S)
+integration: ## tests against a real kube-apiserver and etcd; of another version: make integration K8S=1.36
 	$(RUN) tests.suites integration
 
 e2e: ## tests on a three-node cluster with our images and our chart
 	$(RUN) tests.suites e2e
+
+gpu: ## tests on a GPU; skipped with the reason where torch finds none
+	$(RUN) tests.suites gpu
 
 test: ## lint and all suites; print how long each took
 	$(RUN) tests.suites test
@@ -80,8 +85,9 @@ KEY      ?=
 release: ## push images and chart, write wheels and bills of materials: make release REGISTRY=registry.example.com/dtj KEY=release.key
 	$(RUN) tests.release $(or $(REGISTRY),$(error name a registry: make release REGISTRY=registry.example.com/dtj)) $(if $(KEY),--key $(KEY))
 
-audit: ## look up all locked Python packages in PyPI's advisories
-	$(RUN) tests.release.audit
+ADVISORIES ?=
+audit: ## look up all locked Python packages in PyPI's advisories, or in a copy: make audit ADVISORIES=folder
+	$(RUN) tests.release.audit $(if $(ADVISORIES),--advisories $(ADVISORIES))
 
 cluster: ## create the three-node cluster, or reuse the existing one
 	$(RUN) tests.cluster create

@@ -53,6 +53,7 @@ SUITES: dict[str, tuple[Command, ...]] = {
         (*PYTEST, "--timeout=600", "-n", "2", "--dist", "worksteal", "-m", "not exclusive", "tests/e2e"),
         (*PYTEST, "--timeout=600", "-m", "exclusive", "tests/e2e"),
     ),
+    "gpu": ((*PYTEST, "tests/gpu"),),
     # Only the unit tests that execute a line changed since the last run.
     "changed": ((*PYTEST, "--testmon", "tests/unit", "tests/contract", "tests/docs"),),
 }

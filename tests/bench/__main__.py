@@ -36,10 +36,13 @@ BY_NAME_ONLY = (
     "recovery_peer",
     "goodput",
     "control",
+    "control_plain",
+    "hangs",
     "blame",
     "agents",
     "many_agents",
     "preemption",
+    "placement",
 )
 
 if unknown := set(sys.argv[1:]) - {*NAMES, *BY_NAME_ONLY}:

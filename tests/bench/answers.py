@@ -75,16 +75,15 @@ class Answers:
 
     async def follow_pods(self, rest: Rest) -> None:
         """Learn the addresses of the first replicas' pods, forever."""
-        first = {"labelSelector": f"{names.REPLICA_INDEX}=0"}
-        async with aclosing(rest.watch(PODS, "0", **first)) as events:  # from 0: existing pods first
-            async for _, pod in events:
+        async with aclosing(rest.follow(PODS, labelSelector=f"{names.REPLICA_INDEX}=0")) as pods:
+            async for pod in pods:
                 if address := pod["status"].get("podIP"):
                     self._pods[address] = pod
 
     async def follow_jobs(self, rest: Rest) -> None:
         """See how old the progress in a status is when the operator replaces it, forever."""
-        async with aclosing(rest.watch(JOBS, "0")) as events:
-            async for _, job in events:
+        async with aclosing(rest.follow(JOBS)) as jobs:
+            async for job in jobs:
                 step = job.get("status", {}).get("progress", {}).get("step")
                 if step is None:
                     continue

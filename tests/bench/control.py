@@ -12,14 +12,15 @@ import re
 import signal
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from tests.bench import report
 from tests.bench.control_agents import AGENTS, Pods, pods
-from tests.bench.control_plan import KINDS, START_UP
+from tests.bench.control_plan import KINDS, PLAIN_KINDS, START_UP
 
 SECONDS = float(os.environ.get("DTJ_CONTROL_SECONDS", "7200"))
 SEED = int(os.environ.get("DTJ_CONTROL_SEED", "1"))
@@ -28,6 +29,7 @@ JOBS = ((0.25, 1), (0.5, 2), (1.0, 1), (2.0, 2), (8.0, 1), (0.5, 1), (1.0, 2), (
 AT_ONCE = 4
 _HANG_S = 30.0
 _SLACK_S = 120.0  # in addition to the time in which a hang is found and healed
+_LATE_S = 60.0  # a hang that is found later is printed with the agents' lines
 _SUSPICION = "the stacks of all ranks follow"
 _GENERATION = re.compile(r"^dtj: generation (\d+):", re.MULTILINE)
 _HANG = re.compile(r"^dtj: rank (\d+) failed: no step for", re.MULTILINE)
@@ -39,17 +41,19 @@ class Job:
 
     alarms   messages about a hang, and restarts, while nothing was wrong
     found_s  from the stop of a rank until it was named and killed; None if it never was
+    is_over  else its figures are those so far
     """
 
     step_s: float
     ranks: int
+    name: str = "dtj.Run"
     steps: int = 0
     seconds: float = 0.0
     events: Counter[str] = field(default_factory=Counter)
     longest_s: dict[str, float] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     found_s: float | None = None
-    limit_s: float = 0.0
+    is_over: bool = False
 
 
 def alarms(log: str) -> list[str]:
@@ -63,25 +67,26 @@ def alarms(log: str) -> list[str]:
     ]
 
 
-def named(log: str) -> set[int]:
-    """Ranks that the log says hang."""
-    return {int(rank) for rank in _HANG.findall(log)}
+def named(log: str) -> list[int]:
+    """Ranks that the log says hang, each as often as it says so."""
+    return [int(rank) for rank in _HANG.findall(log)]
 
 
 def count(job: Job, events: list[list[dict[str, Any]]]) -> None:
-    """Add the events that the ranks recorded, one list each, to the job."""
+    """Write the events that the ranks recorded, one list each, into the job."""
     for event in (each for of_rank in events for each in of_rank):
         if "seconds" in event:
             kind, seconds = event["kind"], event["seconds"]
             job.longest_s[kind] = max(job.longest_s.get(kind, 0.0), seconds)
-    for kind in (START_UP, *KINDS):
+    for kind in (START_UP, *KINDS, *PLAIN_KINDS):
         job.events[kind] = max(sum(event["kind"] == kind for event in of_rank) for of_rank in events)
     job.steps = max((event["step"] for event in events[0] if event["kind"] == "calm"), default=0)
 
 
-def text(jobs: list[Job]) -> str:
+def text(jobs: list[Job], *, kinds: Sequence[str] = KINDS) -> str:
     """Return the section of the page."""
     head = (
+        "program",
         "usual step, s",
         "ranks",
         "hours",
@@ -92,19 +97,21 @@ def text(jobs: list[Job]) -> str:
     )
     rows: list[tuple[object, ...]] = [
         (
+            job.name,
             job.step_s,
             job.ranks,
             f"{job.seconds / 3600:.2f}",
             job.steps,
             job.events.total(),
             len(job.alarms),
-            "never" if job.found_s is None else f"{job.found_s:.1f}",
+            f"{job.found_s:.1f}" if job.found_s is not None else "never" if job.is_over else "not tried yet",
         )
         for job in jobs
     ]
     rows.append(
         (
             "all",
+            "",
             "",
             f"{sum(job.seconds for job in jobs) / 3600:.2f}",
             sum(job.steps for job in jobs),
@@ -113,32 +120,43 @@ def text(jobs: list[Job]) -> str:
             f"{sum(job.found_s is not None for job in jobs)} of {len(jobs)}",
         )
     )
-    kinds = ", ".join(
+    told = ", ".join(
         f"{kind} {sum(job.events[kind] for job in jobs)} "
         f"(longest {max(job.longest_s.get(kind, 0.0) for job in jobs):.1f} s)"
-        for kind in (START_UP, *KINDS)
+        for kind in (START_UP, *kinds)
     )
-    return f"{report.table(head, rows)}\n\nSlow events by kind: {kinds}."
+    return f"{report.table(head, rows)}\n\nSlow events by kind: {told}."
 
 
-def measure(number: int, *, step_s: float, nproc: int, seconds: float) -> Job:
-    """Run one job: the plan, then a rank that is really stopped."""
-    job = Job(step_s=step_s, ranks=AGENTS * nproc, limit_s=max(_HANG_S, 5 * step_s))
+def problems(jobs: list[Job]) -> list[str]:
+    """False alarms and missed hangs, a line each."""
+    wrong = [f"job {number}: {alarm}" for number, job in enumerate(jobs) for alarm in job.alarms]
+    missed = [number for number, job in enumerate(jobs) if job.found_s is None]
+    return wrong + [f"job {number}: a real hang was not found" for number in missed]
+
+
+def measure(job: Job, number: int, *, program: str, seconds: float, **env: object) -> None:
+    """Run one job: the plan, then a rank that is really stopped. Writes into the job while it runs."""
     began = time.monotonic()
-    with pods(seed=SEED * 100 + number, seconds=seconds, step_s=step_s, nproc=nproc) as agents:
+    plan = {"SEED": SEED * 100 + number, "STEP_S": job.step_s, "SECONDS_OF_PLAN": seconds}
+    everyone = range(job.ranks)
+    with pods(program, nproc=job.ranks // AGENTS, **plan, **env) as agents:
 
-        def is_calm(rank: int) -> bool:
-            return agents.calms(rank) > 0
+        def is_calm() -> bool:
+            job.seconds = time.monotonic() - began
+            job.alarms = alarms(agents.log)
+            count(job, [agents.events(rank) for rank in everyone])
+            return all(agents.calms(rank) > 0 for rank in everyone)
 
-        everyone = range(job.ranks)
-        if not agents.until(lambda: all(is_calm(rank) for rank in everyone), within_s=2 * seconds + 600):
+        if not agents.until(is_calm, within_s=2 * seconds + 600, poll_s=1.0):
             job.alarms.append("the job did not reach the end of its plan")
-        job.seconds = time.monotonic() - began
-        job.alarms += alarms(agents.log)
-        count(job, [agents.events(rank) for rank in everyone])
         if not job.alarms:
-            job.found_s = stop_a_rank(agents, Random(SEED * 100 + number).choice(everyone), job.limit_s)
-    return job
+            rank = Random(SEED * 100 + number).choice(everyone)
+            job.found_s = stop_a_rank(agents, rank, max(_HANG_S, 5 * job.step_s))
+        job.is_over = True
+        print(f"job {number}: {job}", flush=True)
+        if job.found_s is None or job.found_s > _LATE_S:
+            print("\n".join(line for line in agents.log.splitlines() if line.startswith("dtj: ")), flush=True)
 
 
 def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
@@ -146,7 +164,7 @@ def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
     pid = next(event["pid"] for event in reversed(agents.events(rank)) if event["kind"] == "start")
     began = time.monotonic()
     os.kill(pid, signal.SIGSTOP)
-    if not agents.until(lambda: named(agents.log) == {rank}, within_s=limit_s + _SLACK_S):
+    if not agents.until(lambda: set(named(agents.log)) == {rank}, within_s=limit_s + _SLACK_S):
         return None
     found_s = time.monotonic() - began
 
@@ -158,21 +176,15 @@ def stop_a_rank(agents: Pods, rank: int, limit_s: float) -> float | None:
 
 def main() -> None:
     """Run all jobs, write the section, and fail if there was a false alarm or a real hang was missed."""
-
-    def run(number: int) -> Job:
-        step_s, nproc = JOBS[number]
-        job = measure(number, step_s=step_s, nproc=nproc, seconds=SECONDS / len(JOBS) - _HANG_S)
-        print(f"job {number}: {job}", flush=True)
-        return job
-
-    jobs = []
+    jobs = [Job(step_s=step_s, ranks=AGENTS * nproc) for step_s, nproc in JOBS]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for job in pool.map(run, range(len(JOBS))):
-            jobs.append(job)
-            report.write("control", text(jobs))
-    wrong = [f"job {number}: {alarm}" for number, job in enumerate(jobs) for alarm in job.alarms]
-    wrong += [
-        f"job {number}: a real hang was not found" for number, job in enumerate(jobs) if job.found_s is None
-    ]
-    if wrong:
+        seconds = SECONDS / len(JOBS) - _HANG_S
+        runs = [
+            pool.submit(measure, job, number, program="tests.bench.control_program", seconds=seconds)
+            for number, job in enumerate(jobs)
+        ]
+        for run in as_completed(runs):
+            run.result()
+            report.write("control", text([job for job in jobs if job.is_over]))
+    if wrong := problems(jobs):
         raise SystemExit("\n".join(wrong))

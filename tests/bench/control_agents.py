@@ -1,4 +1,4 @@
-"""The agents of one job of the control run, as two pods would run them, on this machine."""
+"""The agents of one job of the control run or of `hangs`, as two pods would run them, on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ AGENTS = 2
 
 
 class Pods:
-    """The agents of one job, as processes of this machine; their output goes to files."""
+    """The agents of one job, as processes of this machine; their output goes to files of `folder`."""
 
-    def __init__(self, folder: Path, *, seed: int, seconds: float, step_s: float, nproc: int) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, program: str, *, nproc: int, env: Mapping[str, object]) -> None:
+        self.folder = folder
         self.ranks = AGENTS * nproc
         port = free_port()
         self._agents = []
         for index in range(AGENTS):
-            env = {
+            own: dict[str, object] = {
                 "NNODES": AGENTS,
                 "NODE_RANK": index,
                 "NPROC_PER_NODE": nproc,
@@ -37,16 +37,13 @@ class Pods:
                 "DTJ_MAX_RESTARTS_WITHOUT_PROGRESS": 1000,
                 "OMP_NUM_THREADS": 1,
                 "OUT": folder,
-                "SEED": seed,
-                "STEP_S": step_s,
-                "SECONDS_OF_PLAN": seconds,
             }
-            words = ("run", "--checkpoint", folder / "saved", "-m", "tests.bench.control_program")
+            words = ("run", "--checkpoint", folder / "saved", "-m", program)
             with (folder / f"out-{index}").open("w") as out, (folder / f"err-{index}").open("w") as err:
                 self._agents.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "dtj", *map(str, words)],
-                        env=os.environ | {name: str(value) for name, value in env.items()},
+                        env=os.environ | {name: str(value) for name, value in (own | dict(env)).items()},
                         stdout=out,
                         stderr=err,
                     )
@@ -55,24 +52,24 @@ class Pods:
     @property
     def log(self) -> str:
         """The output of all agents, one after the other."""
-        return "\n".join((self._folder / f"err-{index}").read_text() for index in range(AGENTS))
+        return "\n".join((self.folder / f"err-{index}").read_text() for index in range(AGENTS))
 
     def events(self, rank: int) -> list[dict[str, Any]]:
         """The events that a rank has recorded."""
-        path = self._folder / f"events-{rank}.jsonl"
+        path = self.folder / f"events-{rank}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def calms(self, rank: int) -> int:
         """Number of processes of a rank that reached the end of the plan."""
         return [event["kind"] for event in self.events(rank)].count("calm")
 
-    def until(self, holds: Callable[[], bool], *, within_s: float) -> bool:
+    def until(self, holds: Callable[[], bool], *, within_s: float, poll_s: float = 0.1) -> bool:
         """Poll until a condition holds; False if it does not in time, or if an agent has exited."""
         deadline = time.monotonic() + within_s
         while not holds():
             if time.monotonic() > deadline or any(agent.poll() is not None for agent in self._agents):
                 return False
-            time.sleep(0.1)
+            time.sleep(poll_s)
         return True
 
     def end(self) -> None:
@@ -88,10 +85,10 @@ class Pods:
 
 
 @contextlib.contextmanager
-def pods(*, seed: int, seconds: float, step_s: float, nproc: int) -> Iterator[Pods]:
-    """A job of two agents; stopped and removed afterwards."""
+def pods(program: str, *, nproc: int, **env: object) -> Iterator[Pods]:
+    """A job of two agents that run a module; stopped and removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="dtj-control-") as folder:
-        found = Pods(Path(folder), seed=seed, seconds=seconds, step_s=step_s, nproc=nproc)
+        found = Pods(Path(folder), program, nproc=nproc, env=env)
         try:
             yield found
         finally:

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dtj.agent.heartbeats import interval_s
-from dtj.agent.link import KEEPALIVE_S, encode
-from dtj.agent.outcome import Ending
-from dtj.agent.protocol import PROTOCOL, Job, RankState, RestartBudget
+from dtj.agent.replica.heartbeats import interval_s
+from dtj.agent.wire.link import KEEPALIVE_S, encode
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import PROTOCOL, Job, RankState, RestartBudget
 from tests.bench import report
 from tests.bench.agents import cpu_s, memory_mib
 from tests.support.ports import free_port
@@ -233,11 +233,11 @@ def coordinator(agents: int) -> Iterator[tuple[int, int]]:
 
 def coordinate(agents: int, port: int, is_ready: Callable[[], object]) -> None:
     """The loop of replica 0's agent, without ranks."""
-    from dtj.agent.coordinator import Coordinator
-    from dtj.agent.hang import Watchdog
-    from dtj.agent.membership import Membership
+    from dtj.agent.coordinator.coordinator import Coordinator
+    from dtj.agent.coordinator.membership import Membership
+    from dtj.agent.coordinator.watch.hang import Watchdog
     from dtj.agent.open_files import raise_open_files
-    from dtj.agent.preload import preload
+    from dtj.agent.rank.preload import preload
 
     raise_open_files()
     preload(1)

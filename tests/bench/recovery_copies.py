@@ -23,6 +23,7 @@ KILLS = int(os.environ.get("DTJ_COPIES_KILLS", "5"))  # of each strategy
 # ranks, and flags
 _ALL: dict[str, tuple[int, tuple[str, ...]]] = {
     "`fsdp`": (2, ("--parallel", "fsdp")),
+    "`hsdp`": (4, ("--parallel", "hsdp", "--mesh", "fsdp=2")),
     "`tp+ddp`": (4, ("--parallel", "tp+ddp", "--mesh", "tp=2")),
     "`pp+ddp`": (4, ("--parallel", "pp+ddp", "--mesh", "pp=2")),
     "`zero1`": (2, ("--parallel", "zero1")),
@@ -82,8 +83,8 @@ def steps_lost(folder: Path) -> int:
 
 
 def cost() -> str:
-    """A table of the time that copies cost, and of their memory; two pods keep copies of each other."""
-    rows = []
+    """What copies cost in time and memory, and their own part of it; two pods keep copies of each other."""
+    rows, own = [], []
     for name, (size, flags) in STRATEGIES.items():
         found = paired(size, flags)
         print(name, found, flush=True)
@@ -100,9 +101,21 @@ def cost() -> str:
                 f"{found['held'] / 1e6:.0f}",
             ]
         )
+        own.append([name, size, percent(found["stopped"]), percent(found["keeper"])])
     head = ["strategy", "ranks", "MB a copy", "step without copies, ms", "s between copies"]
     head += ["time with copies / without", "memory of a pod as documented, MB", "measured, MB"]
-    return report.table(head, rows)
+    parts = [
+        "strategy",
+        "ranks",
+        "ranks stop for copies, % of the time",
+        "keeper of a pod, % of one processor",
+    ]
+    return report.table(head, rows) + "\n\n" + report.table(parts, own)
+
+
+def percent(shares: Sequence[float]) -> str:
+    """Median and range in percent."""
+    return f"{100 * statistics.median(shares):.1f} ({100 * min(shares):.1f}-{100 * max(shares):.1f})"
 
 
 def paired(size: int, flags: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +124,7 @@ def paired(size: int, flags: Sequence[str]) -> dict[str, Any]:
     job = {"NNODES": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "DTJ_JOB_UID": "c0b1"}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pods = [
-            pool.submit(ranks.numbers, command, timeout_s=170, NODE_RANK=str(index), **job)
+            pool.submit(ranks.numbers, command, timeout_s=500, NODE_RANK=str(index), **job)
             for index in range(2)
         ]
         return pods[0].result()

@@ -7,13 +7,18 @@ import json
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 
 CONNECTIONS = 16
 NO_LIMIT = aiohttp.ClientTimeout(total=None)  # a watch lasts as long as the server lets it
+
+
+class ExpiredError(RuntimeError):
+    """The API server no longer has the events since the version of a watch."""
 
 
 class Rest:
@@ -77,13 +82,24 @@ class Rest:
         while True:
             params = {**query, "watch": "true", "resourceVersion": version}
             async with self._session.get(path, params=params, timeout=NO_LIMIT) as answer:
+                if answer.status == HTTPStatus.GONE:
+                    raise ExpiredError(path)
                 answer.raise_for_status()
                 async for line in answer.content:
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        raise RuntimeError(f"the watch of {path} ended: {event['object']}")
+                        raise ExpiredError(f"the watch of {path} ended: {event['object']}")
                     version = event["object"]["metadata"]["resourceVersion"]
                     yield event["type"], event["object"]
+
+    async def follow(self, path: str, **query: str) -> AsyncGenerator[dict[str, Any]]:
+        """Yield every object, and again after each change, forever; lists again where a watch breaks."""
+        while True:
+            with suppress(ExpiredError, aiohttp.ClientError):
+                async with aclosing(self.watch(path, "0", **query)) as events:  # from 0: existing ones first
+                    async for _, seen in events:
+                        yield seen
+            await asyncio.sleep(0.1)
 
     async def until_running(self, path: str) -> None:
         """Return once every existing pod runs."""

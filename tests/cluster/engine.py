@@ -6,6 +6,7 @@ by CONTAINERS_CONF.
 """
 
 import os
+import platform
 import resource
 import shutil
 from collections.abc import Mapping
@@ -35,6 +36,11 @@ class Engine:
     def __call__(self, *args: str | Path, step: str = "", stdin: str | None = None, fix: str = "") -> str:
         """Run `docker ...` or `podman ...` and return its stdout."""
         return proc.run(self.name, *args, step=step, stdin=stdin, env=self.env, fix=fix)
+
+    @property
+    def architecture(self) -> str:
+        """The architecture of this machine, as images name it: "amd64", "arm64"."""
+        return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
     def works(self, *args: str | Path, within_s: float = 20) -> bool:
         return proc.works(self.name, *args, env=self.env, within_s=within_s)

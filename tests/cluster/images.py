@@ -6,6 +6,7 @@ packages: images/base. An image is rebuilt only when its Dockerfile or a file th
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster import config, engine, proc, rootfs
@@ -84,16 +85,48 @@ def public_names(role: str, name: str) -> list[str]:
     return [config.IMAGES[role], *([config.CUDA_TRAINER] if is_cuda else [])]
 
 
+def ensure_foreign(runtime: Engine, role: str, architecture: str) -> str:
+    """Build an image for another architecture, such as "arm64", unless it exists; return its name.
+
+    No program of that architecture runs.
+
+    Raises ClusterError if its base is not available.
+    """
+    default = default_base(dockerfile(role).read_text())
+    with proc.lock(config.cache() / "locks" / f"image-{role}-{architecture}"):
+        own = replace(BASES[role], architecture=architecture)
+        names = {base: build_name(role, base, architecture) for base in (default, own.image)}
+        if built := next((name for name in names.values() if runtime.image_id(name)), None):
+            return built
+        base, builder = default, default
+        if not runtime.can_pull(default):
+            base, builder = rootfs.ensure(runtime, own), rootfs.ensure(runtime, BASES[role])
+        runtime(
+            "build", "--quiet", "--tag", names[base], "--file", dockerfile(role),
+            f"--platform=linux/{architecture}", f"--build-arg=BASE_IMAGE={base}",
+            f"--build-arg=BUILDER_IMAGE={builder}",
+            # Podman does not set these two.
+            f"--build-arg=BUILDPLATFORM=linux/{runtime.architecture}",
+            f"--build-arg=TARGETPLATFORM=linux/{architecture}",
+            *network_arguments(), *fixed_time(runtime), config.ROOT,
+            step=f"image {config.IMAGES[role]} for {architecture} (about {SECONDS} s, once per change)",
+            fix="see the output above; the build needs access to the Python package index",
+        )  # fmt: skip
+        forget_old_builds(runtime, names[base])
+        return names[base]
+
+
 def candidates(role: str) -> tuple[str, str]:
     """Names of up-to-date builds: on the public base, and on our base."""
     default = default_base(dockerfile(role).read_text())
     return build_name(role, default), build_name(role, BASES[role].image)
 
 
-def build_name(role: str, base: str) -> str:
+def build_name(role: str, base: str, architecture: str = "") -> str:
     """Changes with the base and with everything that goes into the image."""
     sources = [config.ROOT / path for path in copied(dockerfile(role).read_text())]
-    return f"localhost/dtj-{role}:{config.key(base, dockerfile(role), *sources)}"
+    suffix = architecture and f"-{architecture}"
+    return f"localhost/dtj-{role}{suffix}:{config.key(base, dockerfile(role), *sources)}"
 
 
 def forget_old_builds(runtime: Engine, newest: str) -> None:

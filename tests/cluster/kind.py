@@ -10,6 +10,7 @@ from tests.cluster.engine import Engine
 from tests.cluster.errors import ClusterError
 from tests.cluster.health import Health, Observed, judge
 from tests.support.kubectl import Json, Kubectl
+from tests.support.ports import published_port
 
 KEY_LABEL = "dtj.dev/cluster-key"  # on every node: a hash of what the cluster was created from
 GIB = 6  # three nodes with their unpacked images, before any of ours
@@ -177,10 +178,11 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
     if not Path("/lib/modules").exists():
         Path("/lib/modules").mkdir()  # kind mounts it; a kernel without modules has no such folder
     with proc.timed(f"cluster {cluster.name}: three nodes (about 60 s)"):
+        settings = kind_config(cluster, key(cluster, image), port=published_port())
         try:
             kind(
                 cluster, "create", "cluster", "--name", cluster.name, "--image", image.name, "--config", "-",
-                "--kubeconfig", cluster.kubeconfig, stdin=kind_config(cluster, key(cluster, image)),
+                "--kubeconfig", cluster.kubeconfig, stdin=settings,
             )  # fmt: skip
             if not settle(cluster, within_s=READY_WITHIN_S):
                 state = cluster.kubectl("get", "nodes,pods", "--all-namespaces", check=False)
@@ -233,8 +235,8 @@ def kind(cluster: Cluster, *args: str | Path, stdin: str | None = None) -> str:
     return proc.run(tools.build("kind")["kind"], *args, stdin=stdin, env={**cluster.runtime.env, **network})
 
 
-def kind_config(cluster: Cluster, made_of: str) -> str:
-    """The configuration for kind. JSON, because that is YAML too."""
+def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
+    """The configuration for kind, in JSON, because that is YAML too; `port` is the API server's here."""
     mount = {"hostPath": str(shared_folder()), "containerPath": config.SHARED_FOLDER}
     node = {"extraMounts": [mount], "labels": {KEY_LABEL: made_of}}
     roles = ["control-plane"] + ["worker"] * config.WORKERS
@@ -248,7 +250,11 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
         {
             "apiVersion": "kind.x-k8s.io/v1alpha4",
             "kind": "Cluster",
-            "networking": {"disableDefaultCNI": cluster.pod_network, "podSubnet": config.POD_NETWORK},
+            "networking": {
+                "disableDefaultCNI": cluster.pod_network,
+                "podSubnet": config.POD_NETWORK,
+                "apiServerPort": port,
+            },
             "kubeadmConfigPatches": [json.dumps(kubelet)],
             "nodes": [{"role": role, **node} for role in roles],
         }
@@ -258,7 +264,7 @@ def kind_config(cluster: Cluster, made_of: str) -> str:
 def key(cluster: Cluster, image: node_image.NodeImage) -> str:
     """Changes with everything that makes an existing cluster differ from a new one."""
     settings = () if cluster.engine is None else sorted(cluster.engine.env.values())
-    return config.key(image.name, kind_config(cluster, ""), Path(cni.__file__), *settings)
+    return config.key(image.name, kind_config(cluster, "", port=0), Path(cni.__file__), *settings)
 
 
 def shared_folder() -> Path:

@@ -8,7 +8,7 @@ that changes with the description.
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from tests.cluster.errors import ClusterError
 EXCLUDE_EVERYWHERE = config.ROOT / "images" / "base" / "exclude.txt"
 # The indexes of a frozen mirror have expired; their signatures are still checked.
 APT_OPTIONS = 'Acquire::Check-Valid-Until "false"'
+DOWNLOADED = "var/cache/apt/archives/*.deb"
+DOCUMENTATION = "/usr/share/doc/*"  # excluded but for the licences in it
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -26,23 +28,29 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class Rootfs:
     """A base image to build.
 
-    folder   the description
-    suite    Debian's release
-    variant  mmdebstrap's starting set: "minbase" has apt, "essential" only what dpkg itself needs
-    seconds  about how long the build takes
-    gib      its size in the engine's storage
+    folder        the description
+    suite         Debian's release
+    variant       mmdebstrap's starting set: "minbase" has apt, "essential" only what dpkg itself needs
+    architecture  another one than this machine's, such as "arm64": its packages are unpacked, but not
+                  configured, because their programs do not run here
+    seconds       about how long the build takes
+    gib           its size in the engine's storage
     """
 
     folder: Path
     suite: str
     variant: str = "minbase"
+    architecture: str = ""
     seconds: int
     gib: float
 
     @property
     def image(self) -> str:
         files = [EXCLUDE_EVERYWHERE, *sorted(p for p in self.folder.rglob("*") if p.is_file())]
-        return f"localhost/dtj-base-{self.folder.name}:{config.key(*files, self.suite, self.variant)}"
+        key = config.key(
+            *files, self.suite, self.variant, *([self.architecture] if self.architecture else [])
+        )
+        return f"localhost/dtj-base-{self.folder.name}:{key}"
 
 
 def ensure(engine: Engine, rootfs: Rootfs) -> str:
@@ -63,13 +71,15 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
         )
     debian.install("mmdebstrap", why="base images")
     proc.need_disk(Path("/var"), rootfs.gib, what=f"the base image {name}")
-    step = f"base image {name} from Debian {rootfs.suite} packages (about {rootfs.seconds} s, once)"
+    where = f"Debian {rootfs.suite} packages{rootfs.architecture and f' for {rootfs.architecture}'}"
+    step = f"base image {name} from {where} (about {rootfs.seconds} s, once)"
     with proc.timed(step), complete_or_absent(engine, rootfs.image):
         proc.pipe(
             mmdebstrap(rootfs, debian.mirror()),
             [
                 engine.name,
                 "import",
+                *platform(engine, rootfs.architecture),
                 "--change",
                 f"ENV PATH={PATH}",
                 "--change",
@@ -79,6 +89,13 @@ def build(engine: Engine, rootfs: Rootfs) -> None:
             ],
             env=engine.env,
         )
+
+
+def platform(engine: Engine, architecture: str) -> list[str]:
+    """Flags of `import` for an architecture; "" is this machine's."""
+    if not architecture:
+        return []
+    return [f"--arch={architecture}" if engine.name == "podman" else f"--platform=linux/{architecture}"]
 
 
 @contextlib.contextmanager
@@ -101,7 +118,7 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
         "--quiet",
         "--mode=root",
         "--format=tar",
-        f"--variant={rootfs.variant}",
+        *variant(rootfs, excluded),
         f"--aptopt={APT_OPTIONS}",
         f"--include={','.join(packages)}",
         # Its package only checks that /bin is a link to /usr/bin, so the links must come first.
@@ -113,6 +130,22 @@ def mmdebstrap(rootfs: Rootfs, mirror: str) -> list[str]:
         rootfs.suite,
         "-",
         mirror,
+    ]
+
+
+def variant(rootfs: Rootfs, excluded: Sequence[str]) -> list[str]:
+    """Flags for the set of packages, and for those of another architecture what dpkg would do."""
+    if not rootfs.architecture:
+        return [f"--variant={rootfs.variant}"]
+    described = 'dpkg-deb --field "$deb"; printf "Status: install ok installed\\n\\n"'
+    removed = " ".join(path.lstrip("/") for path in excluded if path != DOCUMENTATION)
+    return [
+        "--variant=extract",
+        f"--architectures={rootfs.architecture}",
+        # Bills of materials read this file.
+        f'--extract-hook=cd "$1"; for deb in {DOWNLOADED}; do {described}; done >var/lib/dpkg/status',
+        f'--customize-hook=cd "$1"; rm -rf {removed}',
+        f'--customize-hook=find "$1{DOCUMENTATION.removesuffix("/*")}" ! -type d ! -name copyright -delete',
     ]
 
 

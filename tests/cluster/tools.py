@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from tests.cluster import go
+from tests.cluster import config, go
 from tests.cluster.errors import ClusterError
 
+# A minor version in this variable: `ensure` then returns the kube-apiserver of that version.
+KUBERNETES = "DTJ_TEST_KUBERNETES"
 # KUBEBUILDER_ASSETS holds these by convention: a user who has them for other projects need not build them.
 ASSETS = ("etcd", "kube-apiserver", "kubectl")
 
@@ -37,6 +39,8 @@ PROGRAMS = {
     "kube-proxy": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", 30),
     "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
     "kubeadm": Program("kubernetes", "k8s.io/kubernetes/cmd/kubeadm", 35),
+    # For `make integration K8S=1.34`.
+    "kube-apiserver-1.34": Program("kubernetes-1.34", "k8s.io/kubernetes/cmd/kube-apiserver", 240),
     # The first release in which gangs are pods of a PodGroup.
     "kube-apiserver-1.36": Program("kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-apiserver", 170),
     "kube-controller-manager-1.36": Program(
@@ -56,9 +60,14 @@ PROGRAMS = {
 def ensure(*names: str) -> dict[str, Path]:
     """Paths of programs, built if the cache does not have them. Safe to call from several processes.
 
-    If KUBEBUILDER_ASSETS is set, etcd, kube-apiserver and kubectl come from there.
-    Raises ClusterError for an unknown name, a program missing there, or a build that fails.
+    If DTJ_TEST_KUBERNETES is set, kube-apiserver is the one of that version; else if KUBEBUILDER_ASSETS is
+    set, etcd, kube-apiserver and kubectl come from there.
+    Raises ClusterError for an unknown name or version, a program missing there, or a build that fails.
     """
+    if version := os.environ.get(KUBERNETES):
+        built = {name: of_version(name, version) for name in names}
+        paths = build(*built.values())
+        return {name: paths[program] for name, program in built.items()}
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
         return build(*names)
@@ -70,6 +79,22 @@ def ensure(*names: str) -> dict[str, Path]:
                 fix="unset KUBEBUILDER_ASSETS; the tests then build their own",
             )
     return given | build(*(name for name in names if name not in ASSETS))
+
+
+def of_version(name: str, version: str) -> str:
+    """The program to use for a name; only kube-apiserver has several versions.
+
+    version  like "1.36"
+    Raises ClusterError for a version that has no lock file in go/.
+    """
+    usual = ".".join(config.kubernetes_version().removeprefix("v").split(".")[:2])
+    if name != "kube-apiserver" or version == usual:
+        return name
+    prefix = f"{name}-"
+    if f"{prefix}{version}" not in PROGRAMS:
+        known = sorted([usual, *(each.removeprefix(prefix) for each in PROGRAMS if each.startswith(prefix))])
+        raise ClusterError(f"no API server of Kubernetes {version}", fix=f"use one of {', '.join(known)}")
+    return f"{prefix}{version}"
 
 
 def build(*names: str) -> dict[str, Path]:

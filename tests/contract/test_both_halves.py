@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from dtj import contract as trainer
-from dtj.agent import outcome
 from dtj.agent.options import Options
-from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import CoordinatorState, RestartBudget
-from dtj.agent.status import Facts, Status
+from dtj.agent.report.status import Facts, Status
+from dtj.agent.wire import outcome
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
 from dtj.local import manifest as local
 from dtj_operator.model import agent_status, exit_report, names, spec
 from dtj_operator.plan.children.env import PodContext, environment
@@ -145,7 +145,7 @@ def test_operator_reads_the_culprit_of_another_replica_from_a_termination_messag
         [outcome.echo(culprit, now=datetime.now(UTC))],
         ranks=range(2),
         elsewhere=outcome.failure_fields(culprit, generation=2, processes=2),
-        checkpoint="/checkpoints/" + "c" * 500,
+        reported={"checkpoint": {"path": "/checkpoints/" + "c" * 500}},
         generation=2,
         now=datetime.now(UTC),
     )

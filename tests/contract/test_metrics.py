@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj import contract
-from dtj.agent.status_server import metrics
+from dtj.agent.report.status_server import metrics
 from tests.docs import operator_metrics
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import yaml
 
-from dtj import cli
+from dtj.cli import commands as cli
 from tests.docs.blocks import NOT_RUN, OTHER, ROOT, Block, blocks, lines, place
 
 MARKERS = {

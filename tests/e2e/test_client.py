@@ -112,7 +112,9 @@ def test_every_verb_needs_no_more_rights_than_edit(researcher: Kubectl, tmp_path
     assert researcher.get("dtj", "long") is None
 
 
-def test_folder_is_submitted_followed_edited_and_submitted_again(researcher: Kubectl, tmp_path: Path):
+def test_folder_is_submitted_followed_edited_and_submitted_again(
+    researcher: Kubectl, runs: dict[str, Any], tmp_path: Path
+):
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "words.py").write_text("GREETING = 'hello'\n")
     first = dtj(researcher, tmp_path, "submit", "--replicas=2", "--name=first", "--follow", "--", "train.py")
@@ -132,6 +134,21 @@ def test_folder_is_submitted_followed_edited_and_submitted_again(researcher: Kub
     again = dtj(researcher, tmp_path, "logs", "first", "--replica=1")
     assert "1| [rank 1] hello 3" in again.stdout
     assert "0|" not in again.stdout
+
+    ends = {name: dtj(researcher, tmp_path, "wait", name).returncode for name in ("first", "second")}
+    assert ends == {"first": 0, "second": 1}
+    assert "exit code 9" in dtj(researcher, tmp_path, "logs", "second", "--previous").stdout
+    assert "second: Failed" in dtj(researcher, tmp_path, "logs", "second", "--follow").stderr
+    assert dtj(researcher, tmp_path, "delete", "first").stdout == "first: deleted\n"
+
+    (tmp_path / "words.py").write_text("GREETING = 'large'\n")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(1_000_000))
+    claim = runs["volume"]["persistentVolumeClaim"]["claimName"]
+    large = dtj(researcher, tmp_path, "submit", f"--code-claim={claim}", "--follow", "--", "train.py")
+    assert large.returncode == 0, large.stderr
+    assert f"through claim {claim}" in large.stderr
+    assert "0| [rank 0] large 1" in large.stdout
+    assert not [job for job in researcher.list("dtj") if job["metadata"]["name"].startswith("copy-code")]
 
 
 def test_doctor_and_the_pages_see_into_real_pods(researcher: Kubectl, tmp_path: Path):

@@ -15,6 +15,7 @@ from tests.cluster import tools
 from tests.cluster.errors import ClusterError
 from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
+from tests.integration.direct import NAMESPACES, Direct
 from tests.support.kubectl import Kubectl
 
 PROGRAMS = (*controlplane.PROGRAMS, "helm")
@@ -55,12 +56,18 @@ def plane(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         yield plane
 
 
+@pytest.fixture(scope="module")
+def direct(plane: ControlPlane) -> Direct:
+    """Return the control plane without kubectl."""
+    return Direct(plane)
+
+
 @pytest.fixture
-def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> str:
+def namespace(direct: Direct, request: pytest.FixtureRequest) -> str:
     """Return a new namespace, named after the test."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:40]
     name = f"{words.strip('-')}-{uuid.uuid4().hex[:6]}"
-    plane.kubectl("create", "namespace", name)
+    direct.create(NAMESPACES, {"metadata": {"name": name}})
     return name
 
 

@@ -31,7 +31,8 @@ Json = dict[str, Any]
 START_S = 240  # about 5 s on an idle machine
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 GANG_PROGRAMS = ("kube-apiserver-1.36", "kube-controller-manager-1.36", "kube-scheduler-1.36")
-GANG_GATES = "--feature-gates=GenericWorkload=true,GangScheduling=true"
+GANG_GATES = ("GenericWorkload", "GangScheduling")
+MORE_GANG_GATES = ("TopologyAwareWorkloadScheduling", "WorkloadAwarePreemption")
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
@@ -212,17 +213,18 @@ def started(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @contextlib.contextmanager
 def placing_gangs(
-    folder: Path, *, gates: bool = True, scheduler: Sequence[str] = ()
+    folder: Path, *, gates: Sequence[str] = GANG_GATES, scheduler: Sequence[str] = ()
 ) -> Iterator[ControlPlane]:
     """Start a control plane of Kubernetes 1.36 that serves PodGroups, and a scheduler.
 
     Of the controller manager only the controller runs that releases PodGroups whose pods have ended.
 
-    gates      whether pods may belong to a PodGroup; without these gates the API server drops the field
+    gates      the feature gates that are switched on
     scheduler  further flags of the scheduler
     """
+    on = f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
     programs = tools.ensure(*PROGRAMS, *GANG_PROGRAMS)
-    served = ["--runtime-config=scheduling.k8s.io/v1alpha2=true", *([GANG_GATES] if gates else [])]
+    served = ["--runtime-config=scheduling.k8s.io/v1alpha2=true", on]
     chosen = programs | {"kube-apiserver": programs["kube-apiserver-1.36"]}
     with started(prepare(chosen, folder, flags=served)) as plane, contextlib.ExitStack() as stack:
         connected = [
@@ -236,7 +238,7 @@ def placing_gangs(
         }
         for name, own in flags.items():
             port = f"--secure-port={free_port()}"
-            given = [*connected, *own, port, f"--cert-dir={folder}/{name}", *([GANG_GATES] if gates else [])]
+            given = [*connected, *own, port, f"--cert-dir={folder}/{name}", on]
             server = Server(folder / f"{name}.log", programs[f"{name}-1.36"], *given)
             server.start()
             stack.callback(server.kill)

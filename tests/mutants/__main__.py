@@ -32,11 +32,15 @@ CODE: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
     ),
     "order": (("dtj/data/order.py",), ("tests/unit/dtj/test_order.py",), 1000),
     "membership": (
-        ("dtj/agent/membership.py",),
+        ("dtj/agent/coordinator/membership.py",),
         ("tests/unit/dtj/test_membership.py", "tests/unit/dtj/test_sizing.py"),
         60,
     ),
-    "hang": (("dtj/agent/hang.py",), ("tests/unit/dtj/test_monitor.py", "tests/unit/dtj/test_hang.py"), 60),
+    "hang": (
+        ("dtj/agent/coordinator/watch/hang.py",),
+        ("tests/unit/dtj/test_monitor.py", "tests/unit/dtj/test_hang.py"),
+        60,
+    ),
     "checkpoint": (
         # Not writer.py: only tests that start other processes reach it.
         ("dtj/checkpoint/save.py", "dtj/checkpoint/paths.py"),

@@ -1,15 +1,13 @@
 """Mutants of the CRD's rules in a real API server: see tests/mutants/__main__.py.
 
 Each mutant changes one limit, enum, required field, default or CEL rule of the spec. Then the tests of the
-CRD run against it, except those of texts. Requests to create and replace objects skip kubectl, which takes
-longer than the API server.
+CRD run against it, except those of texts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import http.client
 import io
 import json
 import random
@@ -24,8 +22,10 @@ import pytest
 import yaml
 
 from tests.integration import controlplane
+from tests.integration.api import JOBS
 from tests.integration.controlplane import CRD, CRDS, ControlPlane
-from tests.support.kubectl import Json, Kubectl, KubectlError
+from tests.integration.direct import STRICT, Direct
+from tests.support.kubectl import Json
 
 SEED = 1
 FOLDER = "tests/integration/crd"
@@ -97,96 +97,29 @@ def swapped(token: str) -> str:
     return SWAPS[token] if token in SWAPS else str(int(token) + 1)
 
 
-class Client:
-    """The API server over one connection, in the place of kubectl for some of its commands."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        host, port = plane.url.removeprefix("https://").split(":")
-        self._connection = http.client.HTTPSConnection(host, int(port), context=plane.tls(), timeout=60)
-
-    def send(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
-        """Send a request; return status code and answer."""
-        headers = {
-            "Authorization": f"Bearer {controlplane.token('admin')}",
-            "Content-Type": "application/json",
-        }
-        self._connection.request(method, path, json.dumps(body) if body else None, headers)
-        answer = self._connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def instead_of(
-        self, kubectl: Kubectl, words: tuple[str, ...], given: str | None
-    ) -> tuple[int, str] | None:
-        """Do what a command does; return status code and text, or None for commands that need kubectl."""
-        if words[:2] == ("create", "namespace"):
-            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": words[2]}}
-            code, answer = self.send("POST", "/api/v1/namespaces", body)
-        elif words[0] in ("create", "replace") and words[-2:] == ("-f", "-") and given:
-            body = json.loads(given)
-            path, query = jobs(kubectl.namespace or "default"), "?fieldValidation=Strict"
-            if "--dry-run=server" in words:
-                query += "&dryRun=All"
-            if words[0] == "replace":
-                path += f"/{body['metadata']['name']}"
-                stored = self.send("GET", path)[1]
-                body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-            code, answer = self.send("PUT" if words[0] == "replace" else "POST", path + query, body)
-        else:
-            return None
-        return code, f"{words[0]}d" if code < 300 else answer["message"]
-
-    def install(self, schema: Json, number: int) -> bool:
-        """Replace the schema and wait until it is served; return False if the API server rejects it."""
-        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
-        crd = self.send("GET", path)[1]
-        mark = f"{MARK}{number}"
-        marked = schema | {"properties": schema["properties"] | {mark: {"type": "boolean"}}}
-        crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = marked
-        if self.send("PUT", path, crd)[0] >= 300:
-            return False
-        deadline = time.monotonic() + 60
-        probe = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", mark: True}
-        while (
-            mark
-            in self.send("POST", f"{jobs('default')}?fieldValidation=Strict&dryRun=All", probe)[1]["message"]
-        ):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the API server does not serve the schema with {mark}")
-            time.sleep(0.1)  # between two requests
-        return True
+def install(direct: Direct, schema: Json, number: int) -> bool:
+    """Replace the schema and wait until it is served; return False if the API server rejects it."""
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD}"
+    crd = direct.get(path)
+    mark = f"{MARK}{number}"
+    marked = schema | {"properties": schema["properties"] | {mark: {"type": "boolean"}}}
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] = marked
+    if direct.send("PUT", path, crd)[0] >= 300:
+        return False
+    deadline = time.monotonic() + 60
+    probe = {"apiVersion": "dtj.dev/v1alpha1", "kind": "DistributedTrainingJob", mark: True}
+    served = f"{JOBS.format('default')}?{STRICT}&dryRun=All"
+    while mark in direct.send("POST", served, probe)[1]["message"]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the API server does not serve the schema with {mark}")
+        time.sleep(0.1)  # between two requests
+    return True
 
 
-def jobs(namespace: str) -> str:
-    return f"/apis/dtj.dev/v1alpha1/namespaces/{namespace}/distributedtrainingjobs"
-
-
-def run(plane: ControlPlane, client: Client) -> bool:
+def run(plane: ControlPlane) -> bool:
     """Run the tests against the schema that is installed; return whether all pass."""
-    call, refusal = Kubectl.__call__, Kubectl.refusal
-
-    def fast_call(self: Kubectl, *words: str, given: str | None = None, check: bool = True) -> str:
-        done = client.instead_of(self, words, given)
-        if done is None:
-            return call(self, *words, given=given, check=check)
-        if check and done[0] >= 300:
-            raise KubectlError(done[1])
-        return done[1]
-
-    def fast_refusal(self: Kubectl, *words: str, given: str | None = None) -> str:
-        done = client.instead_of(self, words, given)
-        if done is None:
-            return refusal(self, *words, given=given)
-        if done[0] < 300:
-            raise KubectlError(f"accepted: {words}")
-        return done[1]
-
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(Kubectl, "__call__", fast_call)
-        patch.setattr(Kubectl, "refusal", fast_refusal)
         patch.setattr(controlplane, "running", lambda folder: contextlib.nullcontext(plane))
         patch.setattr(controlplane, "install_crd", lambda plane: None)
         code = pytest.main(PYTEST)
@@ -210,18 +143,19 @@ def main(count: int, folder: Path) -> int:
     top = {"x-kubernetes-validations": schema["x-kubernetes-validations"], "required": schema["required"]}
     found = [*mutants(top), *mutants(schema["properties"]["spec"], ("properties", "spec"))]
     killed = tried = 0
-    with controlplane.running(folder) as plane, contextlib.closing(Client(plane)) as client:
+    with controlplane.running(folder) as plane:
         controlplane.install_crd(plane)
-        client.install(schema, 0)
-        if not run(plane, client):
+        direct = Direct(plane)
+        install(direct, schema, 0)
+        if not run(plane):
             raise RuntimeError(f"the tests fail without any change, see {folder}/log")
         for number, mutant in enumerate(random.Random(SEED).sample(found, len(found)), start=1):
             if tried == count:
                 break
-            if not client.install(changed(schema, mutant), number):
+            if not install(direct, changed(schema, mutant), number):
                 continue  # the API server rejects it
             tried += 1
-            if run(plane, client):
+            if run(plane):
                 print(f"survived: {mutant[0]}", flush=True)
             else:
                 killed += 1

@@ -14,6 +14,7 @@ from tests.cluster.errors import ClusterError
 from tests.release import bom, files, registry, signatures
 
 CHART = config.ROOT / "charts/dtj-operator"
+ARCHITECTURES = ("amd64", "arm64")  # of the operator's image; the trainer's base is for amd64 only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,14 @@ def main() -> int:
             signatures.check_key(given.key)
         source = committed()
         named = dict(zip(config.IMAGES, images.build().values(), strict=True))
+        runtime = engine.find()
+        others = {
+            each: images.ensure_foreign(runtime, "operator", each)
+            for each in ARCHITECTURES
+            if each != runtime.architecture
+        }
         folder = config.ROOT / "build/release"
-        release(given.registry.rstrip("/"), source, named, folder, given.key)
+        release(given.registry.rstrip("/"), source, named, folder, given.key, others)
     except ClusterError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
@@ -65,28 +72,42 @@ def committed() -> Source:
     return Source(commit=commit, date=date)
 
 
-def release(to: str, source: Source, named: Mapping[str, str], folder: Path, key: Path | None) -> None:
+def release(
+    to: str,
+    source: Source,
+    named: Mapping[str, str],
+    folder: Path,
+    key: Path | None,
+    others: Mapping[str, str],
+) -> None:
     """Push the images and the chart, and write the files of the release.
 
     to      registry and path
     named   operator and trainer -> the image in the container engine
     folder  of the files; it is emptied first
     key     signs the checksums; None: they are not signed
+    others  architecture -> the operator's image for it
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    pushed = {}
-    for role, image in named.items():
-        name, _, tag = images.public_names(role, image)[-1].rpartition(":")
-        with registry.archive(engine.find(), image, source.labels, folder) as archived:
-            bom.write(archived, folder, role, tag)
-            pushed[role] = registry.push_image(archived, f"{to}/{name.rpartition('/')[2]}", tag)
+    pushed = {role: push(to, source, role, image, folder) for role, image in named.items()}
+    if others:
+        parts = [push(to, source, "operator", image, folder, f"-{each}") for each, image in others.items()]
+        pushed["operator"] = registry.push_index([pushed["operator"], *parts])
     pushed["chart"] = registry.push_chart(CHART, to, pushed["operator"], folder)
     (folder / "images.txt").write_text("".join(f"{each.reference}\n" for each in pushed.values()))
     files.build_wheels(folder)
     checksums = files.write_checksums(folder)
     if key:
         signatures.sign(checksums, key)
+
+
+def push(to: str, source: Source, role: str, image: str, folder: Path, suffix: str = "") -> registry.Pushed:
+    """Push an image and write its bill of materials; `suffix` of its tag and of the files."""
+    name, _, tag = images.public_names(role, image)[-1].rpartition(":")
+    with registry.archive(engine.find(), image, source.labels, folder) as archived:
+        bom.write(archived, folder, f"{role}{suffix}", tag)
+        return registry.push_image(archived, f"{to}/{name.rpartition('/')[2]}", f"{tag}{suffix}")
 
 
 if __name__ == "__main__":

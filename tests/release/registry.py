@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,10 @@ class Pushed:
 def archive(runtime: Engine, image: str, labels: Mapping[str, str], folder: Path) -> Iterator[Path]:
     """Add labels to an image and write it to a file, which is removed at the end."""
     name = f"{image}-labelled"
+    architecture = runtime("image", "inspect", "--format", "{{.Architecture}}", image).strip()
     runtime(
-        "build", "--quiet", "--tag", name, *(f"--label={key}={value}" for key, value in labels.items()),
+        "build", "--quiet", "--tag", name, f"--platform=linux/{architecture}",
+        *(f"--label={key}={value}" for key, value in labels.items()),
         *images.fixed_time(runtime), "-", stdin=f"FROM {image}\n",
     )  # fmt: skip
     path = folder / f"{image.rpartition('/')[2].replace(':', '-')}.tar"
@@ -58,6 +60,17 @@ def push_image(archived: Path, name: str, tag: str) -> Pushed:
         step=f"pushing {name}:{tag}", fix=LOGIN_FIX,
     )  # fmt: skip
     return Pushed(name=name, tag=tag, digest=digest_in(output))
+
+
+def push_index(images: Sequence[Pushed]) -> Pushed:
+    """Give the images of several architectures one name, that of the first; a node pulls its own."""
+    first = images[0]
+    output = proc.run(
+        tools.ensure("crane")["crane"], "index", "append", "--docker-empty-base",
+        *(f"--manifest={each.name}@{each.digest}" for each in images), f"--tag={first.name}:{first.tag}",
+        step=f"pushing {first.name}:{first.tag} for {len(images)} architectures", fix=LOGIN_FIX,
+    )  # fmt: skip
+    return Pushed(name=first.name, tag=first.tag, digest=digest_in(output.splitlines()[-1]))
 
 
 def push_chart(source: Path, registry: str, operator: Pushed, folder: Path) -> Pushed:

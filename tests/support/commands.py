@@ -1,4 +1,4 @@
-"""Runs the real `dtj` command in real processes, from a process that has already imported torch.
+"""Runs the real commands `dtj` and `torchrun` in real processes, from a process that has imported torch.
 
 Importing torch takes seconds; a fork takes milliseconds. Each command is forked from Python's forkserver, and
 is then like one started by a shell: it has its own pid, signals and exit code.
@@ -6,16 +6,19 @@ is then like one started by a shell: it has its own pid, signals and exit code.
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from dtj.parent_death import die_with
+from dtj.agent.rank import preload
+from dtj.ranks.parent_death import die_with
+from tests.support import netns
 from tests.support.forked import warmed
 
 DEADLINE_S = 240.0
@@ -47,7 +50,7 @@ class Finished:
 
 
 class Command:
-    """A running `dtj ...`."""
+    """A running `dtj ...` or `torchrun ...`."""
 
     def __init__(self, process: ForkServerProcess, folder: Path) -> None:
         self._process = process
@@ -75,7 +78,7 @@ class Command:
         """Wait until it exits; fail after the deadline, with the stacks of the command."""
         self._process.join(deadline_s)
         if self._process.exitcode is None:
-            self.signal(signal.SIGUSR1)  # makes it print its stacks, see `_be_dtj`
+            self.signal(signal.SIGUSR1)  # makes it print its stacks, see `_become`
             self._process.join(1.0)
             raise AssertionError(f"the command hangs: {self.out}\n{self.err}")
         return Finished(code=self._process.exitcode, out=self.out, err=self.err)
@@ -89,22 +92,32 @@ Start = Callable[..., Command]
 
 
 def warm() -> ForkServerContext:
-    """Return a context that forks processes which have imported torch and dtj."""
+    """Return a context that forks processes which have imported what agents import, and our recipes."""
     # Also this module: every process finds its target function in it, and it has many imports.
-    return warmed("torch._dynamo", "torch.nn.parallel", "sklearn.datasets", "dtj.loop", "dtj.cli", __name__)
+    return warmed(*preload.MODULES, "sklearn.datasets", "dtj.models.gpt", "dtj.cli.commands", __name__)
 
 
 @contextlib.contextmanager
 def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
-    """Yield a function that starts commands, each in its own folder below `folder`; kill all at the end."""
+    """Yield a function that starts commands, each in its own folder below `folder`; kill all at the end.
+
+    Its arguments are those of `dtj`, or "torchrun" and those of torchrun. Keywords are environment
+    variables, but for:
+
+    network  the name of the network namespace that the command runs in; the test's own by default
+    changed  dotted names of attributes of dtj's modules -> values that they have in this command
+    """
     started: list[Command] = []
 
-    def begin(*argv: object, **env: object) -> Command:
+    def begin(
+        *argv: object, network: str = "", changed: Mapping[str, object] | None = None, **env: object
+    ) -> Command:
         own = folder / f"command-{len(started)}"
         own.mkdir()
         words = [str(word) for word in argv]
         variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
-        process = context.Process(target=_be_dtj, args=(words, variables, own, Path.cwd(), sys.path))
+        given = (words, variables, own, Path.cwd(), sys.path, network, dict(changed or {}))
+        process = context.Process(target=_become, args=given)
         process.start()
         started.append(Command(process, own))
         wait_for(lambda: (own / "err").exists() or process.exitcode is not None, "the command to start")
@@ -133,7 +146,15 @@ def is_dead(pid: int) -> bool:
     return True
 
 
-def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path: list[str]) -> None:
+def _become(
+    words: list[str],
+    env: dict[str, str],
+    folder: Path,
+    cwd: Path,
+    path: list[str],
+    network: str,
+    changed: Mapping[str, object],
+) -> None:
     sys.path[:] = path
     die_with(os.getppid())  # the forkserver ends with pytest, also after Ctrl-C
     for name in [n for n in os.environ if n.startswith(_OWN) or n in _RANKS]:
@@ -145,6 +166,17 @@ def _be_dtj(words: list[str], env: dict[str, str], folder: Path, cwd: Path, path
         os.dup2(file, fd)
         os.close(file)
     faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs
-    from dtj.cli import main
+    if network:
+        netns.enter(network)
+    for name, value in changed.items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
+    if words[0] == "torchrun":
+        from torch.distributed.run import main as torchrun
 
-    main(words)
+        sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)  # this Python has read it already
+        torchrun(words[1:])
+    else:
+        from dtj.cli.commands import main
+
+        main(words)

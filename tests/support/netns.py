@@ -6,14 +6,17 @@ Needs root and `ip` and `iptables`; `lacking` says what is missing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.cluster import debian
 
 _PACKAGES = {"ip": "iproute2", "iptables": "iptables"}
+_CLONE_NEWNET = 0x40000000  # from Linux's sched.h
 
 
 def lacking() -> str:
@@ -62,9 +65,9 @@ class Networks:
         """The address of a pod."""
         return f"10.77.0.{pod + 1}"
 
-    def inside(self, pod: int) -> list[str]:
-        """The words that run a command in a pod's namespace, to put before it."""
-        return ["ip", "netns", "exec", self._names[pod]]
+    def name(self, pod: int) -> str:
+        """The name of a pod's namespace, for `enter`."""
+        return self._names[pod]
 
     @contextlib.contextmanager
     def cut(self, one: int, other: int, *, port: int | None = None) -> Iterator[None]:
@@ -80,11 +83,19 @@ class Networks:
                 self._iptables(one, "-D", chain, side, self.address(other), *which, "-j", "DROP")
 
     def _iptables(self, pod: int, *words: str) -> None:
-        subprocess.run([*self.inside(pod), "iptables", *words], check=True)
+        subprocess.run(["ip", "netns", "exec", self.name(pod), "iptables", *words], check=True)
 
     @staticmethod
     def _ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
+
+
+def enter(name: str) -> None:
+    """Move this process, which has one thread, to a network namespace; its children are there too."""
+    with Path("/run/netns", name).open("rb") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import random
 import socket
 from pathlib import Path
 
+_FIRST = 10_000  # of the ports of test processes
+
 
 def free_port() -> int:
     """Return a free port that no outgoing connection and no other test process will get."""
@@ -15,6 +17,19 @@ def free_port() -> int:
             probe.bind(("", port))
             return port
     raise AssertionError("cycle has no end")
+
+
+def published_port() -> int:
+    """Return a free port for a container, below those of `free_port` and of outgoing connections.
+
+    Podman redirects a published port without listening on it. If the kernel could give it to a program, too,
+    that program would get no connection.
+    """
+    for port in random.SystemRandom().sample(range(7000, _FIRST), _FIRST - 7000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("three thousand ports are taken")
 
 
 def own_address() -> str:
@@ -29,7 +44,7 @@ def _own_ports() -> list[int]:
     end = int(kernel.read_text().split()[0]) if kernel.exists() else 32768
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     found = list(
-        range(10_000 + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+        range(_FIRST + worker, max(end, 20_000), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     )
     random.SystemRandom().shuffle(found)  # so that another run on this machine starts at another port
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dtj_client import archive, manifest, submission, templates
+from dtj_client import delivery, manifest, submission, templates
 from dtj_client.errors import ClientError
 from dtj_client.function import as_program
 from dtj_client.job import Job
@@ -26,6 +26,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     image: str = "",
     env: Mapping[str, str] | None = None,
     checkpoints: str = "",
+    code_claim: str = "",
     queue: str = "",
     template: str = "",
     requirements: str = "",
@@ -43,6 +44,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     image        empty: as in the template, else the trainer image
     env          variables of the program
     checkpoints  PersistentVolumeClaim for checkpoints
+    code_claim   PersistentVolumeClaim for code of more than 900 KiB; empty: that of checkpoints
     queue        queue of Kueue
     template     fills in what is not given here
     requirements  file within the folder whose packages each pod installs
@@ -78,14 +80,12 @@ def submit(  # noqa: PLR0913 - the options of a command line
     )
     if request.requirements:
         extra[request.requirements.path] = request.requirements.text
-    send = code or bool(extra)
-    packed = archive.pack(None if folder is None else Path(folder), extra) if send else None
-    part = templates.find(kubectl, template).job if template else None
-    stored = submission.create(
-        kubectl,
-        manifest.job(request, with_code=send, template=part),
-        None if packed is None else manifest.config_map(request, packed),
-    )
+    part = templates.find(kubectl, template).job if template else {}
+    if code or extra:
+        where = None if folder is None else Path(folder)
+        stored = delivery.submit(kubectl, delivery.prepare(request, part, where, extra, claim=code_claim))
+    else:
+        stored = submission.create(kubectl, manifest.job(request, with_code=False, template=part))
     return Job(stored["metadata"]["name"], kubectl)
 
 

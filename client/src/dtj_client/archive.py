@@ -5,17 +5,19 @@ import gzip
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dtj_client.errors import ClientError
+from dtj_client.progress import Progress, ignore
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-LIMIT = 900 * 1024  # bytes of the archive; the API server accepts objects of about 1 MiB
+LIMIT = 900 * 1024  # bytes of an archive in a ConfigMap; the API server accepts objects of about 1 MiB
+CLAIM_LIMIT = 200 << 20  # bytes of an archive in a claim; it is made in memory, and code is smaller
 IGNORE_FILES = (".gitignore", ".dtjignore")
 NEVER = (".git/", ".mypy_cache/", ".ruff_cache/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc")
 # Everybody who may read ConfigMaps in the namespace could read these.
@@ -42,10 +44,39 @@ class Archive:
         return base64.b64encode(self.data).decode()
 
 
-def pack(folder: Path | None, extra: Mapping[str, str] | None = None) -> Archive:
+class _TooLargeError(Exception):
+    """The archive has more bytes than may go along."""
+
+
+class _Bounded(io.BytesIO):
+    """Bytes in memory, at most `limit` of them: a data set in the folder must not fill the machine."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit, self._is_full = limit, False
+
+    def write(self, data: Any, /) -> int:
+        if self._is_full:  # what gzip and tar write when they are closed
+            return len(memoryview(data))
+        written = super().write(data)
+        self._is_full = self.tell() > self._limit
+        if self._is_full:
+            raise _TooLargeError
+        return written
+
+
+def pack(
+    folder: Path | None,
+    extra: Mapping[str, str] | None = None,
+    *,
+    has_claim: bool = False,
+    progress: Progress = ignore,
+) -> Archive:
     """Pack what .gitignore and .dtjignore leave of a folder. Raises ClientError if it is too large.
 
-    extra   further files: text by path; they replace files of the folder
+    extra      further files: text by path; they replace files of the folder
+    has_claim  the archive may be larger than a ConfigMap, because it can lie in a claim
+    progress   is called with the number of packed files, and of all
 
     The same files give the same bytes: no times, no owners.
     """
@@ -55,26 +86,41 @@ def pack(folder: Path | None, extra: Mapping[str, str] | None = None) -> Archive
     secret = _spec(SECRETS)
     hidden = tuple(path for path in found if secret.match_file(path))
     files = tuple(path for path in found if path not in hidden)
-    buffer = io.BytesIO()
+    try:
+        data = _packed(folder, files, extra, CLAIM_LIMIT if has_claim else LIMIT, progress)
+    except _TooLargeError:
+        by_size = sorted(files, key=lambda path: (folder / path).stat().st_size, reverse=True)
+        raise ClientError(
+            f"the archive of {folder.resolve()} has more than the {_size(has_claim)} that fit into "
+            f"{'a claim' if has_claim else 'a ConfigMap'}",
+            f"list what is not needed in .dtjignore (the largest: {', '.join(by_size[:3])})"
+            f"{'' if has_claim else ', name a claim that all pods can mount with --code-claim'}, or build "
+            "an image with the code, and name it with --image and --no-code",
+        ) from None
+    return Archive(data=data, files=(*files, *extra), secrets=hidden)
+
+
+def _size(has_claim: bool) -> str:
+    return f"{CLAIM_LIMIT >> 20} MiB" if has_claim else f"{LIMIT >> 10} KiB"
+
+
+def _packed(
+    folder: Path, files: Sequence[str], extra: Mapping[str, str], limit: int, progress: Progress
+) -> bytes:
+    """The bytes of the archive. Raises _TooLargeError as soon as there are too many."""
+    buffer = _Bounded(limit)
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w") as tar,
     ):
-        for path in files:
+        for number, path in enumerate(files, 1):
             tar.add(folder / path, arcname=path, recursive=False, filter=_anonymous)
+            progress(number, len(files))
         for path, text in extra.items():
             member = tarfile.TarInfo(path)
             member.size = len(text.encode())
             tar.addfile(member, io.BytesIO(text.encode()))
-    data = buffer.getvalue()
-    if len(data) > LIMIT:
-        by_size = sorted(files, key=lambda path: (folder / path).stat().st_size, reverse=True)
-        raise ClientError(
-            f"the archive of {folder} has {len(data) // 1024} KiB; at most {LIMIT // 1024} go along",
-            f"list what is not needed in .dtjignore (the largest: {', '.join(by_size[:3])}), or build "
-            "an image with the code, and name it with --image and --no-code",
-        )
-    return Archive(data=data, files=(*files, *extra), secrets=hidden)
+    return buffer.getvalue()
 
 
 def _files(folder: Path) -> Iterator[str]:

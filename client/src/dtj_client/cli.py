@@ -64,22 +64,22 @@ dtj.add_command(submit)
 dtj.add_command(ui)
 
 
-@dtj.command()
+@dtj.command(short_help="Show one job: what it does, why, and what to do next.")
 @NAME
 @output("json", "yaml", "wide", "name")
 @for_kubectl
 @click.pass_obj
-def status(kubectl: Kubectl, name: str, output: str | None) -> int:
+def status(kubectl: Kubectl, name: str, output: str | None) -> None:
     """Show one screen: phase and why, replicas, progress, the last failure, what to do next."""
     job = Job(name, kubectl)
     if output:
         _ = job.manifest  # for our words if there is no such job
-        return kubectl.show("get", KIND, name, "-o", output)
-    click.echo(job.report())
-    return 0
+        kubectl.show("get", KIND, name, "-o", output)
+    else:
+        click.echo(job.report())
 
 
-@dtj.command()
+@dtj.command(short_help="Show a live table of the jobs.")
 @click.option("--every", type=click.FloatRange(min=1), default=2.0, show_default=True, help="Seconds.")
 @for_kubectl
 @click.pass_obj
@@ -97,7 +97,7 @@ def top(kubectl: Kubectl, every: float) -> None:
         time.sleep(every)
 
 
-@dtj.command()
+@dtj.command(short_help="Find what keeps you from training here, and how to fix it.")
 @click.option(
     "--try", "tries", is_flag=True, help="Also start three pods, which find what only pods can know."
 )
@@ -127,7 +127,7 @@ def _print(findings: Generator[Finding, None, None]) -> bool:
     return bad
 
 
-@dtj.command()
+@dtj.command(short_help="Translate a PyTorchJob, TrainJob, Job or sbatch script.")
 @click.argument("file", type=click.File())
 def convert(file: TextIO) -> None:
     """Print a PyTorchJob, TrainJob, Job or sbatch script as a DistributedTrainingJob.
@@ -138,7 +138,7 @@ def convert(file: TextIO) -> None:
         click.echo(line)
 
 
-@dtj.command()
+@dtj.command(short_help="List what submit --template takes.")
 @for_kubectl
 @click.pass_obj
 def templates(kubectl: Kubectl) -> None:
@@ -151,15 +151,18 @@ def templates(kubectl: Kubectl) -> None:
         click.echo(problem, err=True)
 
 
-@dtj.command(context_settings={"ignore_unknown_options": True})
+@dtj.command(
+    short_help="List the jobs, with the options of kubectl get.",
+    context_settings={"ignore_unknown_options": True},
+)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[KUBECTL OPTIONS]...")
 @click.pass_obj
-def get(kubectl: Kubectl, options: tuple[str, ...]) -> int:
+def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
     """List the jobs; takes the options of kubectl get, such as -A, -w and -o json."""
-    return kubectl.show("get", KIND, *options)
+    kubectl.show("get", KIND, *options)
 
 
-@dtj.command()
+@dtj.command(short_help="Print the logs of all replicas as one.")
 @NAME
 @click.option(
     "-f", "--follow", is_flag=True, help="Until the job has finished, also of pods that replace others."
@@ -199,7 +202,7 @@ def logs(
     return 0
 
 
-@dtj.command()
+@dtj.command(short_help="Print the Python stacks of each rank at this moment.")
 @NAME
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0-3,7. [default: all]")
 @for_kubectl
@@ -210,7 +213,7 @@ def stacks(kubectl: Kubectl, name: str, rank: str | None) -> None:
         click.echo(f"{each}\n")
 
 
-@dtj.command()
+@dtj.command(short_help="Draw loss and rate over time into a picture.")
 @NAME
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: NAME.png]")
 @for_kubectl
@@ -223,7 +226,7 @@ def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
     click.echo(f"{target}: {steps} logged steps")
 
 
-@dtj.command()
+@dtj.command(short_help="Wait until the job has finished.")
 @NAME
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds. [default: no limit]")
 @for_kubectl
@@ -239,13 +242,13 @@ def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
 @NAME
 @for_kubectl
 @click.pass_obj
-def events(kubectl: Kubectl, name: str) -> int:
+def events(kubectl: Kubectl, name: str) -> None:
     """List what the operator did and why."""
     _ = Job(name, kubectl).manifest  # for our words if there is no such job
-    return kubectl.show("events", f"--for={KIND}/{name}")
+    kubectl.show("events", f"--for={KIND}/{name}")
 
 
-@dtj.command()
+@dtj.command(short_help="Let the job save a checkpoint and stop its pods.")
 @NAME
 @for_kubectl
 @click.pass_obj
@@ -276,7 +279,7 @@ def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
     click.echo(f"{name}: asked for {replicas} replicas")
 
 
-@dtj.command()
+@dtj.command(short_help="Let the job save a checkpoint, then delete it.")
 @NAME
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option(

@@ -8,16 +8,21 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from dtj_client import archive, manifest, submission, templates
+from dtj_client import delivery, manifest, submission, templates
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
+from dtj_client.delivery import Delivery
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
+from dtj_client.progress import bar
 from dtj_client.requirements import read
 
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(
+    short_help="Run a program of this folder, or a job from a file.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option("-f", "--file", metavar="FILE", help="Submit the job in this YAML file; - is standard input.")
 @click.option("--name", help="Name of the job. [default: from the program, with a random end]")
 @click.option("--replicas", type=click.IntRange(min=1), help="Number of pods. [default: 1]")
@@ -25,13 +30,19 @@ WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 @click.option(
     "--image",
     default="",
-    help="Image with Python, torch and dtj. [default: the trainer image]",
+    help="Image with what the program imports; for a .py file also dtj. [default: the trainer image]",
 )
 @click.option(
     "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the program; may be repeated."
 )
 @click.option(
     "--checkpoints", "claim", default="", metavar="CLAIM", help="PersistentVolumeClaim for checkpoints."
+)
+@click.option(
+    "--code-claim",
+    default="",
+    metavar="CLAIM",
+    help="PersistentVolumeClaim for code of more than 900 KiB. [default: that of --checkpoints]",
 )
 @click.option("--template", metavar="NAME", help="Defaults for all that is not given here.")
 @click.option("--queue", default="", help="Label the job for this queue of Kueue.")
@@ -66,7 +77,7 @@ def submit(
       kubectl dtj submit -f job.yaml --name second-try
     """  # noqa: D301
     kubectl: Kubectl = context.obj
-    code: Json | None = None
+    sent: Delivery | None = None
     others: list[Json] = []
     if file:
         _refuse_options_of_a_program(context)
@@ -75,13 +86,16 @@ def submit(
             job["metadata"] = {**job["metadata"], "name": name}
         kubectl = kubectl.in_namespace(job["metadata"].get("namespace", ""))
     else:
-        job, code = _from_folder(kubectl, command, name=name, dry_run=dry_run, output=output, **given)
+        job, sent = _from_folder(kubectl, command, name=name, dry_run=dry_run, output=output, **given)
     if dry_run:
+        code = sent.config_map if sent else None
         click.echo(_text([*others, *([] if code is None else [code]), job], output or "yaml"))
+        if sent and sent.place:
+            click.echo(f"{sent}; --dry-run copies nothing, so submit it without this option", err=True)
         return 0
     for each in others:
         click.echo(kubectl.apply(each), err=True)
-    stored = submission.create(kubectl, job, code)
+    stored = delivery.submit(kubectl, sent, bar) if sent else submission.create(kubectl, job)
     made = stored["metadata"]["name"]
     click.echo(_text([stored], output) if output else f"submitted {made}; kubectl dtj status {made} shows it")
     if follow:
@@ -108,11 +122,12 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
     name: str | None,
     requirements: str | None,
     no_code: bool,
+    code_claim: str,
     dry_run: bool,
     output: str | None,
     **given: Any,
-) -> tuple[Json, Json | None]:
-    """The job and its code."""
+) -> tuple[Json, Delivery | None]:
+    """The job, and how its code gets into the pods."""
     if not command:
         raise click.UsageError("name a program, such as: -- train.py; or a file with a job: -f job.yaml")
     wrong = [each for each in env if "=" not in each]
@@ -122,6 +137,8 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         raise ClientError(
             f"there is no file {command[0]} in this folder", "change to the folder of the program"
         )
+    if code_claim and no_code:
+        raise click.UsageError("--code-claim goes with the code, and --no-code sends none")
     if requirements and no_code:
         raise click.UsageError("--requirements goes with the code; an image with the code has its packages")
     packages = read(requirements, Path.cwd()) if requirements else None
@@ -133,23 +150,26 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         **given,
     )
     part = templates.find(kubectl, template).job if template else {}
-    job = manifest.job(request, with_code=not no_code, template=part)
+    sent = None
+    if no_code:
+        job = manifest.job(request, with_code=False, template=part)
+    else:
+        extra = {packages.path: packages.text} if packages else None
+        sent = delivery.prepare(request, part, Path.cwd(), extra, claim=code_claim, bar=bar)
+        job = sent.job
     if template and dry_run and not output:
         words = manifest.asked(request, with_code=not no_code)
         for path, origin in templates.origins(job, {"command line": words, f"template {template}": part}):
             click.echo(f"# {path}: {origin}")
-    if no_code:
-        return job, None
-    sent = archive.pack(Path.cwd(), {packages.path: packages.text} if packages else None)
-    if not dry_run:
+    if sent and not dry_run:
         _say_what_goes_along(sent)
-    return job, manifest.config_map(request, sent)
+    return job, sent
 
 
-def _say_what_goes_along(sent: archive.Archive) -> None:
-    click.echo(f"sending {len(sent.files)} files, {len(sent.data) / 1024:.0f} KiB", err=True)
-    if sent.secrets:
-        left_out = ", ".join(sent.secrets)
+def _say_what_goes_along(sent: Delivery) -> None:
+    click.echo(str(sent), err=True)
+    if sent.archive.secrets:
+        left_out = ", ".join(sent.archive.secrets)
         click.echo(f"not sent, because they look like secrets: {left_out}", err=True)
 
 

@@ -12,12 +12,15 @@ from typing import Any
 import yaml
 
 from dtj_client import manifest, slurm, torchrun
-from dtj_client.errors import ClientError
-from dtj_client.templates import fields
+from dtj_client.errors import ClientError, not_yaml
+from dtj_client.templates import fields, merge
 
 Json = dict[str, Any]
 
 _OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
+_TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
 _BY_THE_OPERATOR = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 
 
@@ -33,18 +36,22 @@ def convert(text: str) -> list[Converted]:
     """Convert the PyTorchJobs, TrainJobs and Jobs of a file, or an sbatch script. Raises ClientError."""
     if re.search(r"^#SBATCH\s", text, re.MULTILINE):
         script = slurm.parse(text)
-        return [_finished(script.name, script.spec, script.notes, {})]
+        return [_with_values_to_write(_finished(script.name, script.spec, script.notes, {}))]
     try:
-        found = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
     except yaml.YAMLError as error:
-        raise ClientError(f"this is neither YAML nor an sbatch script: {error}", _FIX) from error
+        raise ClientError(f"this is neither YAML nor an sbatch script: {not_yaml(error)}", _FIX) from error
+    found: list[Json] = []
+    for each in documents:  # kubectl get prints several objects as one list
+        found += each["items"] if each.get("kind") == "List" else [each]
     kinds = {str(each.get("kind")) for each in found}
     if not kinds & set(_KINDS):
         raise ClientError(
             f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})", _FIX
         )
-    converted = [_object(each) for each in found if each.get("kind") in _KINDS]
-    others = sorted(kinds - set(_KINDS))
+    runtimes = {each["metadata"]["name"]: each for each in found if each.get("kind") in _RUNTIMES}
+    converted = [_object(each, runtimes) for each in found if each.get("kind") in _KINDS]
+    others = sorted(kinds - set(_KINDS) - set(_RUNTIMES))
     if others:
         converted[0].notes.append(f"not converted, apply them as they are: {', '.join(others)}")
     return converted
@@ -53,21 +60,46 @@ def convert(text: str) -> list[Converted]:
 _FIX = "give a file with a PyTorchJob, TrainJob or Job, or an sbatch script"
 
 
-def _object(old: Json) -> Converted:
+def _with_values_to_write(converted: Converted) -> Converted:
+    """Name the variables of the shell that are left in the command: no shell runs in the pod."""
+    (trainer,) = converted.job["spec"]["template"]["spec"]["containers"]
+    left = dict.fromkeys(re.findall(r"\$[{(]?\w+", " ".join(trainer.get("command") or ())))
+    if left:
+        names = ", ".join(each.replace("{", "").replace("(", "") for each in left)
+        converted.notes.append(f"the command has variables of the shell: write their values: {names}")
+    return converted
+
+
+def _object(old: Json, runtimes: Json) -> Converted:
     rest = copy.deepcopy(old)
     for key in ("apiVersion", "status"):
         rest.pop(key, None)
     kind, metadata = rest.pop("kind"), rest.pop("metadata", {})
     for key in _OF_THE_SERVER:
         metadata.pop(key, None)
+    (metadata.get("annotations") or {}).pop(_LAST_APPLIED, None)
     spec: Json = {}
     notes: list[str] = []
+    runtime = ((rest.get("spec") or {}).get("runtimeRef") or {}).get("name")
     _KINDS[kind](rest.get("spec") or {}, spec, notes)
+    if runtime in runtimes:
+        _add_runtime(runtimes[runtime], spec, notes)
+    elif runtime:
+        notes.append(
+            f"runtime {runtime} is not in the file: convert both together "
+            f"(kubectl get clustertrainingruntime {runtime} -o yaml prints it), or copy what it adds to pods"
+        )
     new = _finished(metadata.pop("name", None) or "converted", spec, notes, metadata)
-    new.notes += [
-        f"not carried over: {path}: {value}" for path, value in fields(rest) if value not in ({}, [], None)
-    ]
+    new.notes += [f"not carried over: {each}" for each in _left(rest, old)]
     return new
+
+
+def _left(rest: Json, old: Json) -> Iterator[str]:
+    """Yield what is left of the old object; an empty object counts if it was one, such as `volcano: {}`."""
+    empty = {path for path, value in fields(old) if value == {}}
+    for path, value in fields(rest):
+        if value not in ({}, [], None) or path in empty:
+            yield f"{path}: {value}"
 
 
 def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Converted:
@@ -85,12 +117,12 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
         notes.append(f"no image was named: {trainer['image']} may lack packages of the program")
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    launched = torchrun.clean(words)
+    launched = torchrun.clean(words) or torchrun.in_a_shell(words)
     if launched:
         trainer["command"] = launched.words
         trainer.pop("args", None)
         notes += launched.notes
-        if launched.processes and "processesPerReplica" not in spec:
+        if launched.processes:  # more than the tasks of Slurm, each of which would start these
             spec["processesPerReplica"] = launched.processes
     elif any("torchrun" in str(word) or "torch.distributed" in str(word) for word in words):
         notes.append("check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say")
@@ -173,7 +205,8 @@ def _processes(old: Json, name: str, spec: Json) -> None:
 
 def _trainjob(old: Json, spec: Json, notes: list[str]) -> None:
     trainer = old.get("trainer") or {}
-    spec["replicas"] = int(trainer.pop("numNodes", 1))
+    if "numNodes" in trainer:
+        spec["replicas"] = int(trainer.pop("numNodes"))
     _processes(trainer, "numProcPerNode", spec)
     container: Json = {"name": "trainer"}
     _move(
@@ -185,13 +218,51 @@ def _trainjob(old: Json, spec: Json, notes: list[str]) -> None:
         env="env",
         resourcesPerNode="resources",
     )
-    spec["template"] = {"spec": {"containers": [container]}}
+    spec["template"] = merge(_patched(old), {"spec": {"containers": [container]}})
     pods = {key: old.pop(key) for key in ("labels", "annotations") if key in old}
     if pods:
-        spec["template"]["metadata"] = pods
+        spec["template"] = merge(spec["template"], {"metadata": pods})
     _move(old, spec, suspend="suspend")
-    if runtime := old.pop("runtimeRef", None):
-        notes.append(f"runtime {runtime.get('name')}: copy what it adds to the pods (image, volumes)")
+    old.pop("runtimeRef", None)
+
+
+def _patched(old: Json) -> Json:
+    """Take what a TrainJob changes in the pods of its runtime in which it trains."""
+    found: Json = {}
+    patches = {each.pop("manager", str(n)): each for n, each in enumerate(old.pop("runtimePatches", ()))}
+    for patch in patches.values():
+        found = merge(found, _training_pods((patch.get("trainingRuntimeSpec") or {}).get("template")))
+    if patches:
+        old["runtimePatches"] = patches  # what is left of them
+    return found
+
+
+def _training_pods(job_set: Json | None) -> Json:
+    """Take the pod template of the job that trains out of the template of a runtime."""
+    found: Json = {}
+    for job in ((job_set or {}).get("spec") or {}).get("replicatedJobs") or ():
+        if job.get("name") == _TRAINING:
+            found = ((job.get("template") or {}).get("spec") or {}).pop("template", {})
+            for container in (found.get("spec") or {}).get("containers") or ():
+                if container.get("name") == _TRAINING:
+                    container["name"] = "trainer"
+    return found
+
+
+def _add_runtime(runtime: Json, spec: Json, notes: list[str]) -> None:
+    """Fill in what the job leaves to its runtime: sizes, and the pods in which it trains."""
+    rest = copy.deepcopy(runtime["spec"])
+    policy = rest.get("mlPolicy") or {}
+    if "numNodes" in policy:
+        spec.setdefault("replicas", int(policy.pop("numNodes")))
+    torch = policy.get("torch") or {}
+    if "processesPerReplica" in spec:
+        torch.pop("numProcPerNode", None)
+    _processes(torch, "numProcPerNode", spec)
+    if not torch:  # says only that the program is one of torch
+        policy.pop("torch", None)
+    spec["template"] = merge(_training_pods(rest.get("template")), spec["template"])
+    notes += [f"not carried over from the runtime: {each}" for each in _left(rest, runtime["spec"])]
 
 
 def _batch_job(old: Json, spec: Json, notes: list[str]) -> None:

@@ -116,9 +116,11 @@ class Job:
         else:
             pods = [pod for pod in self.kubectl.pods(self.name) if index_of(pod, self.name) in set(chosen)]
             if not pods:
+                status = job.get("status") or {}
+                ran = status.get("startTime") or status.get("attempt")  # a suspension resets the first
                 raise ClientError(
-                    f"job {self.name} has no pods, and their logs went with them",
-                    f"see kubectl dtj status {self.name}",
+                    f"job {self.name} has no pods{', and their logs went with them' if ran else ' so far'}",
+                    f"kubectl dtj status {self.name} says why",
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
         return lines if ranks is None else of_ranks(lines, set(ranks))

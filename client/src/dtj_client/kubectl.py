@@ -1,20 +1,24 @@
 """Runs the user's kubectl. Everything that this package asks of the cluster passes here."""
 
+import contextlib
 import difflib
 import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dtj_client.errors import ClientError
+from dtj_client.progress import Progress, ignore
 
 Json = dict[str, Any]
 GROUP, VERSION = "dtj.dev", "v1alpha1"
 KIND = f"distributedtrainingjobs.{GROUP}"
 JOB_LABEL = "dtj.dev/job-name"
+_BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
@@ -43,10 +47,26 @@ _EXPLAINED = [
             "the API of this cluster has no field {field}",
             "correct its name; or update the operator and its CRD, if they are older than the job",
         ),
+        (  # a rule of the CRD; some have the fix behind a semicolon
+            r'The DistributedTrainingJob "[^"]*" is invalid: '
+            r"(?P<field>[^\s:*]+): Invalid value: (?:\S+: )?(?P<why>[^;\n]+)(?:; (?P<todo>[^\n]+))?$",
+            "{why}",
+            "{todo}",
+        ),
         (
             r'"(?P<name>[^"]*)" already exists',
             "{name} exists already",
             "choose another name, or delete it first",
+        ),
+        (
+            r"current-context is not set",
+            "the kubeconfig has no current context",
+            "kubectl config use-context NAME chooses one, kubectl config get-contexts lists them",
+        ),
+        (  # kubectl create advises to switch validation off, which would not help
+            r"failed to download openapi: (?P<why>[^;]+)",
+            "kubectl cannot reach a cluster: {why}",
+            "check kubectl config current-context",
         ),
         (
             r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
@@ -106,6 +126,20 @@ class Kubectl:
             raise self._error(done.stderr.strip())
         return done.stdout
 
+    def send(self, data: bytes, *words: str, progress: Progress = ignore) -> None:
+        """Run kubectl with the bytes as its standard input. Raises ClientError if it fails."""
+        with subprocess.Popen(
+            self.command(*words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has failed, or needs no more
+                for start in range(0, len(data), _BLOCK):
+                    process.stdin.write(data[start : start + _BLOCK])
+                    progress(min(start + _BLOCK, len(data)), len(data))
+            _, said = process.communicate()
+        if process.returncode:
+            raise self._error(said.decode(errors="replace").strip())
+
     def may(self, verb: str, kind: str) -> bool:
         """Whether the user has a right in the namespace."""
         words = self.command("auth", "can-i", verb, kind)
@@ -125,9 +159,15 @@ class Kubectl:
         except ClientError:
             return ""
 
-    def show(self, *words: str) -> int:
-        """Let kubectl print to the terminal; return its exit code."""
-        return subprocess.run(self.command(*words), check=False).returncode
+    def show(self, *words: str) -> None:
+        """Let kubectl print to the terminal. Raises ClientError if it fails.
+
+        Its notes, such as that there is nothing to list, come last.
+        """
+        done = subprocess.run(self.command(*words), stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise self._error(done.stderr.strip())
+        sys.stderr.write(done.stderr)
 
     def job(self, name: str) -> Json:
         """Return a job."""
@@ -180,7 +220,7 @@ class Kubectl:
             )
         for pattern, message, fix in _EXPLAINED:
             if found := pattern.search(said):
-                words = {"said": said, **found.groupdict()}
+                words = {"said": said, **found.groupdict("")}
                 return ClientError(message.format_map(words), fix.format_map(words))
         return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
 

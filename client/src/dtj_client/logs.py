@@ -15,7 +15,8 @@ from dtj_client.progress import Progress, ignore
 
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 AT_ONCE = 8  # logs that are read at the same time
-NEXT_POD_S = 1.0  # between two looks for the pod that replaces one
+NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
+_ENDED = ("Succeeded", "Failed")  # phases of a pod
 
 
 @dataclass(frozen=True, order=True)
@@ -112,6 +113,7 @@ def _follow_replica(
 ) -> None:
     """Follow one pod after the other of a replica; the last item is None."""
     read: set[str] = set()  # uids of pods whose logs were read to the end
+    newest: dict[str, str] = {}  # time of the last line by uid
     try:
         while not stop.is_set():
             over = finished()
@@ -125,12 +127,14 @@ def _follow_replica(
             )
             uid, _, phase = found.partition(" ")
             if uid and uid not in read and phase not in ("", "Pending"):
-                _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop, flags)
-                read.add(uid)
+                before = newest.get(uid, "")
+                newest[uid] = _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop, flags, before)
+                if over or phase in _ENDED:
+                    read.add(uid)
+                    continue  # a further pod may be there
             elif over:
                 return
-            else:
-                time.sleep(NEXT_POD_S)
+            time.sleep(NEXT_POD_S)
     except ClientError as error:
         lines.put(Line("", replica, f"(no more lines of this replica: {error.message})"))
     finally:
@@ -144,12 +148,21 @@ def _follow_pod(
     lines: "queue.Queue[Line | None]",
     stop: threading.Event,
     flags: Sequence[str],
-) -> None:
-    command = kubectl.command("logs", pod, "--timestamps", "--follow", *flags)
+    newest: str,
+) -> str:
+    """Follow a pod until its log or the connection ends; return the time of its last line.
+
+    newest   only lines after this time; empty: those that `flags` choose
+    """
+    since = [f"--since-time={newest}"] if newest else flags  # in whole seconds: some lines come again
+    command = kubectl.command("logs", pod, "--timestamps", "--follow", *since)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in parse(replica, process.stdout):
             if stop.is_set():
                 process.kill()
-                return
-            lines.put(line)
+                break
+            if line.at > newest:
+                newest = line.at
+                lines.put(line)
+    return newest

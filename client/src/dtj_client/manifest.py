@@ -20,9 +20,18 @@ UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs
 ARCHIVE = "code.tar.gz"
-_UNPACK = (
-    f"import tarfile; tarfile.open('{CODE_FOLDER}/{ARCHIVE}').extractall('{WORK_FOLDER}', filter='data')"
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InClaim:
+    """Where an archive is that is too large for a ConfigMap.
+
+    claim  name of a PersistentVolumeClaim
+    path   of the archive within it
+    """
+
+    claim: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,7 @@ class Request:
     claim     name of a PersistentVolumeClaim for checkpoints; empty: none
     queue     name of a Kueue LocalQueue; empty: none
     requirements  packages that an init container installs; they go along with the code
+    code_in   where the archive of the code is; None: in the job's ConfigMap
     """
 
     name: str
@@ -48,6 +58,7 @@ class Request:
     claim: str = ""
     queue: str = ""
     requirements: Requirements | None = None
+    code_in: InClaim | None = None
 
 
 def new_name(program: str) -> str:
@@ -111,7 +122,7 @@ def asked(request: Request, *, with_code: bool) -> Json:
         trainer["resources"] = {"limits": {GPU: request.gpus}}
     pod: Json = {"containers": [trainer]}
     if with_code:
-        _add_code(pod, trainer, code_name(request.name))
+        _add_code(pod, trainer, request)
         if request.requirements:
             install(pod, trainer, request.requirements, code=WORK_FOLDER, env=request.env)
     spec: Json = {} if request.replicas is None else {"replicas": request.replicas}
@@ -127,15 +138,19 @@ def asked(request: Request, *, with_code: bool) -> Json:
     }
 
 
-def _add_code(pod: Json, trainer: Json, config_map: str) -> None:
+def _add_code(pod: Json, trainer: Json, request: Request) -> None:
     """Add the init container that unpacks the code, and what it needs."""
     trainer |= {"workingDir": WORK_FOLDER, "volumeMounts": [{"name": "app", "mountPath": WORK_FOLDER}]}
-    pod["volumes"] = [{"name": "code", "configMap": {"name": config_map}}, {"name": "app", "emptyDir": {}}]
+    path, source = ARCHIVE, {"configMap": {"name": code_name(request.name)}}
+    if place := request.code_in:
+        path, source = place.path, {"persistentVolumeClaim": {"claimName": place.claim}}
+    pod["volumes"] = [{"name": "code", **source}, {"name": "app", "emptyDir": {}}]
+    opened = f"tarfile.open({f'{CODE_FOLDER}/{path}'!r})"
     unpack = {
         "name": UNPACKER,
-        "command": ["python3", "-c", _UNPACK],
+        "command": ["python3", "-c", f"import tarfile; {opened}.extractall({WORK_FOLDER!r}, filter='data')"],
         "volumeMounts": [
-            {"name": "code", "mountPath": CODE_FOLDER},
+            {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True},
             {"name": "app", "mountPath": WORK_FOLDER},
         ],
     }

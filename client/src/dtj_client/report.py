@@ -9,6 +9,15 @@ from dtj_client.kubectl import index_of
 Json = dict[str, Any]
 
 LINES_OF_TRACEBACK = 12
+BAR = 40  # columns
+# The parts of goodput: key of the status, its letter in the bar, its name.
+_SHARES = (
+    ("productive", "#", "productive"),
+    ("startup", "+", "start-up"),
+    ("lost", "x", "lost"),
+    ("recovering", "!", "recovering"),
+    ("queued", ".", "queued"),
+)
 _QUEUED = ("Queued", "Evicted")  # reasons of the condition Suspended that need no action of the user
 _OPERATOR = "kubectl get pods -A -l app.kubernetes.io/name=dtj-operator"
 
@@ -20,6 +29,7 @@ def report(job: Json, pods: Sequence[Json], now: datetime) -> Iterator[str]:
     if status.get("message"):
         yield f"  {status['message']}"
     yield from _progress(status)
+    yield from _goodput(status)
     yield from _replicas(job, pods)
     yield from _failure(status, now)
     yield f"next: {advice(name, status)}"
@@ -66,10 +76,33 @@ def _progress(status: Json) -> Iterator[str]:
         words.append(f"loss {progress['loss']}")
     if progress.get("eta") and status.get("phase") == "Running":
         words.append(f"done at about {progress['eta']}")
-    if (status.get("goodput") or {}).get("percent") is not None:
-        words.append(f"goodput {status['goodput']['percent']} %")
     if words:
         yield f"  {', '.join(words)}"
+
+
+def _goodput(status: Json) -> Iterator[str]:
+    """The share of productive time, a bar with the share of each part, and the parts."""
+    found = status.get("goodput") or {}
+    if found.get("percent") is None:
+        return
+    spent = [
+        (letter, name, seconds)
+        for key, letter, name in _SHARES
+        if (seconds := int(found.get(f"{key}Seconds") or 0)) > 0
+    ]
+    columns = _divide([seconds for _, _, seconds in spent], BAR)
+    drawn = "".join(letter * count for (letter, _, _), count in zip(spent, columns, strict=True))
+    yield f"  goodput {found['percent']} %{f' [{drawn}]' if drawn else ''}"
+    if spent:
+        yield f"    {', '.join(f'{letter} {name} {age(seconds)}' for letter, name, seconds in spent)}"
+
+
+def _divide(parts: Sequence[int], columns: int) -> list[int]:
+    """Columns for each part, at least one; the largest part gets what rounding leaves."""
+    counts = [max(1, columns * part // sum(parts)) for part in parts]
+    if counts:
+        counts[parts.index(max(parts))] += columns - sum(counts)
+    return counts
 
 
 def _replicas(job: Json, pods: Sequence[Json]) -> Iterator[str]:

@@ -73,20 +73,16 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
         script.name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or script.name
     if options.get("nodes", "").isdigit():
         script.spec["replicas"] = int(options.pop("nodes"))
-    tasks = int(options.get("ntasks-per-node") or 1) if options.get("ntasks-per-node", "1").isdigit() else 1
-    if options.get("ntasks-per-node", "").isdigit():
-        script.spec["processesPerReplica"] = int(options.pop("ntasks-per-node"))
+    tasks = _tasks_per_node(options, script)
     if (seconds := _seconds(options.get("time", ""))) is not None:
         script.spec["activeDeadlineSeconds"] = seconds
         del options["time"]
     limits: Json = {}
     requests: Json = {}
-    for option in ("gpus-per-node", "gres"):
-        gpu = re.fullmatch(
-            r"(?:gpu:)?(?:(?P<type>[a-zA-Z][\w.-]*):)?(?P<number>\d+)", options.get(option, "")
-        )
+    for option, times in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", tasks)):
+        gpu = _GPUS.fullmatch(options.get(option, ""))
         if gpu:
-            limits[GPU] = int(gpu["number"])
+            limits[GPU] = int(gpu["number"]) * times
             del options[option]
             if gpu["type"]:
                 script.notes.append(f"not carried over: GPU type {gpu['type']}: use nodeSelector")
@@ -98,6 +94,21 @@ def _sizes(options: dict[str, str], script: Script, container: Json) -> None:
         del options["mem"]
     if limits or requests:
         container["resources"] = {k: v for k, v in (("requests", requests), ("limits", limits)) if v}
+
+
+def _tasks_per_node(options: dict[str, str], script: Script) -> int:
+    """Take out how many tasks a node has, directly or as a share of all tasks; 1 if it is not said."""
+    nodes, every = script.spec.get("replicas", 1), options.get("ntasks", "")
+    if options.get("ntasks-per-node", "").isdigit():
+        tasks = int(options.pop("ntasks-per-node"))
+    elif every.isdigit() and int(every) and int(every) % nodes == 0:
+        tasks = int(every) // nodes
+    else:
+        return 1
+    script.spec["processesPerReplica"] = tasks
+    if every == str(tasks * nodes):
+        del options["ntasks"]
+    return tasks
 
 
 def _seconds(text: str) -> int | None:
@@ -123,13 +134,17 @@ def _line(line: str, script: Script, container: Json) -> None:
         words = shlex.split(line)
     except ValueError:
         words = []
+    variables: list[str] = []
+    while words and re.fullmatch(r"exec|\w+=[^$`]*", words[0]):  # before a program
+        variables += [word for word in words[:1] if "=" in word]
+        del words[0]
     if export:
         value = " ".join(shlex.split(export[2]))
         container.setdefault("env", []).append({"name": export[1], "value": value})
     elif words and words[0] in _PROGRAMS and "command" not in container and not re.search(r"[|;&<>]", line):
         container["command"] = _without_srun(words, script, container)
-        if "$" in line:
-            script.notes.append("the command has variables of the shell: write their values")
+        for name, _, value in (each.partition("=") for each in variables):
+            container.setdefault("env", []).append({"name": name, "value": value})
     else:
         script.notes.append(f"not carried over: {line}")
 

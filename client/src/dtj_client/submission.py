@@ -10,7 +10,7 @@ from types import FrameType
 
 import yaml
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, not_yaml
 from dtj_client.kubectl import KIND, Json, Kubectl
 from dtj_client.manifest import owned_by
 
@@ -65,23 +65,24 @@ def _interrupt_later() -> Iterator[Callable[[], None]]:
 
 def read_file(path: str) -> tuple[Json, list[Json]]:
     """Return the one job of a YAML file, and its other objects; `-` is standard input. Raises ClientError."""
+    name = "standard input" if path == "-" else path
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         found = [each for each in yaml.safe_load_all(text) if each is not None]
     except OSError as error:
-        raise ClientError(f"cannot read {path}: {error.strerror}", "name a file with a job") from error
+        raise ClientError(f"cannot read {name}: {error.strerror}", "name a file with a job") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ClientError(f"{path} is not YAML: {error}", "correct the file") from error
+        raise ClientError(f"{name} is not YAML: {not_yaml(error)}", "correct the file") from error
     if not all(isinstance(each, dict) and each.get("kind") for each in found):
-        raise ClientError(f"{path} has a document without a kind", "each document is a Kubernetes object")
+        raise ClientError(f"{name} has a document without a kind", "each document is a Kubernetes object")
     jobs = [each for each in found if each["kind"] == "DistributedTrainingJob"]
     if len(jobs) != 1:
         kinds = ", ".join(sorted({str(each["kind"]) for each in found})) or "nothing"
         raise ClientError(
-            f"{path} has {len(jobs)} DistributedTrainingJobs (found: {kinds})",
+            f"{name} has {len(jobs)} DistributedTrainingJobs (found: {kinds})",
             "submit takes one job; kubectl dtj convert makes one of a job of another system",
         )
     (job,) = jobs
     if not isinstance(job.get("metadata"), dict):
-        raise ClientError(f"the job in {path} has no metadata", "add metadata.name, or pass --name")
+        raise ClientError(f"the job in {name} has no metadata", "add metadata.name, or pass --name")
     return job, [each for each in found if each is not job]

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, not_yaml
 from dtj_client.kubectl import Json, Kubectl
 
 LABEL = "dtj.dev/template"
@@ -39,7 +39,7 @@ class Template:
         try:
             found = yaml.safe_load(self.text)
         except yaml.YAMLError as error:
-            raise ClientError(f"template {self.name}: {KEY} is not YAML: {error}", _FIX) from error
+            raise ClientError(f"template {self.name}: {KEY} is not YAML: {not_yaml(error)}", _FIX) from error
         if not isinstance(found, dict) or set(found) - {"metadata", "spec"}:
             raise ClientError(f"template {self.name}: {KEY} is not an object with metadata and spec", _FIX)
         try:

@@ -1,5 +1,7 @@
 """The command line of torchrun without what the operator decides. Pure."""
 
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +51,18 @@ def clean(words: Sequence[str]) -> Launch | None:
             launch.words += [word] if given or not value else [word, value]
     launch.words += rest
     return launch
+
+
+def in_a_shell(words: Sequence[str]) -> Launch | None:
+    """Return the command if it is one torchrun in a shell, and what it is cleaned to needs no shell."""
+    if len(words) != 3 or words[0].rpartition("/")[2] not in ("bash", "sh") or words[1] not in ("-c", "-lc"):
+        return None
+    text = words[2].replace("\\\n", " ").strip()
+    try:
+        launch = None if re.search(r"[|;&<>`\n]", text) else clean(shlex.split(text))
+    except ValueError:  # a quote without its end
+        return None
+    return launch if launch and not any("$" in word for word in launch.words) else None
 
 
 _PROGRAMS = (

@@ -379,5 +379,7 @@ class App:
     def _readiness_problem(self) -> str | None:
         if not self._is_served:
             return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
-        empty = dict.fromkeys(each.what for each in self._required if not each.synced.is_set())
-        return f"caches not filled yet: {', '.join(empty)}" if empty else None
+        empty = [each for each in self._required if not each.synced.is_set()]
+        # Several namespaces mostly have the same problem.
+        lines = dict.fromkeys(f"{each.what}: {each.problem}" if each.problem else each.what for each in empty)
+        return f"caches not filled yet: {', '.join(lines)}" if lines else None

@@ -155,6 +155,7 @@ class Applier:
         """Read the pod that has the name. True: it is the wanted pod. False: it is an old pod of ours.
 
         It is the wanted pod if we created it before the operator restarted, or if the answer was lost.
+        The job is reconciled again: the pod may have failed since, and the watch reports nothing known.
         """
         try:
             found = pods.decode_pod(await self._api.get(path))
@@ -163,15 +164,22 @@ class Applier:
         labels = body["metadata"]["labels"]
         if not found.owner_uid or found.job != labels[names.JOB_NAME]:
             return name_conflict("Pod", found.name)
-        self._pods.observe(found, quiet=True, found=True)
+        self._pods.observe(found, found=True)
         usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
         return usable and str(found.attempt) == labels[names.ATTEMPT]
 
     async def _delete_pod(self, action: DeletePod, until: float) -> bool | None:
-        """Return whether it is deleted; False: it has changed and had to be unchanged; None: no time left."""
+        """Return whether it is deleted; False: it has changed and had to be unchanged; None: no time left.
+
+        A deleted job's pods are deleted by the garbage collector too: no call for one that was faster.
+        """
         if self._clock() >= until:
             return None
-        pod = action.pod
+        pod = self._pods.latest(action.pod)
+        if pod is None or (pod.deleting and not action.pod.deleting):
+            return True
+        if action.unchanged and pod.owner_uid != action.pod.owner_uid:
+            return False
         path = f"{paths.pods(pod.namespace)}/{pod.name}"
         version = pod.version if action.unchanged else None
         try:
@@ -227,12 +235,13 @@ class Applier:
     async def _create(self, key: Key, body: Json, uid: str) -> Refusal | bool:
         """Create a PodGroup or Workload; return False if one of an earlier job has to go first."""
         folder_of, decode_view, cache = self._kind(body["kind"])
-        folder, name = folder_of(key.namespace), body["metadata"]["name"]
+        folder, name, exists = folder_of(key.namespace), body["metadata"]["name"], False
         try:
             raw = await self._api.create(folder, body)
         except Refused as error:
             return refusal_of(error)
         except Conflict:
+            exists = True  # the answer to our create was lost; others may have changed it since
             try:
                 raw = await self._api.get(f"{folder}/{name}")
             except NotFound:
@@ -240,7 +249,7 @@ class Applier:
         found = decode_view(raw)
         if not found.owner_uid or found.job != key.name:
             return name_conflict(body["kind"], name)
-        cache.observe(found, quiet=True, found=True)
+        cache.observe(found, quiet=not exists, found=True)
         if found.owner_uid == uid:
             return True
         await self._delete(body["kind"], found)
@@ -260,7 +269,11 @@ class Applier:
             cache.remove(view, quiet=True)
 
     async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> Refusal | bool:
-        """Return False if it changed or was deleted meanwhile: then the decision may be another one."""
+        """Return False if it changed or was deleted meanwhile: then the decision may be another one.
+
+        The job is reconciled again afterwards: the answer may also show what Kueue wrote since the decision,
+        and the watch reports nothing that the cache has from here.
+        """
         view = action.workload
         path = f"{paths.workloads(view.namespace)}/{view.name}"
         try:
@@ -279,7 +292,7 @@ class Applier:
             return refusal_of(error)
         except (Conflict, NotFound):
             return False
-        self._caches.workloads.observe(decode_workload(answer), quiet=True, found=True)
+        self._caches.workloads.observe(decode_workload(answer), found=True)
         return True
 
     async def _ensure(self, cache: ChildCache, key: Key, body: Json, uid: str) -> Refusal | bool:
@@ -358,6 +371,6 @@ class Applier:
 
 def refusal_of(error: Refused) -> Refusal:
     """Return the API server's message with one of the reasons of the condition PodsReady."""
-    reason = QUOTA_EXCEEDED if "exceeded quota" in error.message else "PodRejected"
+    quota = "exceeded quota" in error.message
     fix = f"; {NO_CLASS_FIX}" if NO_CLASS in error.message else ""
-    return Refusal(reason=reason, message=f"{error.message}{fix}")
+    return Refusal(reason=QUOTA_EXCEEDED if quota else "PodRejected", message=f"{error.message}{fix}")

@@ -51,12 +51,16 @@ class Gatherer:
         self._leases, self._wall, self._monotonic = leases, wall, monotonic
         self._recovery: dict[Key, Recovery] = {}  # of jobs, for what is left of them after their deletion
 
-    async def gather(self, key: Key) -> tuple[Snapshot, str] | Gone | None:
-        """Return the snapshot and the job's resourceVersion; Gone: no job; None: not for us to manage."""
-        try:
-            raw = decode(await self._api.get(paths.job(key)))
-        except NotFound:
-            return self._gone(key)
+    async def gather(self, key: Key, raw: Json | None = None) -> tuple[Snapshot, Json] | Gone | None:
+        """Return the snapshot and the job; Gone: no job; None: not for us to manage.
+
+        raw  the job, if the caller has read or written it a moment ago
+        """
+        if raw is None:
+            try:
+                raw = decode(await self._api.get(paths.job(key)))
+            except NotFound:
+                return self._gone(key)
         meta = raw["metadata"]
         orphaning = "deletionTimestamp" in meta and "orphan" in (meta.get("finalizers") or ())
         if orphaning or not spec.managed_by_us(raw):
@@ -66,7 +70,7 @@ class Gatherer:
             snapshot = self._snapshot(key, raw)
         if unchecked := snapshot.nodes_to_check:
             snapshot = replace(snapshot, leases=await self._leases.read(unchecked))
-        return await self._queues.complete(key, snapshot), str(meta["resourceVersion"])
+        return await self._queues.complete(key, snapshot), raw
 
     def _snapshot(self, key: Key, raw: Json) -> Snapshot:
         job, memory, now = spec.parse(raw), Memory(raw.get("status") or {}), self._wall()

@@ -1,7 +1,12 @@
-"""One reconcile: gather, plan, apply, one status patch, Events. The only module that orders this I/O."""
+"""One reconcile: gather, plan, apply, a status patch, Events. The only module that orders this I/O.
 
+A decision that was written to the status is acted on in the next step of the same reconcile.
+"""
+
+import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dtj_operator import job_metrics, metrics
 from dtj_operator.apply import Applier
@@ -17,14 +22,28 @@ from dtj_operator.model.json import Json
 from dtj_operator.model.memory import RECOVERING, REPLICA, RUNNING
 from dtj_operator.model.names import Key
 from dtj_operator.model.times import soonest
-from dtj_operator.plan.actions import CreatePod, DeleteJob, Verdict
+from dtj_operator.plan.actions import CreatePod, DeleteJob, DeletePod, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
 from dtj_operator.plan.report.status import events, new_status
 from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.progress import Poller
 
+STEPS_S = 10.0  # no further step of a reconcile begins later: another job may need the worker
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The end of one step of a reconcile.
+
+    again_s  seconds until the next reconcile if no step follows; None: only an event can change anything
+    job      the job as it is now, if the next step can be taken at once
+    """
+
+    again_s: float | None = None
+    job: Json | None = None
 
 
 class Reconciler:
@@ -70,52 +89,67 @@ class Reconciler:
         )
 
     async def _bring_closer(self, key: Key) -> float | None:
-        found = await self._gatherer.gather(key)
-        if found is None:
-            job_metrics.JOBS.forget(key)
-            return None
-        if isinstance(found, Gone):
-            self._written.pop(key, None)
-            self._behind.pop(key, None)
-            job_metrics.JOBS.forget(key)
-            decision = plan_gone(found)
-            outcome = await self._applier.apply(key, "", decision.actions)
-            if outcome.blocked:
-                raise TryLater("an object of the deleted job changed during the reconcile")
-            if outcome.unfinished:
-                return 0.0
-            return None if decision.requeue_at is None else max(0.0, decision.requeue_at - found.now)
-        return await self._reconcile(key, *found)
+        """Take steps until the cluster has to react: no replacement waits in the queue between them."""
+        job: Json | None = None
+        until = asyncio.get_running_loop().time() + STEPS_S
+        while True:
+            found = await self._gatherer.gather(key, job)
+            if found is None:
+                job_metrics.JOBS.forget(key)
+                return None
+            if isinstance(found, Gone):
+                return await self._clean_up(key, found)
+            step = await self._take_step(key, *found)
+            if step.job is None or asyncio.get_running_loop().time() >= until:
+                return step.again_s
+            job = step.job
 
-    async def _reconcile(self, key: Key, s: Snapshot, version: str) -> float | None:
+    async def _clean_up(self, key: Key, gone: Gone) -> float | None:
+        """Delete what a deleted job left; return the seconds until the next reconcile."""
+        self._written.pop(key, None)
+        self._behind.pop(key, None)
+        job_metrics.JOBS.forget(key)
+        decision = plan_gone(gone)
+        outcome = await self._applier.apply(key, "", decision.actions)
+        if outcome.blocked:
+            raise TryLater("an object of the deleted job changed during the reconcile")
+        if outcome.unfinished:
+            return 0.0
+        return None if decision.requeue_at is None else max(0.0, decision.requeue_at - gone.now)
+
+    async def _take_step(self, key: Key, s: Snapshot, job: Json) -> _Step:
         decision = plan(s)
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
-            if outcome.unfinished:
-                return 0.0
-            return None if decision.requeue_at is None else max(0.0, decision.requeue_at - s.now)
+            again_at = s.now if outcome.unfinished else decision.requeue_at
+            return _Step(again_s=None if again_at is None else max(0.0, again_at - s.now))
         after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
         complete = not (outcome.refusals or outcome.unfinished)
         job_metrics.JOBS.saw(key, after, status)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
-        write_at = await self._write(key, after, decision.verdict, status, version, begun=begun)
+        write_at, written = await self._write(key, after, decision.verdict, status, job, begun=begun)
         again_at = soonest(decision.requeue_at, write_at)
         again_s = None if again_at is None else max(0.0, again_at - s.now)
         if outcome.refusals or outcome.blocked:
             why = outcome.refusals[0].message if outcome.refusals else "old objects of the job still exist"
             raise TryLater(why, within_s=again_s)  # the back-off must not delay a deadline
+        if decision.verdict is not None:
+            return _Step(again_s=0.0, job=written)
         # The status now has values that the next decision depends on, and no event will trigger a reconcile.
-        needs_status = write_at is None and _affects_decisions(s, status)
-        again_now = outcome.unfinished or decision.verdict is not None or needs_status
-        return 0.0 if again_now else again_s
+        if outcome.unfinished or (write_at is None and _affects_decisions(s, status)):
+            return _Step(again_s=0.0)
+        doomed = {action.pod.uid for action in decision.actions if isinstance(action, DeletePod)}
+        if doomed and doomed.isdisjoint(pod.uid for pod in after.pods):  # their names are free
+            return _Step(again_s=0.0, job=written or job)
+        return _Step(again_s=again_s)
 
     async def _write(
-        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, version: str, *, begun: bool
-    ) -> float | None:
-        """Write the status if it is due; otherwise return when it will be due."""
+        self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json, job: Json, *, begun: bool
+    ) -> tuple[float | None, Json | None]:
+        """Write the status if it is due; return when it will be due otherwise, and the job as written."""
         stored = s.memory.raw
         last_write, _ = self._written.get(key, (0.0, ""))
         due = pace.write_at(
@@ -134,12 +168,13 @@ class Reconciler:
         if due is None or due > s.now:
             if stored.get("progress") == status.get("progress"):
                 self._poller.note_written(key, s.progress)
-            return due
-        patch = {"metadata": {"resourceVersion": version}, "status": pace.merge_patch(stored, status)}
+            return due, None
+        version = {"resourceVersion": job["metadata"]["resourceVersion"]}
+        patch = {"metadata": version, "status": pace.merge_patch(stored, status)}
         try:
             answer = decode(await self._api.patch(f"{paths.job(key)}/status", patch))
         except NotFound:
-            return s.now
+            return s.now, None
         except ApiError as error:
             metrics.STATUS_WRITE_FAILURES.labels(str(error.status)).inc()
             if isinstance(error, Conflict):
@@ -149,7 +184,7 @@ class Reconciler:
         self._behind.pop(key, None)
         self._poller.note_written(key, s.progress)
         self._announce(key, s, verdict, status)
-        return None
+        return None, answer
 
     def _announce(self, key: Key, s: Snapshot, verdict: Verdict | None, status: Json) -> None:
         """Send Events, count metrics and log one line, after the status was written."""

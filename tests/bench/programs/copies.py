@@ -41,7 +41,15 @@ def main() -> None:
     lengths[run.rank] = turns.bytes_of_copy
     torch.distributed.all_reduce(lengths)
     if os.environ["LOCAL_RANK"] == "0":
-        tell(on=turns.on, off=turns.off, between=turns.between, lengths=lengths.tolist(), held=held())
+        tell(
+            on=turns.on,
+            off=turns.off,
+            between=turns.between,
+            stopped=turns.stopped,
+            keeper=turns.keeper,
+            lengths=lengths.tolist(),
+            held=held(),
+        )
 
 
 class Turns:
@@ -49,15 +57,35 @@ class Turns:
 
     on, off  seconds a step, by block
     between  seconds from a copy to the next, by block
+    stopped  part of the block with copies in which this rank made them, or waited for others to do so
+    keeper   part of a processor that this pod's keeper of copies used during that block
     """
 
     def __init__(self, run: dtj.Run) -> None:
         self.on: list[float] = []
         self.off: list[float] = []
         self.between: list[float] = []
+        self.stopped: list[float] = []
+        self.keeper: list[float] = []
         self.each_step = self._each_step()
         self._slots = slot.mine()
         self._copies = run._copies
+        self._keepers = keepers(run)
+        self._stopped_s = 0.0
+        copy = self._copies.copy
+
+        def timed(step: int, group: torch.distributed.ProcessGroup | None, *, began: float) -> None:
+            copy(step, group, began=began)
+            self._stopped_s += time.monotonic() - began
+
+        self._copies.copy = timed  # type: ignore[method-assign]
+
+    @property
+    def _keeper_s(self) -> float:
+        """Seconds of processors that this pod's keeper has used."""
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self._keepers]
+        ticks = sum(int(each[11]) + int(each[12]) for each in fields)  # user, system
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     @property
     def bytes_of_copy(self) -> int:
@@ -70,12 +98,15 @@ class Turns:
         for _ in range(BLOCKS):
             yield from self._until_copied(1)
             began, steps = time.perf_counter(), 0
+            stopped_s, keeper_s = self._stopped_s, self._keeper_s
             for _ in self._until_copied(COPIES):
                 steps += 1
                 yield True
             seconds = time.perf_counter() - began
             self.on.append(seconds / steps)
             self.between.append(seconds / COPIES)
+            self.stopped.append((self._stopped_s - stopped_s) / seconds)
+            self.keeper.append((self._keeper_s - keeper_s) / seconds)
             self._copies._is_needless = lambda: True
             yield from [True] * UNCOUNTED
             began = time.perf_counter()
@@ -94,11 +125,23 @@ class Turns:
         return max(label.step if (label := each.label()) else 0 for each in self._slots)
 
 
+def children() -> list[int]:
+    """Processes of this pod's agent: its ranks and its keeper of copies."""
+    agent = os.getppid()
+    return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+
+
+def keepers(run: dtj.Run) -> list[int]:
+    """Children of this pod's agent, without the ranks."""
+    pids = torch.zeros(run.size, dtype=torch.int64)
+    pids[run.rank] = os.getpid()
+    torch.distributed.all_reduce(pids)
+    return [pid for pid in children() if pid not in pids.tolist()]
+
+
 def held() -> int:
     """Bytes of the copies in this pod: of its own ranks, and those that it keeps for the other pod."""
-    agent = os.getppid()
-    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    files = [each for child in [agent, *children] for each in Path(f"/proc/{child}/fd").iterdir()]
+    files = [each for child in [os.getppid(), *children()] for each in Path(f"/proc/{child}/fd").iterdir()]
     blocks = {}
     for each in files:
         try:

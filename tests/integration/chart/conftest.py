@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import subprocess
 from collections.abc import Callable
@@ -58,5 +60,10 @@ def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def render(helm: Helm) -> Render:
-    """Return a function: values -> manifests."""
-    return lambda values: [each for each in yaml.safe_load_all(helm.template(values)) if each]
+    """Return a function: values -> manifests, which the caller may change. Each chart is rendered once."""
+
+    @functools.cache
+    def rendered(values: str) -> list[Json]:
+        return [each for each in yaml.load_all(helm.template(json.loads(values)), yaml.CSafeLoader) if each]
+
+    return lambda values: copy.deepcopy(rendered(json.dumps(values, sort_keys=True)))

@@ -1,4 +1,4 @@
-"""The chart's alerts and dashboards, checked by Prometheus' own tool."""
+"""The chart's alerts and dashboards, checked by Prometheus' own tool and by Grafana's schema."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from prometheus_client import REGISTRY, generate_latest
 
 import dtj_operator.job_metrics  # noqa: F401 - registers all metrics
 from dtj import contract
-from dtj.agent.status_server import metrics as agent_metrics
+from dtj.agent.report.status_server import metrics as agent_metrics
 from tests.cluster import debian
 from tests.docs.blocks import ROOT
 from tests.integration.chart.conftest import CHART, Render, kinds
+from tests.support.grafana import problems
 
 Json = dict[str, Any]
 Series = dict[str, str]
@@ -163,21 +164,34 @@ def test_runbook_is_where_the_values_say(render: Render):
 
 
 @pytest.fixture
-def expressions(render: Render) -> list[str]:
-    """Return the expressions of all panels, with Grafana's variables replaced."""
-    dashboards = [
+def dashboards(render: Render) -> list[Json]:
+    """Return both dashboards as Grafana reads them."""
+    found = [
         json.loads(text)
         for each in kinds(render(VALUES), "ConfigMap")
         for name, text in each["data"].items()
         if name.endswith(".json")
     ]
-    assert [dashboard["title"] for dashboard in dashboards] == ["dtj jobs", "dtj operator"]
+    assert [dashboard["title"] for dashboard in found] == ["dtj jobs", "dtj operator"]
+    return found
+
+
+@pytest.fixture
+def expressions(dashboards: list[Json]) -> list[str]:
+    """Return the expressions of all panels, with Grafana's variables replaced."""
     found = []
     for dashboard in dashboards:
         panels = dashboard["panels"]
         assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
         found += [target["expr"] for panel in panels for target in panel["targets"]]
     return [each.replace("$__rate_interval", "5m").replace("$namespace", ".*") for each in found]
+
+
+def test_dashboards_follow_the_schema_of_grafana(dashboards: list[Json]):
+    assert {dashboard["title"]: problems(dashboard) for dashboard in dashboards} == {
+        "dtj jobs": [],
+        "dtj operator": [],
+    }
 
 
 def test_expressions_of_the_dashboards_are_valid(expressions: list[str], tmp_path: Path):

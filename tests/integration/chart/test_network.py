@@ -15,6 +15,7 @@ from tests.support.builders import UID, job
 from tests.support.network_policies import Pod, allowed
 
 Json = dict[str, Any]
+pytestmark = pytest.mark.xdist_group("chart")
 AGENT, RENDEZVOUS, GLOO, METRICS, PROBES = 29400, 29500, 40_000, 8080, 8081
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 TEAM, OURS = "team-a", "dtj-system"

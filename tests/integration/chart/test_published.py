@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import tarfile
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import engine, proc, tools
+from tests.cluster import engine, proc, rootfs, tools
 from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
 from tests.release.__main__ import Source, release
 from tests.support.kubectl import Kubectl
-from tests.support.ports import free_port
+from tests.support.registry import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 STATUS = """\
@@ -55,35 +52,15 @@ class Released:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, programs: dict[str, Path]) -> Iterator[str]:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return host and port of an empty registry on this machine."""
-    crane, address = tools.ensure("crane")["crane"], f"127.0.0.1:{free_port()}"
-    with (tmp_path_factory.mktemp("registry") / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [crane, "registry", "serve", f"--address={address}"], stdout=log, stderr=log
-        )
-    try:
-        until_answers(f"http://{address}/v2/", process)
-        yield address
-    finally:
-        process.kill()
-        process.wait()
-
-
-def until_answers(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server accepts requests."""
-    while process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=60).close()
-        except urllib.error.URLError:  # it does not listen yet
-            continue
-        return
-    raise AssertionError(f"it exited with {process.returncode}")
+    with serving(tmp_path_factory.mktemp("registry")) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return two images of a few bytes in the container engine, in place of the real ones."""
+    """Return images of a few bytes in the container engine, in place of the real ones; one is for arm64."""
     runtime = engine.find()
     archive = tmp_path_factory.mktemp("images") / "root.tar"
     with tarfile.open(archive, "w") as root:
@@ -91,9 +68,11 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             file = tarfile.TarInfo(path)
             file.size = len(text)
             root.addfile(file, io.BytesIO(text.encode()))
-    names = {role: f"localhost/dtj-stand-in-{role}:{uuid.uuid4().hex}" for role in ("operator", "trainer")}
-    for name in names.values():
-        runtime("import", archive, name)
+    names = {
+        role: f"localhost/dtj-stand-in-{role}:{uuid.uuid4().hex}" for role in ("operator", "trainer", "arm64")
+    }
+    for role, name in names.items():
+        runtime("import", *rootfs.platform(runtime, "arm64" if role == "arm64" else ""), archive, name)
     yield names
     for name in names.values():
         runtime("image", "rm", name)
@@ -104,7 +83,10 @@ def released(registry: str, stand_ins: dict[str, str], tmp_path_factory: pytest.
     """Make a release."""
     key, folder = tmp_path_factory.mktemp("key") / "release.key", tmp_path_factory.mktemp("released")
     proc.run("openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
-    release(f"{registry}/dtj", Source(commit=COMMIT, date="2026-01-02T03:04:05Z"), stand_ins, folder, key)
+    source = Source(commit=COMMIT, date="2026-01-02T03:04:05Z")
+    others = {"arm64": stand_ins["arm64"]}
+    named = {role: image for role, image in stand_ins.items() if role not in others}
+    release(f"{registry}/dtj", source, named, folder, key, others)
     crane = tools.ensure("crane")["crane"]
     return Released(f"{registry}/dtj", folder, lambda *words: proc.run(crane, *words))
 
@@ -118,6 +100,16 @@ def test_images_and_chart_are_in_the_registry_under_the_digests_of_the_release(r
     ]
     for name, reference in zip(names, released.references, strict=True):
         assert released.crane("digest", name).strip() == reference.partition("@")[2]
+
+
+def test_operator_image_has_two_architectures(released: Released):
+    listed = json.loads(released.crane("manifest", released.references[0]))["manifests"]
+    assert [each["platform"]["architecture"] for each in listed] == ["amd64", "arm64"]
+    for each in listed:
+        config = json.loads(released.crane("config", f"{released.to}/operator@{each['digest']}"))
+        assert config["config"]["Labels"]["org.opencontainers.image.revision"] == COMMIT
+    (trainer,) = {json.loads(released.crane("config", released.references[1]))["architecture"]}
+    assert trainer == "amd64"
 
 
 def test_images_name_their_commit(released: Released):
@@ -149,6 +141,7 @@ def test_bill_of_materials_lists_the_packages_of_the_image_with_their_licences(r
         "pkg:deb/debian/libc6@2.36-9",
         "pkg:pypi/kopf@1.45",
     }
+    assert (released.folder / "operator-arm64.cdx.json").exists()
     text = (released.folder / "operator.licences.txt").read_text()
     assert text == "libc6 2.36-9: GFDL-1.3, LGPL-2.1\nkopf 1.45: MIT\n"
 

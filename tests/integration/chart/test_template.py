@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ from tests.integration.chart.conftest import CHART, Helm, Render, kinds
 from tests.integration.controlplane import ControlPlane
 
 Json = dict[str, Any]
+pytestmark = pytest.mark.xdist_group("chart")  # one process renders each case once
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 
-KUBERNETES = ("1.31", "1.34", "1.37")  # a field that one of them lacks was added or removed in between
+KUBERNETES = tuple(f"1.{minor}" for minor in range(31, 38))
 CASES: dict[str, Json] = {
     "defaults": {},
     "one replica needs no disruption budget": {"replicas": 1},
@@ -91,12 +95,28 @@ def test_helm_lint_reports_nothing(helm: Helm):
     assert "[ERROR]" not in printed
 
 
+@pytest.fixture(scope="module")
+def validate() -> Callable[[Json, str], None]:
+    """Return what checks a manifest for a version of Kubernetes; most cases share most manifests."""
+
+    @functools.cache
+    def check(manifest: str, version: str) -> None:
+        kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+    return lambda manifest, version: check(json.dumps(manifest), version)
+
+
 @case
-def test_manifests_are_valid(render: Render, values: Json):
+def test_manifests_are_valid(render: Render, validate: Callable[[Json, str], None], values: Json):
     manifests = render(values)
     assert kinds(manifests, "Deployment")
-    for manifest, version in itertools.product(manifests, KUBERNETES):
-        kubernetes_validate.validate(manifest, version, strict=True)
+    for manifest, version in itertools.product(manifests, (KUBERNETES[0], KUBERNETES[-1])):
+        validate(manifest, version)
+
+
+def test_manifests_and_crd_are_valid_in_every_version(render: Render, validate: Callable[[Json, str], None]):
+    for manifest, version in itertools.product(render(CASES["everything set"]), KUBERNETES):
+        validate(manifest, version)
 
 
 def named(manifests: list[Json]) -> dict[str, Json]:
@@ -188,6 +208,38 @@ def test_pods_pass_the_restricted_standard(render: Render, values: Json, plane: 
     assert container["resources"]["requests"]["memory"]
 
 
+# What OpenShift's restricted-v2 admits in a pod; users and groups are chosen by the platform.
+ALLOWED_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"),
+    "secret",
+}
+CHOSEN = {"runAsUser", "fsGroup", "supplementalGroups", "seLinuxOptions"}
+EMPTY: Json = {
+    "podSecurityContext": {"runAsNonRoot": None, "seccompProfile": None},
+    "securityContext": {
+        "allowPrivilegeEscalation": None,
+        "readOnlyRootFilesystem": None,
+        "capabilities": None,
+    },
+}
+
+
+@pytest.mark.parametrize("values", [*CASES.values(), EMPTY], ids=[*CASES, "empty contexts"])
+def test_pods_are_what_restricted_v2_of_openshift_admits(render: Render, values: Json):
+    (deployment,) = kinds(render(values), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert {kind for volume in pod.get("volumes", ()) for kind in volume.keys() - {"name"}} <= ALLOWED_VOLUMES
+    for each in (pod, *pod["containers"]):
+        context = each.get("securityContext", {})
+        assert not CHOSEN & context.keys()
+        assert not context.get("privileged")
+        assert not context.get("allowPrivilegeEscalation")
+        assert set(context.get("capabilities", {}).get("add", ())) <= {"NET_BIND_SERVICE"}
+        assert context.get("seccompProfile", {"type": "RuntimeDefault"}) == {"type": "RuntimeDefault"}
+        assert not any("hostPort" in port for port in each.get("ports", ()))
+
+
 def test_each_watched_namespace_has_its_own_roles_and_no_right_beyond(render: Render):
     manifests = render({"watchNamespaces": ["team-a", "team-b"], "rbac": {"readNodes": False}})
     (deployment,) = kinds(manifests, "Deployment")
@@ -225,7 +277,7 @@ REFUSED = [
         "'/image/digest': 'latest' does not match pattern",
     ),
     ("a pull policy that does not exist", {"image": {"pullPolicy": "Sometimes"}}, "must be one of 'Always'"),
-    ("no requests at all", {"api": {"requestsPerSecond": 0}}, "exclusiveMinimum: got 0, want 0"),
+    ("no requests at all", {"api": {"requestsPerSecond": 0}}, "minimum: got 0, want 1"),
     ("a log level that does not exist", {"logging": {"level": "verbose"}}, "must be one of 'debug'"),
     ("a log format that does not exist", {"logging": {"format": "xml"}}, "must be one of 'json'"),
     (
@@ -236,6 +288,16 @@ REFUSED = [
     ("a namespace as text", {"watchNamespaces": "a"}, "got string, want array"),
     ("a privileged port", {"metrics": {"port": 80}}, "minimum: got 80, want 1,024"),
     ("labels that are not text", {"podLabels": {"a": 1}}, "got number, want string"),
+    (
+        "a unit that Kubernetes does not know",
+        {"resources": {"limits": {"memory": "512MB"}}},
+        "at '/resources/limits/memory': '512MB' does not match pattern",
+    ),
+    (
+        "a misspelt peer",
+        {"networkPolicy": {"metricsFrom": [{"namespaceSelectors": {}}]}},
+        "at '/networkPolicy/metricsFrom/0': additional properties 'namespaceSelectors' not allowed",
+    ),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
     ("a pull secret without a name", {"imagePullSecrets": [{}]}, "missing property 'name'"),
 ]

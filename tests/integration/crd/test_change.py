@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration.api import JOBS
 from tests.integration.crd import test_creation
 from tests.integration.crd.jobs import ABSENT, ACCEPTED, job, pod, put, recovery
+from tests.integration.direct import Direct, RefusedError
 from tests.support.kubectl import Json, Kubectl
 
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
@@ -58,7 +59,7 @@ TABLE: list[tuple[str, bool, Json, str]] = [
     ("nodeLostSeconds", RUNNING, recovery(nodeLostSeconds=5), ACCEPTED),
     ("avoidNodeAfterFaults", RUNNING, recovery(avoidNodeAfterFaults=9), ACCEPTED),
     ("avoidNodeAfterFaults off", RUNNING, recovery(avoidNodeAfterFaults="Never"), ACCEPTED),
-    ("replicas", RUNNING, {"replicas": 2}, "spec.replicas: Invalid value: replicas cannot be changed"),
+    ("replicas", RUNNING, {"replicas": 2}, "replicas cannot be changed without spec.elastic; delete"),
     ("replicas, suspended", SUSPENDED, {"replicas": 2}, "replicas cannot be changed without spec.elastic"),
     (
         "elastic, added later",
@@ -138,22 +139,24 @@ TABLE: list[tuple[str, bool, Json, str]] = [
 @pytest.mark.parametrize(
     ("suspended", "changes", "words"), [pytest.param(*row[1:], id=row[0]) for row in TABLE]
 )
-def test_change(kubectl: Kubectl, suspended: bool, changes: Json, words: str):
-    check_change(kubectl, job(**BEFORE, suspend=suspended), changes, words)
+def test_change(direct: Direct, namespace: str, suspended: bool, changes: Json, words: str):
+    check_change(direct, namespace, job(**BEFORE, suspend=suspended), changes, words)
 
 
-def check_change(kubectl: Kubectl, before: Json, changes: Json, words: str) -> None:
+def check_change(direct: Direct, namespace: str, before: Json, changes: Json, words: str) -> None:
     """Create a job and update it; fail if that is not accepted, or not rejected with these words."""
     after = copy.deepcopy(before)
     for path, value in changes.items():
         put(after["spec"], path, value)
-    kubectl("create", "-f", "-", given=json.dumps(before))
+    folder = JOBS.format(namespace)
+    path = f"{folder}/{direct.create(folder, before)['metadata']['name']}"
 
-    command = ("replace", "--validate=strict", "-f", "-")
     if words == ACCEPTED:
-        assert "replaced" in kubectl(*command, given=json.dumps(after))
-    else:
-        assert words in kubectl.refusal(*command, given=json.dumps(after))
+        assert direct.replace(path, after)["metadata"]["generation"] == 2
+        return
+    with pytest.raises(RefusedError) as refused:
+        direct.replace(path, after)
+    assert words in str(refused.value)
 
 
 ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
@@ -169,8 +172,8 @@ ELASTIC: Json = {"replicas": 2, "elastic": {"minReplicas": 2, "maxReplicas": 3}}
         pytest.param({"elastic": ABSENT}, "elastic cannot be changed", id="limits removed"),
     ],
 )
-def test_change_of_an_elastic_job(kubectl: Kubectl, changes: Json, words: str):
-    check_change(kubectl, job(**ELASTIC), changes, words)
+def test_change_of_an_elastic_job(direct: Direct, namespace: str, changes: Json, words: str):
+    check_change(direct, namespace, job(**ELASTIC), changes, words)
 
 
 @pytest.mark.parametrize(
@@ -181,15 +184,14 @@ def test_change_of_an_elastic_job(kubectl: Kubectl, changes: Json, words: str):
         pytest.param({}, 2, "replicas cannot be changed without spec.elastic", id="a fixed size"),
     ],
 )
-def test_scale(kubectl: Kubectl, spec: Json, replicas: int, words: str):
-    kubectl("create", "-f", "-", given=json.dumps(job(**spec)))
+def test_scale(direct: Direct, kubectl: Kubectl, spec: Json, replicas: int, words: str):
+    path = JOBS.format(kubectl.namespace)
+    direct.create(path, job(**spec))
 
     command = ("scale", "dtj", "digits", f"--replicas={replicas}")
     if words == ACCEPTED:
         assert "scaled" in kubectl(*command)
-        stored = kubectl.get("dtj", "digits")
-        assert stored is not None
-        assert stored["spec"]["replicas"] == replicas
+        assert direct.get(f"{path}/digits")["spec"]["replicas"] == replicas
     else:
         assert words in kubectl.refusal(*command)
 

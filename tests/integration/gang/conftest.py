@@ -30,16 +30,17 @@ POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
 @pytest.fixture(scope="session")
 def gang_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return a control plane with our CRD and the chart's roles."""
-    with controlplane.placing_gangs(tmp_path_factory.mktemp("gangs")) as plane:
+    gates = (*controlplane.GANG_GATES, *controlplane.MORE_GANG_GATES)
+    with controlplane.placing_gangs(tmp_path_factory.mktemp("gangs"), gates=gates) as plane:
         controlplane.install_crd(plane)
         grant(helm, plane)
         yield plane
 
 
 @contextlib.contextmanager
-def node(plane: ControlPlane, name: str, **labels: str) -> Iterator[None]:
-    """Add a node with these labels on which PODS_THAT_FIT pods fit; remove it at the end."""
-    room = {"cpu": str(PODS_THAT_FIT), "memory": "8Gi", "pods": "110"}
+def node(plane: ControlPlane, name: str, *, fit: int = PODS_THAT_FIT, **labels: str) -> Iterator[None]:
+    """Add a node with these labels on which `fit` pods fit; remove it at the end."""
+    room = {"cpu": str(fit), "memory": "8Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
     plane.kubectl(
         "create",

@@ -72,27 +72,28 @@ async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangC
     assert group_of(second) is None
 
 
-async def test_preemption_of_a_gang_is_a_disruption(cluster: GangCluster, kubelet: Kubelet):
-    """The scheduler takes their place for another pod; once that one is gone, the job starts again."""
+async def test_gang_is_preempted_as_a_whole_and_that_is_a_disruption(cluster: GangCluster, kubelet: Kubelet):
+    """Another gang of higher priority needs the place of one pod; once it is gone, the job starts again."""
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     low, urgent = f"low-{cluster.namespace}", f"urgent-{cluster.namespace}"
     for value, name in enumerate((low, urgent)):
         await cluster.api.create(classes, {"metadata": {"name": name}, "value": value})
-    await cluster.submit(pod_spec={"priorityClassName": low})
+    await cluster.submit(pod_spec={"priorityClassName": low}, recovery={"scope": "Replica"})
     await kubelet.until_running("job-0", "job-1", "job-2")
 
-    whole_node = {"name": "a", "image": "a", "resources": {"requests": {"cpu": "4"}}}
-    spec = {
-        "containers": [whole_node],
-        "priorityClassName": urgent,
-        "nodeSelector": {"test": cluster.namespace},
-    }
-    await cluster.api.create(cluster.pods, {"metadata": {"name": "urgent"}, "spec": spec})
-    await kubelet.until(lambda pods: "urgent" in pods and runs(pods["urgent"]))
-    waiting = await cluster.until(lambda job: "scheduled only together" in job["status"].get("message", ""))
+    await cluster.submit("urgent", replicas=2, pod_spec={"priorityClassName": urgent})
+
+    def whole_gang_waits(pods: dict[str, Json]) -> bool:
+        mine = [pod for name, pod in pods.items() if name.startswith("job")]
+        return len(mine) == 3 and not any("nodeName" in pod["spec"] for pod in mine)
+
+    await kubelet.until(whole_gang_waits)
+    waiting = await cluster.until(condition("PodsReady", "False", "Unschedulable"))
     assert waiting["status"]["restarts"]["disruptions"] >= 1
 
-    await kubelet.finish("urgent")
+    await cluster.until(phase("Running"), "urgent")
+    for index in range(2):
+        await kubelet.finish(f"urgent-{index}")
     running = await cluster.until(phase("Running"))
     assert running["status"]["restarts"]["counted"] == 0
 
@@ -172,6 +173,24 @@ async def test_exclusive_jobs_get_a_rack_each(
             await kubelet.finish(f"a-{index}")
         third = await cluster.until(phase("Running"), "c")
         assert third["status"]["domains"] == first["status"]["domains"]
+
+
+async def test_job_gets_the_rack_that_has_capacity_for_all_of_it(
+    cluster: GangCluster, kubelet: Kubelet, gang_plane: ControlPlane
+):
+    """The first pod alone would choose the other rack, and the others could not follow."""
+    name = cluster.namespace
+    liked = {"key": "liked", "operator": "In", "values": ["yes"]}
+    near = {"weight": 100, "preference": {"matchExpressions": [liked]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [near]}}
+    with (
+        node(gang_plane, f"{name}-1", fit=2, test=name, rack="small", liked="yes"),
+        node(gang_plane, f"{name}-2", test=name, rack="large"),
+    ):
+        rack = {"topology": {"key": "rack", "mode": "Required"}}
+        await cluster.submit(scheduling=rack, pod_spec={"affinity": affinity})
+        running = await cluster.until(phase("Running"))
+        assert running["status"]["domains"] == ["large"]
 
 
 async def test_label_that_no_node_has_is_named(cluster: GangCluster):

@@ -52,8 +52,11 @@ class QueuedCluster(Cluster):
         body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus", **(labels or {})}
         return await self.api.create(self.jobs, body)
 
-    async def open(self, cpus: int, flavor: Json | None = None) -> None:
-        """Create the LocalQueue `gpus` of a real Kueue: a quota of CPUs in one flavor, one priority."""
+    async def open(self, cpus: int, flavor: Json | None = None, *, check: str = "") -> None:
+        """Create the LocalQueue `gpus` of a real Kueue: a quota of CPUs in one flavor, one priority.
+
+        check  name of an AdmissionCheck
+        """
         own = self.namespace
         quota = {"name": own, "resources": [{"name": "cpu", "nominalQuota": cpus}]}
         groups = [{"coveredResources": ["cpu"], "flavors": [quota]}]
@@ -61,6 +64,7 @@ class QueuedCluster(Cluster):
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}},
             "preemption": {"withinClusterQueue": "LowerPriority"},
             "resourceGroups": groups,
+            **({"admissionChecksStrategy": {"admissionChecks": [{"name": check}]}} if check else {}),
         }
         api = f"/apis/{standin.GROUP}/{standin.VERSION}"
         for folder, kind, name, fields in (
@@ -75,6 +79,28 @@ class QueuedCluster(Cluster):
                 "metadata": {"name": name},
             }
             await self.api.create(folder, head | fields)
+
+    async def open_shared(self, cpus: int, *names: str) -> None:
+        """Create LocalQueues of a real Kueue that have no quota of their own, but may borrow these CPUs."""
+        own, api = self.namespace, f"/apis/{standin.GROUP}/{standin.VERSION}"
+        head = {"apiVersion": f"{standin.GROUP}/{standin.VERSION}"}
+        flavor = {**head, "kind": "ResourceFlavor", "metadata": {"name": own}, "spec": {}}
+        await self.api.create(standin.FLAVORS, flavor)
+        for name, quota in (("lender", cpus), *((name, 0) for name in names)):
+            resources = [{"name": "cpu", "nominalQuota": quota}]
+            spec = {
+                "cohortName": own,
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}},
+                "preemption": {"reclaimWithinCohort": "Any"},
+                "resourceGroups": [
+                    {"coveredResources": ["cpu"], "flavors": [{"name": own, "resources": resources}]}
+                ],
+            }
+            full = f"{own}-{name}"
+            body = {**head, "kind": "ClusterQueue", "metadata": {"name": full}, "spec": spec}
+            await self.api.create(f"{api}/clusterqueues", body)
+            local = {**head, "kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": full}}
+            await self.api.create(f"{api}/namespaces/{own}/localqueues", local)
 
     async def enqueue_counted(self, name: str, labels: Json | None = None, **spec: Any) -> Json:
         """Create a job of two replicas that request one CPU each."""

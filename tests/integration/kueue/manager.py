@@ -115,6 +115,7 @@ def _configuration(webhook: int, health: int, certificates: Path) -> Json:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": True},
         "integrations": {"frameworks": ["pod"]},
+        "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
         "waitForPodsReady": {
             "timeout": f"{PODS_READY_S}s",
             "requeuingStrategy": {"backoffLimitCount": 1, "backoffBaseSeconds": 2},

@@ -5,7 +5,6 @@ What Kueue decides is its own; these tests check that both sides understand each
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,10 +13,11 @@ import pytest
 from tests.integration import controlplane
 from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
-from tests.integration.kubelet import Kubelet
+from tests.integration.kubelet import Kubelet, now
 from tests.integration.kueue import manager
 from tests.integration.kueue.conftest import QueuedCluster, operated
-from tests.integration.kueue.standin import GROUP, VERSION, says
+from tests.integration.kueue.places import HOST, RACK, add_node, create_topology
+from tests.integration.kueue.standin import GROUP, VERSION, condition, says
 from tests.integration.operator.conftest import grant
 from tests.support.predicates import condition as has
 from tests.support.predicates import phase
@@ -27,8 +27,6 @@ pytestmark = [
     pytest.mark.skipif(manager.program() is None, reason=manager.MISSING),
 ]
 Json = dict[str, Any]
-API = f"{GROUP}/{VERSION}"
-HOST, RACK = "kubernetes.io/hostname", "example.com/rack"
 ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
 
 
@@ -133,17 +131,90 @@ async def test_job_is_stopped_after_its_maximum_time(cluster: QueuedCluster, kub
     await kubelet.until(lambda pods: not pods)
     released = await cluster.queue.of("job", says("QuotaReserved", "False"))
     assert "admission" not in released["status"]
+    assert "accumulatedPastExecutionTimeSeconds" not in released["status"], "it would be stopped at once"
+
+
+async def test_queue_that_does_not_exist_is_named(cluster: QueuedCluster, kubelet: Kubelet):
+    await cluster.enqueue_counted("job")
+    waiting = await cluster.until(has("Suspended", "True", "Inadmissible"))
+    assert "LocalQueue gpus doesn't exist" in waiting["status"]["message"]
+    await cluster.until_event("Inadmissible")
+
+    await cluster.open(2)
+    await kubelet.until_running("job-0", "job-1")
+    await cluster.enqueue_counted("large", replicas=3)
+    waiting = await cluster.until(has("Suspended", "True", "Inadmissible"), "large")
+    assert "maximum capacity" in waiting["status"]["message"]
+
+
+async def test_queue_gives_back_what_exceeds_its_fair_share(cluster: QueuedCluster, kubelet: Kubelet):
+    await cluster.open_shared(4, "a", "b")
+    for job in ("a-first", "a-second"):
+        await cluster.enqueue_counted(job, {"kueue.x-k8s.io/queue-name": "a"})
+    await kubelet.until_running("a-first-0", "a-first-1", "a-second-0", "a-second-1")
+
+    await cluster.enqueue_counted("b-first", {"kueue.x-k8s.io/queue-name": "b"})
+
+    evicted = await cluster.api.until_any(cluster.jobs, has("Suspended", "True", "Evicted"))
+    (kept,) = {"a-first", "a-second"} - {evicted["metadata"]["name"]}
+    await kubelet.until_running("b-first-0", "b-first-1", f"{kept}-0", f"{kept}-1")
+
+
+async def test_admission_check_holds_the_job_and_adds_to_its_pods(cluster: QueuedCluster, kubelet: Kubelet):
+    check, checks = cluster.namespace, f"/apis/{GROUP}/{VERSION}/admissionchecks"
+    head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "AdmissionCheck", "metadata": {"name": check}}
+    await cluster.api.create(checks, {**head, "spec": {"controllerName": "example.com/test"}})
+    active = {"status": {"conditions": [condition("Active", "True", "Active")]}}
+    await cluster.api.patch(f"{checks}/{check}/status", active)
+    await cluster.open(2, check=check)
+    await cluster.enqueue_counted("job")
+    asked = await cluster.queue.of("job", lambda found: bool(found.get("status", {}).get("admissionChecks")))
+    path = f"{cluster.queue.folder}/{asked['metadata']['name']}/status"
+
+    async def decide(state: str, **more: Any) -> None:
+        decision = {"name": check, "state": state, "message": "", "lastTransitionTime": now(), **more}
+        await cluster.api.patch(path, {"status": {"admissionChecks": [decision]}})
+
+    await cluster.queue.of("job", says("QuotaReserved"))
+    await cluster.until(has("PodsReady", "False"))
+    assert not kubelet.pods
+    update = {"name": "main", "labels": {"checked": "yes"}, "nodeSelector": {"kind": "checked"}}
+    await decide("Ready", podSetUpdates=[update])
+    pods = await kubelet.until_running("job-0", "job-1")
+    assert {pod["metadata"]["labels"]["checked"] for pod in pods.values()} == {"yes"}
+    assert all(pod["spec"]["nodeSelector"] == {"kind": "checked"} for pod in pods.values())
+
+    await decide("Retry")
+    await cluster.until(has("Suspended", "True"))
+    await kubelet.until(lambda pods: not pods)
+    assert (await cluster.job("job"))["status"]["restarts"]["total"] == 0
+
+
+async def test_workload_that_another_controller_made_is_admitted_and_finished(
+    cluster: QueuedCluster, kubelet: Kubelet
+):
+    await cluster.open(2)
+    container = {"name": "trainer", "image": "a", "resources": {"requests": {"cpu": "1"}}}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    spec = {"queueName": "gpus", "podSets": [{"name": "replicas", "count": 2, "template": template}]}
+    head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Workload", "metadata": {"name": "made"}}
+    await cluster.api.create(cluster.queue.folder, {**head, "spec": spec})
+
+    await cluster.enqueue_counted("job", {"kueue.x-k8s.io/prebuilt-workload-name": "made"})
+
+    await kubelet.until_running("job-0", "job-1")
+    for name in ("job-0", "job-1"):
+        await kubelet.finish(name)
+    await cluster.until(phase("Succeeded"))
+    finished = await cluster.queue.of("job", says("Finished", "True", "Succeeded"))
+    assert finished["metadata"]["name"] == "made"
 
 
 async def test_pods_get_their_places_by_rank(
     cluster: QueuedCluster, kubelet: Kubelet, real_plane: ControlPlane
 ):
     kubelet.starts = False  # the scheduler and the kubelet leave pods with a gate alone
-    topology = {
-        "metadata": {"name": cluster.namespace},
-        "spec": {"levels": [{"nodeLabel": RACK}, {"nodeLabel": HOST}]},
-    }
-    await cluster.api.create(f"/apis/{API}/topologies", {"apiVersion": API, "kind": "Topology", **topology})
+    await create_topology(cluster)
     nodes = [f"{cluster.namespace}-{index}" for index in range(4)]
     for index, node in enumerate(nodes):
         add_node(real_plane, node, cluster.namespace, f"rack-{index // 2}")
@@ -165,15 +236,3 @@ async def test_pods_get_their_places_by_rank(
     for rank, host in enumerate(hosts):
         await kubelet.start(f"job-{rank}", node=host)
     await cluster.until(phase("Running"))
-
-
-def add_node(plane: ControlPlane, name: str, test: str, rack: str) -> None:
-    """Add a node with capacity for two pods of a test."""
-    labels = {"test": test, RACK: rack, HOST: name}
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-    plane.kubectl("create", "-f", "-", given=json.dumps(body))
-    capacity = {"cpu": "2", "memory": "8Gi", "pods": "110"}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
-    status = {"status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}}
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status))
-    plane.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)

@@ -15,6 +15,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.integration import api as rest
+from tests.integration.api import LEASES, ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.support import forked
 from tests.support.forked import Forked, warmed
@@ -24,6 +26,7 @@ Process = Forked | asyncio.subprocess.Process
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "dtj-system"
 LEASE, LEASE_NAMESPACE = "dtj-operator", "default"  # the chart's Role allows these
+ALL_LEASES = "/apis/coordination.k8s.io/v1/leases"
 READY_S = 120.0
 # The machine was too slow to renew the lease, or another process took the port before the operator did.
 EXCUSES = ("was not renewed for", "cannot listen on port")
@@ -149,7 +152,7 @@ async def start(
 
 @contextlib.asynccontextmanager
 async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator]:
-    """Run an operator that is ready; it is killed at the end in any case."""
+    """Run an operator that is ready; it is killed at the end in any case, and leaves no Lease."""
     operator = await start(plane, **options)
     try:
         await operator.ready()
@@ -157,6 +160,17 @@ async def running(plane: ControlPlane, **options: Any) -> AsyncIterator[Operator
     finally:
         operator.thaw()
         await operator.kill()
+        await remove_lease(plane, operator.identity)
+
+
+async def remove_lease(plane: ControlPlane, identity: str) -> None:
+    """Delete the Lease of a killed operator; the next one, of another name, would wait until it expires."""
+    with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):  # there may be no API server
+        async with asyncio.timeout(10), rest.connect(plane) as api:
+            for lease in await api.items(ALL_LEASES, fieldSelector=f"metadata.name={LEASE}"):
+                if (lease["spec"].get("holderIdentity") or "").rpartition("/")[2] == identity:
+                    meta = lease["metadata"]
+                    await api.delete(f"{LEASES.format(meta['namespace'])}/{meta['name']}")
 
 
 class Kept:
@@ -221,3 +235,4 @@ async def kept(plane: ControlPlane, **options: Any) -> AsyncIterator[Kept]:
         if kept.now is not None:
             kept.now.thaw()
             await kept.now.kill()
+            await remove_lease(plane, kept.now.identity)

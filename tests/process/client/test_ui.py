@@ -92,6 +92,11 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
     assert page.texts("article pre")[0] == HOSTILE
     assert len(page.all("article table")[0].find_elements("css selector", "tbody tr")) == 4
 
+    assert page.run("return document.querySelector('.heat canvas').clientHeight") < 200
+    cluster.details["gpt-small"]["job"] |= {"phase": "Succeeded", "ended": made.at(now, 5000)}
+    page.refresh()
+    page.until(".title .muted", "3d11h ago")
+
     page.run("document.querySelector('.log').scrollIntoView()")
     page.until(".log > div", f"0{HOSTILE}", "1second line")
     page.all("input[aria-label='Filter lines of the log']")[0].send_keys("second")
@@ -104,7 +109,9 @@ def test_page_of_a_job(page: Page, cluster: Cluster) -> None:
 
 
 def test_thousand_replicas_are_squares_and_pages(page: Page, cluster: Cluster) -> None:
-    cluster.details["gpt-small"] = made.document(datetime.now(UTC), replicas=1000)
+    cluster.details["gpt-small"] = made.document(
+        datetime.now(UTC), replicas=1000, lines=made.logged(datetime.now(UTC), 600)
+    )
     page.open("#/job/team/gpt-small")
     page.until_there(".squares span")
     assert len(page.all(".squares span")) == 1000

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent import activity
-from dtj.agent.activity import Activity, ActivityReader, did_something
-from dtj.agent.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
-from dtj.agent.rank_process import RankProcess
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.rank.process_usage import Process, ProcessTable, Usage, process_of, processes, usage_of
+from dtj.agent.replica import activity
+from dtj.agent.replica.activity import ActivityReader, did_something
+from dtj.agent.wire.signs import Activity
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.process.dtj.conftest import wait_for
 
@@ -183,7 +184,7 @@ def test_ranks_with_steps_or_with_unknown_usage_are_left_out(
     assert reader.tick([rank]) == {}
     other = begin("nothing")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dtj.agent.process_usage._PROC", Path("/nonexistent"))
+        patch.setattr("dtj.agent.rank.process_usage._PROC", Path("/nonexistent"))
         assert (reader.tick([other]), reader.asleep_s(other)) == ({}, 0.0)
 
 
@@ -227,7 +228,15 @@ def test_rank_whose_processes_exit_while_they_are_read_is_active(
     assert usage_of(ended.pid, table) is None, "a rank that has exited has no usage"
 
 
-IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=10, other_wakeups=10)
+IDLE = Usage(
+    pids=frozenset({1, 2}),
+    cpu_s=5.0,
+    io_bytes=7,
+    is_busy=False,
+    is_runnable=False,
+    wakeups=10,
+    other_wakeups=10,
+)
 
 
 @pytest.mark.parametrize(

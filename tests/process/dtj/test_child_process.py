@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dtj.agent.child_process import fork_helper
-from dtj.parent_death import die_with
+from dtj.ranks.parent_death import die_with
 from tests.process.dtj.conftest import is_dead, wait_for
 
 

@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dtj.agent.coordinator import Coordinator, some
-from dtj.agent.frames import Place
-from dtj.agent.hang import Watchdog
-from dtj.agent.link import Link, Message, encode
-from dtj.agent.membership import Membership
-from dtj.agent.outcome import Ending
-from dtj.agent.protocol import PROTOCOL, Job, RankState, RestartBudget
-from dtj.agent.verdict import Probe
+from dtj.agent.coordinator.coordinator import Coordinator, some
+from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.watch.hang import Watchdog
+from dtj.agent.wire.link import Link, Message, encode
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.probe import Place, Probe
+from dtj.agent.wire.protocol import PROTOCOL, Job, RankState, RestartBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def hello(incarnation: str, **fields: object) -> Message:
 @pytest.fixture
 def pod(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
     """The parameter: whether hung ranks are restarted. Nothing is due, however long the store takes."""
-    monkeypatch.setattr("dtj.agent.coordinator.KEEPALIVE_S", 3600.0)
+    monkeypatch.setattr("dtj.agent.coordinator.coordinator.KEEPALIVE_S", 3600.0)
     restarts_hung = getattr(request, "param", True)
     selector = selectors.DefaultSelector()
     watchdog = Watchdog()
@@ -170,7 +169,7 @@ def test_malformed_message_closes_its_connection_and_nothing_else(pod: Pod, mess
 def test_nothing_is_said_to_a_connection_before_its_hello(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     with pod.coordinator.link() as stranger:
         pod.send()
-        monkeypatch.setattr("dtj.agent.coordinator.KEEPALIVE_S", 0.0)
+        monkeypatch.setattr("dtj.agent.coordinator.coordinator.KEEPALIVE_S", 0.0)
         pod.coordinator._keepalive_at = 0.0
         pod.coordinator.tick()
         stranger.setblocking(False)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj import cli, settings
+from dtj import settings
+from dtj.cli import commands as cli
 from tests.process.dtj.conftest import PROGRAMS, Finished
 from tests.support.commands import SMALL
 

@@ -2,9 +2,6 @@
 
 import json
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,6 @@ import torch
 from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port
 
 FOREIGN = PROGRAMS / "foreign"
-FROM_OUTSIDE = re.compile("DTJ_|PET_|PYTEST")
 SCRIPTS = [
     pytest.param(("env_ddp.py",), id="plain env://"),
     pytest.param(("torchrun_tutorial.py", "--total-epochs", "4"), id="a torchrun tutorial"),
@@ -22,15 +18,13 @@ SCRIPTS = [
 ]
 
 
-def torchrun(*argv: object) -> str:
+def torchrun(start: Start, *argv: object) -> str:
     """The output of two ranks."""
-    env = {n: v for n, v in os.environ.items() if not FROM_OUTSIDE.match(n)} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, *map(str, argv)], env=env, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    ranks = ("--standalone", "--nproc-per-node", 2)
+    forked = ("--run-path", "--start-method", "fork")  # by torchrun itself, which has torch imported
+    ended = start("torchrun", *ranks, *forked, *argv, PYTHONPATH=FOREIGN).wait()
+    assert ended.code == 0, ended.err
+    return ended.out
 
 
 def two_pods(start: Start, *argv: object, **env: object) -> list[Finished]:
@@ -62,14 +56,13 @@ def notes(folder: Path) -> list[list[str]]:
     return [(folder / f"notes-{rank}.txt").read_text().splitlines() for rank in range(2)]
 
 
-@pytest.mark.timeout(1200)  # torchrun imports torch three times
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint(
     start: Start, folders: list[Path], script: tuple[str, ...]
 ) -> None:
     name, *words = script
     reference, one, two = folders
-    torchrun(FOREIGN / name, reference, *words)
+    torchrun(start, FOREIGN / name, reference, *words)
 
     ended = start("run", "--nproc", 2, FOREIGN / name, one, *words).wait()
     assert ended.code == 0, ended.err
@@ -85,7 +78,7 @@ def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint
 
 def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
     script = FOREIGN / "variables.py"
-    under_torchrun = set(torchrun(script).split())
+    under_torchrun = set(torchrun(start, script).split())
     ended = start("run", "--nproc", 2, script).wait()
     ours = set(ended.out.removeprefix("[rank 0] ").split())
     left_out = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtj.agent.grace import warning
+from dtj.agent.replica.grace import warning
 from tests.process.dtj.conftest import PROGRAMS, Finished
 
 

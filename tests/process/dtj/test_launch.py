@@ -7,17 +7,13 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtj import cli, contract
-from dtj.agent import launch
-from dtj.parent_death import die_with
+from dtj import contract
 from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
-from tests.support.commands import DEADLINE_S
 
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
@@ -25,27 +21,16 @@ SMALL = PROGRAMS / "small.py"
 DIGITS = "dtj.recipes.digits:recipe"
 
 
-def impatient(words: list[str], env: dict[str, str], err: Path) -> None:
-    """`dtj`, but it waits for replica 0 only for a moment after its ranks are done."""
-    die_with(os.getppid())
-    os.environ.update(env)
-    os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT, 0o600), 2)
-    launch.DONE_S = 0.5
-    cli.main(words)
-
-
 def test_pod_whose_ranks_are_done_does_not_wait_for_ever_for_a_replica_0_that_is_gone(
-    warm: ForkServerContext, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     """Replica 0's last word was lost with the connection, and its pod has ended."""
     (tmp_path / "done.py").touch()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        env = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-        env |= {"MASTER_PORT": str(server.getsockname()[1])}
-        agent = warm.Process(
-            target=impatient, args=(["run", str(tmp_path / "done.py")], env, tmp_path / "err")
-        )
-        agent.start()
+        env = {"NNODES": 2, "NODE_RANK": 1, "MASTER_ADDR": "127.0.0.1"}
+        port = server.getsockname()[1]
+        changed = {"dtj.agent.launch.DONE_S": 0.5}
+        agent = start("run", tmp_path / "done.py", **env, MASTER_PORT=port, changed=changed)
         link, _ = server.accept()
     form = {
         "generation": 1,
@@ -60,9 +45,9 @@ def test_pod_whose_ranks_are_done_does_not_wait_for_ever_for_a_replica_0_that_is
     with link, link.makefile("rw") as lines:
         print(json.dumps({"form": form}), file=lines, flush=True)
         assert any('"ended"' in line for line in lines)
-    agent.join(DEADLINE_S)
-    assert agent.exitcode == 0, (tmp_path / "err").read_text()
-    assert "all ranks are done, and replica 0 has been gone for" in (tmp_path / "err").read_text()
+    ended = agent.wait()
+    assert ended.code == 0, ended.err
+    assert "all ranks are done, and replica 0 has been gone for" in ended.err
 
 
 def test_rank_that_closed_its_output_does_not_affect_another_ranks_output(
@@ -183,15 +168,19 @@ def test_pod_that_only_lost_a_peer_exits_76(start: Start, tmp_path: Path) -> Non
     assert (fields["culprit"]["replica"], repeated) == (1, {name: its_own[name] for name in repeated})
 
 
-def test_success_is_reported_with_step_and_checkpoint(finish: Finish, tmp_path: Path) -> None:
+def test_success_is_reported_with_its_last_numbers_and_checkpoint(finish: Finish, tmp_path: Path) -> None:
     log, saved = tmp_path / "log", tmp_path / "saved"
     ended = finish(
         "run", "--nproc", 2, "--checkpoint", saved, "--termination-log", log, SMALL, OUT=tmp_path, PLAIN=1
     )
     assert ended.code == 0
     fields = json.loads(log.read_text())
+    assert fields.pop("loss") >= 0
+    assert fields.pop("samplesPerSecond") > 0
     assert fields | {"at": ""} == {
         "step": 20,
+        "totalSteps": 20,
+        "epoch": 2,
         "reason": "Done",
         "rank": None,
         "exitCode": 0,

@@ -63,11 +63,11 @@ def test_failure_beyond_the_budget_ends_all_replicas_with_its_code(start: Start,
 
 
 def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
-    command = start("run", "-f", manifest(tmp_path, HOLD_AT=3), "--local", "--checkpoint", tmp_path / "saved")
-    wait_for((tmp_path / "at-3").exists, "step 3")
+    job = manifest(tmp_path, STEPS=100_000, READY_AT=3)
+    command = start("run", "-f", job, "--local", "--checkpoint", tmp_path / "saved")
+    wait_for((tmp_path / "ready").exists, "step 3")
     replicas = children(command)
     command.signal(signal.SIGINT)
-    (tmp_path / "go-3").touch()
     assert command.wait().code == 75
     assert all(is_dead(pid) for pid in replicas)
     assert list((tmp_path / "saved").glob("step-*"))

@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from dtj.agent.coordinator_client import CoordinatorClient
-from dtj.agent.heartbeats import HeartbeatReader
-from dtj.agent.link import Message
-from dtj.agent.looks import Looks
-from dtj.agent.orders import Orders
 from dtj.agent.placement import Placement
-from dtj.agent.protocol import Hello, Job, RankState
-from dtj.agent.rank_process import RankProcess
-from dtj.agent.stacks import RankStacks, Stacks
-from dtj.agent.status import Status
-from dtj.agent.supervisor import Supervisor
-from dtj.agent.verdict import Probe
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.replica.coordinator_client import CoordinatorClient
+from dtj.agent.replica.heartbeats import HeartbeatReader
+from dtj.agent.replica.looks import Looks
+from dtj.agent.replica.orders import Orders
+from dtj.agent.replica.stacks import RankStacks, Stacks
+from dtj.agent.replica.supervisor import Supervisor
+from dtj.agent.report.status import Status
+from dtj.agent.wire.link import Message
+from dtj.agent.wire.probe import Probe
+from dtj.agent.wire.protocol import Hello, Job, RankState
 from dtj.telemetry.heartbeat import PAUSE_S, SharedHeartbeat
 
 FORM: dict[str, Any] = {"port": 4242, "heals": True, "replicas": 1, "gracefully": False, "connect_s": 20.0}

@@ -1,10 +1,7 @@
 """Several agents as several pods: a lost pod comes back, and the job continues from the others' state."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from dtj.agent.protocol import PROTOCOL
+from dtj.agent.wire.protocol import PROTOCOL
 from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
 from tests.process.dtj.test_resume import assert_identical, weights
 from tests.process.dtj.test_status_server import status
@@ -157,29 +154,15 @@ def test_pod_of_an_older_attempt_is_refused(start: Start, tmp_path: Path) -> Non
     assert [first.wait().code, second.wait().code] == [0, 0]
 
 
-OF_ANOTHER_VERSION = """
-import sys
-from dtj import cli
-from dtj.agent import orders
-orders.PROTOCOL += 1
-cli.main(sys.argv[1:])
-"""
-
-
 def test_pod_with_another_version_of_dtj_exits_with_the_fix_and_a_right_one_joins(
     start: Start, tmp_path: Path
 ) -> None:
     job = Pods(start, tmp_path, replicas=2)
     first = job.run(0)
-    env = job.env | {"NODE_RANK": 1, "PYTHONPATH": ":".join(sys.path)}
-    other = subprocess.run(
-        [sys.executable, "-c", OF_ANOTHER_VERSION, "run", SMALL],
-        check=False, capture_output=True, text=True,
-        env=os.environ | {name: str(value) for name, value in env.items()},
-    )  # fmt: skip
-    assert other.returncode == contract.EXIT_PEER_LOST
-    assert f"has protocol version {PROTOCOL + 1}, replica 0 has {PROTOCOL}" in other.stderr
-    assert "Pin the image by digest" in other.stderr
+    other = job.run(1, changed={"dtj.agent.replica.orders.PROTOCOL": PROTOCOL + 1}).wait()
+    assert other.code == contract.EXIT_PEER_LOST
+    assert f"has protocol version {PROTOCOL + 1}, replica 0 has {PROTOCOL}" in other.err
+    assert "Pin the image by digest" in other.err
     second = job.run(1)
     assert [first.wait().code, second.wait().code] == [0, 0]
     assert "refused replica 1: this agent has protocol version" in first.err

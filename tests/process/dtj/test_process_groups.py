@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtj import contract, control_pipe, process_groups
+from dtj import contract
 from dtj.agent.child_process import fork_helper
-from dtj.agent.store import Store
-from dtj.process_groups import ProcessGroups
-from dtj.stop import StopFlag
+from dtj.agent.coordinator.store import Store
+from dtj.ranks import control_pipe, gloo_sockets, process_groups
+from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.stop import StopFlag
+from dtj.ranks.world import World
 from dtj.telemetry import report_pipe
-from dtj.world import World
 
 
 class Agent:
@@ -73,6 +74,27 @@ def test_rank_that_hangs_while_it_joins_ends_and_shows_where(
     _, status = os.waitpid(fork_helper(rank, keep=range(3, 1000)), 0)
     assert os.waitstatus_to_exitcode(status) == 1
     assert "in hangs_in_the_library" in (tmp_path / "stderr").read_text()
+
+
+def test_rank_that_cannot_break_its_connections_ends_and_shows_why(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For example because it has no file descriptor left. Its main thread may wait in a collective."""
+
+    def fails(**_: object) -> None:
+        raise OSError("too many open files")
+
+    def rank() -> None:
+        sys.stderr = (tmp_path / "stderr").open("w", buffering=1)
+        groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+        groups._own_ports = frozenset({1})
+        groups.open()
+
+    monkeypatch.setattr(gloo_sockets, "shut_down", fails)
+    agent.announce(2)
+    _, status = os.waitpid(fork_helper(rank, keep=range(3, 1000)), 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert "OSError: too many open files" in (tmp_path / "stderr").read_text()
 
 
 def test_generation_that_is_replaced_while_a_rank_joins_is_left(

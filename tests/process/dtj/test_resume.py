@@ -215,7 +215,7 @@ def test_disk_error_in_the_last_save_is_reported(finish: Finish, tmp_path: Path)
 
 LARGE = """
 import torch, dtj
-from dtj import exchange
+from dtj.ranks import exchange
 
 shared = exchange.share_state
 def fail(*_, **__):

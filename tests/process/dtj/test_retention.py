@@ -19,6 +19,7 @@ from tests.unit.dtj.test_checkpoint import names
 from tests.unit.dtj.test_strategies import SHAPE
 
 Finish = Callable[..., Finished]
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("flags", [(), ("--nproc", 2, "--parallel", "fsdp")], ids=["whole", "sharded"])
@@ -26,11 +27,12 @@ def test_save_in_the_background_is_the_same_checkpoint(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
     """Training continues meanwhile: a checkpoint that was not copied first would hold later weights."""
-    _, expected = by_hand(3)
-    train(finish, tmp_path / "out", *flags, "--async-save", "--save-every", 3, "--keep", 5)
-    assert names(tmp_path / "out" / "run") == ["step-3", "step-6"]
-    found = weights_of(tmp_path / "out", 3)
-    torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
+    train(finish, tmp_path / "out", *flags, "--async-save", "--save-every", 2, "--keep", 5)
+    assert names(tmp_path / "out" / "run") == ["step-2", "step-4", "step-6"]
+    for step in (2, 4, 6):
+        _, expected = by_hand(step)
+        found = weights_of(tmp_path / "out", step)
+        torch.testing.assert_close(dict(found), dict(expected), rtol=1e-4, atol=2e-5)
 
 
 def test_flag_keep_sets_how_many_checkpoints_stay(finish: Finish, tmp_path: Path) -> None:
@@ -164,12 +166,14 @@ def test_weights_of_a_sharded_run_are_exported_and_loaded_by_another(
     train(finish, tmp_path / "out", "--nproc", 2, "--parallel", "fsdp")
     file = tmp_path / f"weights{suffix}"
     ended = finish("export", tmp_path / "out" / "run", file)
-    assert (ended.code, ended.out) == (0, f"{file}: {len(expected)} tensors\n")
-    torch.testing.assert_close(weights.read(file), dict(expected), rtol=1e-4, atol=2e-5)
+    assert (ended.code, ended.out) == (0, f"{file}: {len(expected) - 1} tensors\n"), "tied weights once"
+    if suffix == ".safetensors":
+        expected = {name: tensor for name, tensor in expected.items() if name != "head.weight"}
+    torch.testing.assert_close(dict(weights.read(file)), dict(expected), rtol=1e-4, atol=2e-5)
 
     first = train(finish, tmp_path / "next", "--nproc", 2, "--parallel", "tp", "--weights", file, steps=1)
     again = GPT(SHAPE)
-    weights.assign(again, file)
+    weights.load(again, CPU, path=file)
     assert first[0] < by_hand(1)[0][0], "the first run started with untrained weights"
     assert torch.equal(again.head.weight, again.token.weight)
 
@@ -178,12 +182,12 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save(nn.Linear(3, 2).state_dict(), file)
     with pytest.raises(RecipeError, match=r"has bias of shape \(2,\), not \(5,\) \(and 1 more\)"):
-        weights.assign(nn.Linear(3, 5), file)
+        weights.load(nn.Linear(3, 5), CPU, path=file)
     with pytest.raises(RecipeError, match="has bias, which the model does not have"):
-        weights.assign(nn.Linear(3, 2, bias=False), file)
+        weights.load(nn.Linear(3, 2, bias=False), CPU, path=file)
     torch.save(nn.Linear(3, 2), file)
     with pytest.raises(RecipeError, match="is not a state_dict"):
-        weights.assign(nn.Linear(3, 2), file)
+        weights.load(nn.Linear(3, 2), CPU, path=file)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -17,8 +17,13 @@ def trained(finish: Finish, out: Path, *flags: object, **env: object) -> dict[st
     out.mkdir()
     ended = finish("run", *flags, PROGRAMS / "small.py", OUT=out, PLAIN=1, **env)
     assert ended.code == 0, ended.err
-    weights: dict[str, torch.Tensor] = torch.load(out / "weights.pt")["model"]
-    return weights
+    return weights(out)
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """The final weights in the folder of a run."""
+    found: dict[str, torch.Tensor] = torch.load(out / "weights.pt")["model"]
+    return found
 
 
 def seen(out: Path, step: int) -> list[int]:
@@ -27,6 +32,14 @@ def seen(out: Path, step: int) -> list[int]:
         line.split() for file in sorted(out.glob("seen-*.txt")) for line in file.read_text().splitlines()
     ]
     return sorted(int(i) for line in lines if int(line[0]) == step for i in line[1:])
+
+
+@pytest.fixture(scope="module")
+def alone(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one rank."""
+    folder = tmp_path_factory.mktemp("same-result") / "alone"
+    trained(finish_once, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -40,12 +53,13 @@ def seen(out: Path, step: int) -> list[int]:
         pytest.param(("--nproc", 2, "--micro-batch", 4), id="two ranks in uneven micro-batches"),
     ],
 )
-def test_same_weights_as_one_rank(finish: Finish, tmp_path: Path, flags: tuple[object, ...]) -> None:
-    alone = trained(finish, tmp_path / "alone")
+def test_same_weights_as_one_rank(
+    finish: Finish, alone: Path, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
     together = trained(finish, tmp_path / "together", *flags)
-    for name, weight in alone.items():
+    for name, weight in weights(alone).items():
         torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-6)
-    assert all(seen(tmp_path / "alone", s) == seen(tmp_path / "together", s) for s in range(20))
+    assert all(seen(alone, s) == seen(tmp_path / "together", s) for s in range(20))
 
 
 def test_each_epoch_has_every_sample_once_in_a_new_order(finish: Finish, tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import cast
 
 import pytest
 
-from dtj.agent import stacks
-from dtj.agent.frames import NOWHERE, place_of
-from dtj.agent.rank_process import RankProcess
-from dtj.agent.stacks import RankStacks, Stacks, as_text
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.replica import stacks
+from dtj.agent.replica.frames import place_of
+from dtj.agent.replica.stacks import RankStacks, Stacks, as_text
+from dtj.agent.wire.probe import NOWHERE
 from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.process.dtj.conftest import wait_for

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from dtj.agent.status_server import StatusServer
+from dtj.agent.report.status_server import StatusServer
 from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
 from tests.support.commands import DEADLINE_S
 

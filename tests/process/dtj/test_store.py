@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import socket
 import subprocess
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from dtj.agent import store
 from dtj.agent.child_process import fork_helper
-from dtj.agent.store import Store
+from dtj.agent.coordinator import store
+from dtj.agent.coordinator.store import Store
 from dtj.errors import MachineError
+from dtj.ranks.world import choose_store
 from tests.process.dtj.conftest import Finished
 
 
@@ -89,6 +91,26 @@ def test_store_asks_no_name_server_who_its_clients_are(tmp_path: Path) -> None:
         assert (tmp_path / "done").exists()
         first, _ = server.recvfrom(512)
     assert b"last" in first
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs root, for a network of its own"
+)
+def test_whether_torch_has_libuv_is_found_without_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection can take minutes, even to a port of this process, if packets to it go elsewhere."""
+    monkeypatch.delenv("USE_LIBUV", raising=False)
+
+    def asks() -> None:
+        new_network = 0x40000000
+        assert ctypes.CDLL(None).unshare(new_network) == 0  # where even the loopback device is down
+        faulthandler.dump_traceback_later(60, exit=True)
+        choose_store()
+        (tmp_path / "found").write_text(os.environ["USE_LIBUV"])
+
+    os.waitpid(fork_helper(asks), 0)
+    assert (tmp_path / "found").read_text() == "1"
 
 
 def test_taken_port_is_named(finish: Callable[..., Finished]) -> None:

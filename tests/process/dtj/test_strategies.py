@@ -75,6 +75,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         pytest.param(("--nproc", 4, "--parallel", "hsdp", "--mesh", "fsdp=2"), id="hsdp"),
         pytest.param(("--nproc", 2, "--parallel", "tp"), id="tp"),
         pytest.param(("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2"), id="tp+ddp"),
+        pytest.param(("--nproc", 4, "--parallel", "tp+fsdp", "--mesh", "tp=2"), id="tp+fsdp"),
         pytest.param(("--nproc", 3, "--parallel", "pp"), id="pp"),
         pytest.param(("--nproc", 4, "--parallel", "pp+ddp", "--mesh", "pp=2"), id="pp+ddp"),
         pytest.param(("--nproc", 2, "--recompute"), id="ddp, recomputed activations"),
@@ -108,6 +109,7 @@ def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, 
             ("--nproc", 1),
             ("--nproc", 3),
             *(("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")),
+            ("--nproc", 4, "--parallel", "tp+fsdp", "--mesh", "tp=2"),
         ]
     ):
         out = tmp_path / str(number)

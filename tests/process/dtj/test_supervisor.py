@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from dtj.agent import supervisor as module
-from dtj.agent.console import PlainConsole
-from dtj.agent.heartbeats import HeartbeatReader
-from dtj.agent.link import Message
-from dtj.agent.process_usage import process_of
-from dtj.agent.rank_events import RankEvents
-from dtj.agent.rank_process import RankProcess
-from dtj.agent.status import Status
-from dtj.agent.supervisor import Supervisor, soonest
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.rank.process_usage import process_of
+from dtj.agent.replica import supervisor as module
+from dtj.agent.replica.heartbeats import HeartbeatReader
+from dtj.agent.replica.rank_events import RankEvents
+from dtj.agent.replica.supervisor import Supervisor, soonest
+from dtj.agent.report.console import PlainConsole
+from dtj.agent.report.status import Status
+from dtj.agent.wire.link import Message
 from dtj.telemetry import heartbeat, report_pipe
 from tests.process.dtj.conftest import is_dead, wait_for
 
@@ -43,9 +43,15 @@ def sent() -> list[Message]:
 
 
 @pytest.fixture
-def events(sent: list[Message]) -> RankEvents:
+def said() -> list[str]:
+    """Lines for the user."""
+    return []
+
+
+@pytest.fixture
+def events(sent: list[Message], said: list[str]) -> RankEvents:
     return RankEvents(
-        Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=lambda _: None, grace_s=None
+        Status(), HeartbeatReader(every_s=0.05), send=sent.append, log=said.append, grace_s=None
     )
 
 
@@ -88,6 +94,18 @@ def test_rank_has_none_of_the_pipes_of_another_rank(supervisor: Supervisor) -> N
         return found.intersection(pipes)
 
     wait_for(lambda: not inherited(), "the rank to close them")
+
+
+def test_rank_that_ends_alike_in_every_generation_is_logged_each_time(
+    supervisor: Supervisor, selector: selectors.BaseSelector, said: list[str]
+) -> None:
+    for generation in (1, 2):
+        supervisor.start(0, ENV, generation=generation)
+        os.kill(supervisor.newest[0].pid, signal.SIGKILL)
+        while supervisor.alive():
+            look(selector)
+    assert len(said) == 2, said
+    assert all(line.startswith("rank 0 was killed by SIGKILL before its first step") for line in said)
 
 
 def test_time_to_save_is_not_cut_by_an_earlier_stop(
@@ -503,7 +521,7 @@ def test_oom_kill(
 ) -> None:  # fmt: skip
     events = tmp_path / "memory.events"
     events.write_text("oom_kill 0\n")
-    monkeypatch.setattr("dtj.agent.oom.EVENTS", events)
+    monkeypatch.setattr("dtj.agent.rank.oom.EVENTS", events)
     supervisor = node.run(signal.pause)
     events.write_text("oom_kill 1\n")
     supervisor.newest[0].signal(number, on_behalf_of_agent=killed)

@@ -20,7 +20,7 @@ from tests.process.dtj.conftest import Finished
 def test_help_and_usage_errors_do_not_import_torch(argv: list[str]) -> None:
     code = f"""
 import sys
-from dtj.cli import main
+from dtj.cli.commands import main
 try:
     main({argv!r})
 finally:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.bench import control
 from tests.bench.control import Job, alarms, count, named, text
-from tests.bench.control_plan import KINDS, START_UP, plan
+from tests.bench.control_plan import KINDS, PLAIN_KINDS, START_UP, plan
 
 HEALTHY = (
     "dtj: waiting for replica 1\ndtj: pause at step 9: the control run's\n[rank 1] generation 2: a line\n"
@@ -20,6 +20,15 @@ def test_plan_has_all_kinds_within_its_time_and_no_step_slow_enough_to_be_a_hang
     for event in found.values():
         if event.kind == "slow steps":
             assert event.seconds + step_s < max(30, 5 * step_s)
+
+
+def test_plan_of_plain_scripts_has_events_of_up_to_ten_minutes_in_all_places():
+    found = plan(3, seconds=20_000, step_s=0.5, ranks=4, kinds=PLAIN_KINDS).values()
+    assert {event.kind for event in found} == {START_UP, *PLAIN_KINDS}
+    assert {event.rank for event in found} == {None, 0, 1, 2, 3}
+    lengths = [event.seconds for event in found if event.kind in {"evaluation", "checkpoint", "download"}]
+    assert min(lengths) >= 40
+    assert 300 < max(lengths) <= 600
 
 
 def test_plan_depends_only_on_the_seed():
@@ -46,7 +55,7 @@ def test_alarms(line: str, expected: bool):
 
 
 def test_named_ranks_are_those_that_hang():
-    assert named("dtj: rank 2 failed: no step for 31 s: rank 2 is stopped\ndtj: rank 1 failed: oh") == {2}
+    assert named("dtj: rank 2 failed: no step for 31 s: rank 2 is stopped\ndtj: rank 1 failed: oh") == [2]
 
 
 def test_events_are_counted_once_and_the_longest_kept():
@@ -64,5 +73,7 @@ def test_events_are_counted_once_and_the_longest_kept():
 
 def test_page_reports_false_alarms_and_undetected_hangs():
     job = Job(step_s=1, ranks=2, alarms=["dtj: no step for 31 s: the stacks of all ranks follow"])
+    assert "| 1 | not tried yet |" in text([job])
+    job.is_over = True
     assert "| 1 | never |" in text([job])
     assert "| 0 | 33.5 |" in text([Job(step_s=1, ranks=2, found_s=33.5)])

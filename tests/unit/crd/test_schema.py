@@ -46,6 +46,17 @@ def test_every_field_is_described():
     ] == []
 
 
+def test_no_integer_is_accepted_that_the_operator_or_a_pod_refuses():
+    """A pod's activeDeadlineSeconds is an int64 of which the API server accepts 31 bits."""
+    spec = schema()["properties"]["spec"]
+    unlimited = [
+        path
+        for path, node in nodes(spec)
+        if node.get("type") == "integer" and node["format"] != "int32" and "maximum" not in node
+    ]
+    assert unlimited == [".template.spec.terminationGracePeriodSeconds"]  # of which a pod accepts 63 bits
+
+
 def test_every_rule_says_what_to_write_instead():
     rules = [
         (path, rule) for path, node in nodes(schema()) for rule in node.get("x-kubernetes-validations", ())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtj.agent.agent_links import AgentLinks
+from dtj.agent.coordinator.agent_links import AgentLinks
 
 
 @pytest.fixture

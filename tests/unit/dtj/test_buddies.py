@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtj.agent.buddies import buddy_of, choose_shift, ward_of
+from dtj.agent.wire.buddies import buddy_of, choose_shift, ward_of
 
 
 @pytest.mark.parametrize(

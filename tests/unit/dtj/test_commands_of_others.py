@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from dtj import cli
+from dtj.cli import commands as cli
 
 
 def verb(argv: list[str]) -> NoReturn:

@@ -5,9 +5,9 @@ import resource
 
 import pytest
 
-from dtj.agent.connector import pauses
-from dtj.agent.link import SILENCE_S, pace_s
 from dtj.agent.open_files import wanted
+from dtj.agent.replica.connector import pauses
+from dtj.agent.wire.link import SILENCE_S, pace_s
 
 
 @pytest.mark.parametrize(

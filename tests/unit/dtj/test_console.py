@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dtj.agent.console import PlainConsole, TerminalConsole, choose_console
+from dtj.agent.report.console import PlainConsole, TerminalConsole, choose_console
 
 
 def test_lines_are_shown_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

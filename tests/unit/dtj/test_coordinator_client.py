@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtj.agent import coordinator_client
-from dtj.agent.coordinator_client import CoordinatorClient
-from dtj.agent.link import Message, encode
+from dtj.agent.replica import coordinator_client
+from dtj.agent.replica.coordinator_client import CoordinatorClient
+from dtj.agent.wire.link import Message, encode
 from tests.support.commands import wait_for
 
 

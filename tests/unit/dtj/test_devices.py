@@ -5,7 +5,7 @@ from torch import device, nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import move_to_device
-from dtj.world import devices_of
+from dtj.ranks.world import devices_of
 
 
 @pytest.mark.parametrize(

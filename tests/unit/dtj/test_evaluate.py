@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import nn
 from torchmetrics import SumMetric
 
-from dtj import exchange
 from dtj.errors import DtjError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.strategy import Strategy
+from dtj.ranks import exchange
+from dtj.ranks.world import World
 from dtj.step.backward import backward, warm_up
 from dtj.step.evaluate import evaluate, evaluate_metric
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
-from dtj.world import World
 from tests.unit.dtj.feeds import feed
 
 CPU = torch.device("cpu")

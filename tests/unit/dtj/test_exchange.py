@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dtj
-from dtj import exchange
+from dtj.ranks import exchange
 from tests.unit.dtj.test_checkpoint import Harmful
 
 CPU = torch.device("cpu")

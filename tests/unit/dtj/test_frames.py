@@ -4,7 +4,8 @@ import sysconfig
 
 import pytest
 
-from dtj.agent.frames import NOWHERE, Place, place_of
+from dtj.agent.replica.frames import place_of
+from dtj.agent.wire.probe import NOWHERE, Place
 
 LIBRARY = sysconfig.get_path("purelib") + "/torch/nn/modules/linear.py"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtj import gloo_sockets
+from dtj.ranks import gloo_sockets
 
 TIMEOUT = timedelta(seconds=60)
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dtj.agent.hang import (
+from dtj.agent.coordinator.watch.hang import (
     FIRST_STEP_S,
     LIMIT_IN_STEPS,
     MIN_LIMIT_S,

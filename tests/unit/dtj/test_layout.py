@@ -4,7 +4,7 @@ import pytest
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
-from dtj.world import World
+from dtj.ranks.world import World
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,7 @@ def test_ranks_that_hold_the_same_activations_draw_the_same_numbers() -> None:
         return [lay_out(strategy, mesh, World(rank=r, size=4, local_size=4)).stream for r in range(4)]
 
     assert streams("tp+ddp", "tp=2") == [0, 0, 1, 1]
+    assert streams("tp+fsdp", "tp=2") == [0, 0, 1, 1]
     assert streams("tp", "") == [0, 0, 0, 0]
     for strategy, mesh in (("ddp", ""), ("pp+ddp", "pp=2"), ("hsdp", "fsdp=2")):
         assert streams(strategy, mesh) == [0, 1, 2, 3]

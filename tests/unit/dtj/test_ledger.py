@@ -1,6 +1,6 @@
 """A job's seconds by their use; test_goodput.py compares them with the ranks' own records."""
 
-from dtj.agent.ledger import Ledger
+from dtj.agent.coordinator.ledger import Ledger
 
 
 def test_every_second_is_in_one_kind() -> None:

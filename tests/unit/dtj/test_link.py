@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtj.agent.link import Link, Message, encode
+from dtj.agent.wire.link import Link, Message, encode
 from tests.support.commands import wait_for
 
 LONG = {"text": "x" * 100_000}  # more than the kernel buffers for the connections below

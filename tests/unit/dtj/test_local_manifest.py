@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj import cli
+from dtj.cli import commands as cli
 from dtj.errors import RecipeError
 from dtj.local.manifest import LocalJob, Place, environment, expand, load, parse
 from dtj.local.replicas import is_lost, words

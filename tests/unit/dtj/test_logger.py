@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj import agreement
-from dtj.agent.log_lines import LogLines
+from dtj.agent.rank.log_lines import LogLines
 from dtj.errors import RecipeError
+from dtj.ranks import agreement
 from dtj.settings import Settings
+from dtj.step import memory
 from dtj.telemetry import metrics, report_pipe
 from dtj.telemetry.logger import Logger
 
@@ -224,6 +225,22 @@ def test_step_times_and_mfu() -> None:
         m.reading(step=101, at=clock.now, samples=5901, epoch=0, metrics={})["stepSecondsP99"] == 0.5
     )  # 1 of 101
     assert "mfu 25.0%" in metrics.as_text(found)
+
+
+def test_mfu_does_not_count_what_is_recomputed() -> None:
+    def counted(*, is_recomputed: bool) -> float | None:
+        model = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in "ab")
+        )
+        if is_recomputed:
+            memory.recompute(model)
+        m = metrics.Meter(total_steps=1, clock=Clock(), peak_flops=1e12)
+        with m.counting(2):
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+        return m.flops_per_sample
+
+    forward, backward = 2 * 32, 2 * 64  # of two layers, for a sample: a multiply and an add for each weight
+    assert counted(is_recomputed=False) == counted(is_recomputed=True) == forward + backward
 
 
 class FakeEvents:

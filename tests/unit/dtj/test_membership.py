@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dtj.agent.hang import MIN_LIMIT_S, STARTUP_TIMES
-from dtj.agent.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, PROOF_S, VERDICT_S, Membership
-from dtj.agent.outcome import Ending
-from dtj.agent.protocol import (
+from dtj.agent.coordinator.membership import CAUSE_WAIT_S, LONGEST_CONNECT_S, PROOF_S, VERDICT_S, Membership
+from dtj.agent.coordinator.watch.hang import MIN_LIMIT_S, STARTUP_TIMES
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import (
     CONNECT_S,
     Action,
     CoordinatorState,

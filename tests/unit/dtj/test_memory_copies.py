@@ -18,8 +18,8 @@ from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
+from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.world import World
 
 
 @dataclass

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dtj.cli.plot import curves_of, plot
 from dtj.errors import RecipeError
-from dtj.plot import curves_of, plot
 from dtj.telemetry import metric_files
 
 READING = {

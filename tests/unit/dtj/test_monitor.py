@@ -5,13 +5,11 @@ from typing import Any
 
 import pytest
 
-from dtj.agent.activity import Activity
-from dtj.agent.frames import Place
-from dtj.agent.hang import FIRST_STEP_S, MIN_LIMIT_S, PROBE_S, REPORT_DELAY_S, Watchdog
-from dtj.agent.heartbeats import Heartbeat
-from dtj.agent.link import Message
-from dtj.agent.monitor import WORKING_S, Monitor
-from dtj.agent.verdict import USES_CPU, Probe
+from dtj.agent.coordinator.watch.hang import FIRST_STEP_S, MIN_LIMIT_S, PROBE_S, REPORT_DELAY_S, Watchdog
+from dtj.agent.coordinator.watch.monitor import WORKING_S, Monitor
+from dtj.agent.wire.link import Message
+from dtj.agent.wire.probe import USES_CPU, Place, Probe
+from dtj.agent.wire.signs import Activity, Heartbeat
 
 WAITING = Probe(place=Place("/lib/torch/autograd/graph.py:865 in _engine_run_backward"), responds=True)
 STOPPED = Probe(is_stopped=True)
@@ -289,6 +287,6 @@ def test_stall_in_a_pause_before_the_first_step_is_named() -> None:
     """The lock of `first_on_node`, for example: a download that does nothing any more."""
     watched = Starting()
     watched.monitor.observe(1, Heartbeat(1, None, 900.0), 10.0)
-    waits = Probe(place=Place("/x/dtj/node.py:23 in first_on_node"), responds=True)
+    waits = Probe(place=Place("/x/dtj/ranks/node.py:23 in first_on_node"), responds=True)
     watched.run_until(2000.0, waits, LOADS)
     assert watched.ended == [1]

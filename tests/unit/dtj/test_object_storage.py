@@ -12,7 +12,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dtj.checkpoint import objects, paths, reader, save, storage, weights
+from dtj.checkpoint import export, objects, paths, reader, save, storage, weights
 from dtj.checkpoint.objects import ObjectPath, locate
 from dtj.checkpoint.owner import Owner
 from dtj.errors import CheckpointError, RecipeError, SupersededError
@@ -218,8 +218,8 @@ def test_shards_are_saved_restored_and_exported(tmp_path: Path, damaged: bool) -
     torch.testing.assert_close(restored.state_dict(), states[step - 1], rtol=0, atol=0)
     assert any("step-2 is unreadable and was skipped" in line for line in said) == damaged
 
-    weights.export(RUN / "step-1", tmp_path / "w.pt", part="model")
-    torch.testing.assert_close(weights.read(tmp_path / "w.pt"), dict(states[0]), rtol=0, atol=0)
+    export.export(RUN / "step-1", tmp_path / "w.pt", part="model")
+    torch.testing.assert_close(dict(weights.read(tmp_path / "w.pt")), dict(states[0]), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from dtj.agent.placement import Placement, threads
 from dtj.errors import RecipeError
+from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.world import World
 
 MASTER = {"MASTER_ADDR": "digits-0.digits.ns.svc", "MASTER_PORT": "29500"}
 

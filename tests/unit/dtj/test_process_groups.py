@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtj import gloo_sockets, process_groups
-from dtj.control_pipe import Generation
-from dtj.process_groups import ProcessGroups, RetiredGroups
-from dtj.stop import StopFlag
-from dtj.world import World
+from dtj.ranks import gloo_sockets, process_groups
+from dtj.ranks.control_pipe import Generation
+from dtj.ranks.process_groups import ProcessGroups, RetiredGroups
+from dtj.ranks.stop import StopFlag
+from dtj.ranks.world import World
 
 TIMEOUT = timedelta(seconds=100)
 
@@ -53,3 +53,22 @@ def test_only_sockets_of_gloo_are_shut_down(
     groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=1))
     groups.close()
     assert found == broken
+
+
+def test_generation_that_is_replaced_while_the_ranks_exchange_their_ports_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ports of the others were not known when the news came: connections to a lost node are open."""
+    groups = ProcessGroups(World(size=2), (torch.device("cpu"),), StopFlag(), in_place=True)
+    news: list[bool] = []
+
+    def exchange(ports: frozenset[int], _group: object) -> frozenset[int]:
+        news.append(True)
+        return ports
+
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(process_groups, "open_group", lambda *_, **__: None)
+    monkeypatch.setattr(process_groups, "_of_all", exchange)
+    monkeypatch.setattr(ProcessGroups, "_is_replaced", lambda *_: bool(news))
+    with pytest.raises(RuntimeError, match="generation 1 was replaced"):
+        groups._open(Generation(number=1, addr="localhost", port=29400, connect_s=1))

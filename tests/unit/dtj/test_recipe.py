@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj import recipe_cli
+from dtj.cli import recipe_cli
 from dtj.errors import RecipeError
 from dtj.recipe import Recipe
 

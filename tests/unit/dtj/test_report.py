@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj import contract
-from dtj.agent import outcome
-from dtj.agent.outcome import Ending
+from dtj.agent.wire import outcome
+from dtj.agent.wire.outcome import Ending
 from dtj.errors import is_peer_loss
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -94,7 +94,7 @@ def test_signal_without_a_name_is_shown_by_its_number() -> None:
 def test_message_is_cut_to_fit_and_keeps_its_end(message: str) -> None:
     ending = Ending(rank=0, code=1, at=START, message=message)
     fields = outcome.fit(
-        outcome.termination_fields([ending], ranks=range(8), checkpoint=None, generation=1, now=START),
+        outcome.termination_fields([ending], ranks=range(8), reported={}, generation=1, now=START),
         limit=contract.TERMINATION_BYTES,
     )
     assert len(outcome.encode(fields)) <= contract.TERMINATION_BYTES
@@ -104,17 +104,15 @@ def test_message_is_cut_to_fit_and_keeps_its_end(message: str) -> None:
 
 def test_restarts_are_reported_only_if_they_are_known() -> None:
     known = outcome.termination_fields(
-        [end(0, 3)], ranks=range(8), checkpoint=None, generation=3, in_place=2, now=START
+        [end(0, 3)], ranks=range(8), reported={}, generation=3, in_place=2, now=START
     )
-    unknown = outcome.termination_fields(
-        [end(0, 3)], ranks=range(8), checkpoint=None, generation=3, now=START
-    )
+    unknown = outcome.termination_fields([end(0, 3)], ranks=range(8), reported={}, generation=3, now=START)
     assert (known["inPlace"], unknown["inPlace"]) == (2, None)
 
 
 def test_short_message_is_left_whole() -> None:
     fields = outcome.termination_fields(
-        [end(0, 3)], ranks=range(8), checkpoint="/c/step-1", generation=1, now=START
+        [end(0, 3)], ranks=range(8), reported={"checkpoint": {"path": "/c/step-1"}}, generation=1, now=START
     )
     assert json.loads(outcome.encode(outcome.fit(fields, limit=4096))) == fields
 

@@ -113,7 +113,7 @@ def test_stop_takes_effect_after_the_present_step_if_steps_are_long(
     run = dtj.init(device="cpu", save_every=1000)
     run.state(model=run.parallel(nn.Linear(1, 1)))
     clock = count()
-    monkeypatch.setattr("dtj.boundary.time.monotonic", lambda: step_s * next(clock))
+    monkeypatch.setattr("dtj.step.boundary.time.monotonic", lambda: step_s * next(clock))
     with pytest.raises(dtj.Stopped):  # noqa: PT012
         for _ in run.steps(1000):
             if run.step == 5:

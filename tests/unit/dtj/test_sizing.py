@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dtj.agent.membership import CAUSE_WAIT_S, Membership
-from dtj.agent.protocol import Action, CoordinatorState, End, Form, Job, Refuse, RestartBudget
-from dtj.agent.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, Limits, size
+from dtj.agent.coordinator.membership import CAUSE_WAIT_S, Membership
+from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
+from dtj.agent.wire.protocol import Action, CoordinatorState, End, Form, Job, Limits, Refuse, RestartBudget
 from tests.unit.dtj.test_membership import NOW, end, hello
 
 

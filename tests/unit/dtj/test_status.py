@@ -5,8 +5,8 @@ import socket
 from datetime import UTC, datetime
 from typing import Any
 
-from dtj.agent.status import MAX_LISTED, Facts, Status
-from dtj.agent.status_server import StatusServer
+from dtj.agent.report.status import MAX_LISTED, Facts, Status
+from dtj.agent.report.status_server import StatusServer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

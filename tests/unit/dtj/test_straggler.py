@@ -2,7 +2,13 @@
 
 import pytest
 
-from dtj.agent.straggler import MIN_WINDOW_S, WINDOW_STEPS, Straggler, StragglerDetector, slowest
+from dtj.agent.coordinator.watch.straggler import (
+    MIN_WINDOW_S,
+    WINDOW_STEPS,
+    Straggler,
+    StragglerDetector,
+    slowest,
+)
 from dtj.telemetry.heartbeat import PAUSE_S, SAVE_S, SharedHeartbeat
 from tests.unit.dtj.cost import only_single_items
 

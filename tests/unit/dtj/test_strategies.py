@@ -17,8 +17,8 @@ from dtj.parallel.stages import split_evenly
 from dtj.parallel.strategy import blocks
 from dtj.parallel.tensor import TensorParallel
 from dtj.parallel.zero import assign_owners
+from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.world import World
 
 SHAPE = Shape(vocabulary=32, context=8, layers=3, heads=4, width=16)
 

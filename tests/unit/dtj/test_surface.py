@@ -4,14 +4,14 @@ import click
 import pytest
 
 import dtj
-from dtj import cli, contract
+from dtj import contract
 from dtj.agent import torchrun
-from dtj.agent.activity import Activity
-from dtj.agent.heartbeats import Heartbeat
-from dtj.agent.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
-from dtj.agent.verdict import Probe
-from dtj.agreement import Message
-from dtj.heal import ProgramPoint
+from dtj.agent.wire.probe import Probe
+from dtj.agent.wire.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
+from dtj.agent.wire.signs import Activity, Heartbeat
+from dtj.cli import commands as cli
+from dtj.healing.handover import ProgramPoint
+from dtj.ranks.agreement import Message
 
 
 def test_public_names() -> None:
@@ -109,7 +109,7 @@ def test_commands_and_flags() -> None:
     assert flags == {
         "run": common | {"-m", "--module", "-f", "--file", "--local"},
         "train": common | {"-h", "--help"},
-        "export": {"--part"},
+        "export": {"--part", "--dtype", "--max-shard-size"},
         "plot": set(),
     }
 

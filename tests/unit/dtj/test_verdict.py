@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 import dtj
-from dtj.agent.checked import checked
-from dtj.agent.frames import Place
-from dtj.agent.link import encode
-from dtj.agent.looks import work_between
-from dtj.agent.process_usage import Usage
-from dtj.agent.verdict import (
-    POLLS,
-    USES_CPU,
-    WAITING_FRAMES,
-    Probe,
+from dtj.agent.coordinator.watch.verdict import (
     describe,
     describe_all,
     judge,
     judge_before_first_step,
 )
+from dtj.agent.rank.process_usage import Usage
+from dtj.agent.replica.looks import work_between
+from dtj.agent.wire.checked import checked
+from dtj.agent.wire.link import encode
+from dtj.agent.wire.probe import POLLS, USES_CPU, WAITING_FRAMES, Place, Probe
 
 
 def at(frame: str, does: str = "", *, moved: bool = False) -> Probe:
@@ -170,7 +166,15 @@ def test_probe_survives_the_way_to_the_coordinator() -> None:
     assert checked(Probe, json.loads(encode(asdict(EVALUATES)))) == EVALUATES
 
 
-IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeups=3, other_wakeups=10)
+IDLE = Usage(
+    pids=frozenset({1, 2}),
+    cpu_s=5.0,
+    io_bytes=7,
+    is_busy=False,
+    is_runnable=False,
+    wakeups=3,
+    other_wakeups=10,
+)
 
 
 @pytest.mark.parametrize(
@@ -189,3 +193,10 @@ IDLE = Usage(pids=frozenset({1, 2}), cpu_s=5.0, io_bytes=7, is_busy=False, wakeu
 )
 def test_work_in_five_seconds(now: Usage, expected: str) -> None:
     assert work_between(IDLE, now, elapsed_s=5.0) == expected
+
+
+@pytest.mark.parametrize(("before", "expected"), [(True, USES_CPU), (False, "")])
+def test_rank_that_gets_no_processor_is_at_work(before: bool, expected: str) -> None:
+    """A poller may be caught while it is awake, but hardly twice."""
+    first = IDLE._replace(is_runnable=before)
+    assert work_between(first, IDLE._replace(is_runnable=True), elapsed_s=5.0) == expected

@@ -10,7 +10,10 @@ from torch import nn
 
 from dtj.checkpoint import weights
 from dtj.errors import RecipeError
+from dtj.parallel import deferred
 from dtj.parallel.pipeline import check_one_shape
+
+CPU = torch.device("cpu")
 
 
 class Tied(nn.Module):
@@ -37,7 +40,7 @@ def test_tied_weights_are_in_the_file_once(tmp_path: Path) -> None:
     save_file(
         file_of(source, "head.weight") | {"h.0.attn.bias": torch.ones(2)}, tmp_path / "model.safetensors"
     )
-    weights.assign(target, tmp_path / "model.safetensors")
+    weights.load(target, CPU, path=tmp_path / "model.safetensors")
     torch.testing.assert_close(target.state_dict(), source.state_dict())
     assert target.head.weight is target.embedding.weight
 
@@ -50,7 +53,7 @@ def test_folder_with_an_index_of_several_files(tmp_path: Path) -> None:
     save_file({name: found[name] for name in others}, tmp_path / "model-00002-of-00002.safetensors")
     files = {name: f"model-0000{1 if name == first else 2}-of-00002.safetensors" for name in found}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    weights.assign(target, tmp_path)
+    weights.load(target, CPU, path=tmp_path)
     torch.testing.assert_close(target.state_dict(), source.state_dict())
 
 
@@ -58,15 +61,36 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(file_of(Tied(), "head.weight", "embedding.weight"), file)
     with pytest.raises(RecipeError, match=r"lacks embedding.weight \(and 1 more\)"):
-        weights.assign(Tied(), file)
+        weights.load(Tied(), CPU, path=file)
     save_file(file_of(Tied(), "head.weight") | {"more": torch.ones(1)}, file)
     with pytest.raises(RecipeError, match="has more, which the model does not have"):
-        weights.assign(Tied(), file)
+        weights.load(Tied(), CPU, path=file)
     with pytest.raises(RecipeError, match=r"there is no file .*model.safetensors"):
-        weights.assign(Tied(), tmp_path / "..")
+        weights.load(Tied(), CPU, path=tmp_path / "..")
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(RecipeError, match="is not an index of weights"):
-        weights.assign(Tied(), tmp_path)
+        weights.load(Tied(), CPU, path=tmp_path)
+
+
+def test_model_without_memory_gets_its_weights_from_a_file(tmp_path: Path) -> None:
+    source = Tied()
+    save_file(file_of(source, "head.weight"), tmp_path / "model.safetensors")
+    with deferred.without_weights():
+        target = Tied()
+    assert all(p.is_meta for p in target.parameters())
+    assert not any(p.is_meta for p in Tied().parameters()), "after the context, too"
+    weights.load(target, CPU, path=tmp_path / "model.safetensors")
+    torch.testing.assert_close(target.state_dict(), source.state_dict())
+    assert target.head.weight is target.embedding.weight
+
+
+def test_model_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.BatchNorm1d(3)
+    with pytest.raises(RecipeError, match=r"(?s)weight is on the meta device.*run.parallel\(lambda"):
+        deferred.check_values(model, has_file=False)
+    with pytest.raises(RecipeError, match="running_mean is on the meta device"):
+        deferred.check_values(model, has_file=True)
 
 
 def test_samples_of_a_pipeline_have_one_shape() -> None:

@@ -71,7 +71,22 @@ def test_folder_that_is_too_large_is_refused_with_the_largest_files(
     monkeypatch.setattr(archive, "LIMIT", 200)
     write(tmp_path, train_py="print(1)")
     (tmp_path / "weights.bin").write_bytes(os.urandom(5000))
-    with pytest.raises(ClientError, match=r"(?s)weights\.bin.*--no-code"):
+    with pytest.raises(ClientError, match=r"(?s)weights\.bin.*--code-claim.*--no-code"):
+        pack(tmp_path)
+    assert len(pack(tmp_path, has_claim=True).data) > 5000
+
+    monkeypatch.setattr(archive, "CLAIM_LIMIT", 200)
+    with pytest.raises(ClientError, match=r"(?s)fit into a claim.*weights\.bin"):
+        pack(tmp_path, has_claim=True)
+
+
+def test_folder_with_a_data_set_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is as large as 4 GiB, of which only as much is read as fits."""
+    monkeypatch.setattr(archive, "LIMIT", 20_000)
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.write(os.urandom(100_000))
+        file.truncate(1 << 32)
+    with pytest.raises(ClientError, match=r"more than the 19 KiB"):
         pack(tmp_path)
 
 

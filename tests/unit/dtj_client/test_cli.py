@@ -23,12 +23,22 @@ def run(*words: str) -> int:
         (["submit", "--dry-run"], "name a program"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
+        (["submit", "--no-code", "--code-claim=runs", "--", "train.py"], "--no-code sends none"),
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert run(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_help_is_a_whole_sentence_a_verb(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("--help") == 0
+    _, verbs = capsys.readouterr().out.split("Commands:\n")
+    assert not [line for line in verbs.splitlines() if not line.endswith(".") or line.endswith("...")]
 
 
 def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFixture[str]) -> None:

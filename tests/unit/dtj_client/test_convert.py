@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj_client import torchrun
 from dtj_client.convert import Converted, as_yaml, convert
 from dtj_client.errors import ClientError
-from dtj_client.torchrun import clean
 from dtj_operator.model.spec import parse
 
 Json = dict[str, Any]
@@ -119,9 +119,123 @@ spec:
 """)
     assert (found.job["spec"]["replicas"], found.job["spec"]["processesPerReplica"]) == (2, "auto")
     assert trainer(found.job)["resources"] == {"limits": {"nvidia.com/gpu": 4}}
-    assert found.notes[0].startswith("runtime torch-distributed: copy what it adds")
+    assert found.notes[0].startswith("runtime torch-distributed is not in the file: convert both together")
     assert found.notes[1].startswith("no image was named")
     assert found.notes[2:] == ["not carried over: spec.initializer.dataset.storageUri: hf://data"]
+
+
+def test_trainjob_that_patches_its_runtime() -> None:
+    found = only("""
+kind: TrainJob
+metadata: {name: tune}
+spec:
+  runtimePatches:
+    - manager: example.io/platform
+      trainingRuntimeSpec:
+        template:
+          metadata: {labels: {team: ml}}
+          spec:
+            replicatedJobs:
+              - name: node
+                template:
+                  spec:
+                    template:
+                      metadata: {labels: {a: b}}
+                      spec:
+                        nodeSelector: {type: training}
+                        containers: [{name: node, env: [{name: A, value: "1"}]}]
+  trainer: {image: "my:1", command: [python, train.py], env: [{name: B, value: "2"}]}
+""")
+    template = found.job["spec"]["template"]
+    assert template["metadata"] == {"labels": {"a": "b"}}
+    assert template["spec"]["nodeSelector"] == {"type": "training"}
+    assert trainer(found.job) == {
+        "name": "trainer",
+        "image": "my:1",
+        "command": ["python", "train.py"],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+    }
+    patch = "spec.runtimePatches.example.io/platform.trainingRuntimeSpec"
+    assert found.notes == [f"not carried over: {patch}.template.metadata.labels.team: ml"]
+
+
+def test_job_and_runtime_as_kubectl_get_prints_them() -> None:
+    runtime = {"kind": "TrainingRuntime", "metadata": {"name": "r"}, "spec": {"mlPolicy": {"numNodes": 5}}}
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    old = {
+        "kind": "TrainJob",
+        "metadata": {"name": "a", "uid": "u", "annotations": annotations},
+        "spec": {"runtimeRef": {"name": "r"}, "trainer": {"image": "t:1"}},
+    }
+    found = only(yaml.safe_dump({"kind": "List", "items": [old, runtime]}))
+    assert (found.job["spec"]["replicas"], found.notes) == (5, [])
+    assert "last-applied" not in str(found.job)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "launcher", "expected"),
+    [
+        ("ntasks=4", "python", (2, 4)),
+        ("ntasks-per-node=1", "torchrun --nproc-per-node 8", (8, 2)),
+        ("ntasks=3", "python", (None, 2)),
+    ],
+)
+def test_sbatch_script_with_gpus_of_each_task(
+    tasks: str, launcher: str, expected: tuple[int | None, int]
+) -> None:
+    found = only(f"""#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --{tasks}
+#SBATCH --gpus-per-task=2
+srun {launcher} train.py
+""")
+    gpus = trainer(found.job)["resources"]["limits"]["nvidia.com/gpu"]
+    assert (found.job["spec"].get("processesPerReplica"), gpus) == expected
+    assert ("not carried over: #SBATCH --ntasks=3" in found.notes) == (expected[0] is None)
+
+
+def test_trainjob_with_its_runtime() -> None:
+    found = only("""
+kind: ClusterTrainingRuntime
+metadata: {name: eight}
+spec:
+  mlPolicy: {numNodes: 3, torch: {numProcPerNode: 8}}
+  podGroupPolicy: {volcano: {}}
+  template:
+    spec:
+      replicatedJobs:
+        - name: data
+          template: {spec: {template: {spec: {containers: [{name: data, image: "d:1"}]}}}}
+        - name: node
+          template:
+            metadata: {labels: {step: trainer}}
+            spec:
+              template:
+                spec:
+                  nodeSelector: {gpu: h100}
+                  containers:
+                    - {name: node, image: "t:1", env: [{name: A, value: "1"}, {name: B, value: "1"}]}
+---
+kind: TrainJob
+metadata: {name: tune}
+spec:
+  runtimeRef: {name: eight}
+  trainer: {command: [python, train.py], env: [{name: B, value: "2"}]}
+""")
+    assert (found.job["spec"]["replicas"], found.job["spec"]["processesPerReplica"]) == (3, 8)
+    assert found.job["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
+    assert trainer(found.job) == {
+        "name": "trainer",
+        "image": "t:1",
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+        "command": ["python", "train.py"],
+    }
+    left, jobs = "not carried over from the runtime: ", "template.spec.replicatedJobs"
+    assert found.notes == [
+        f"{left}podGroupPolicy.volcano: {{}}",
+        f"{left}{jobs}[data].template.spec.template.spec.containers[data].image: d:1",
+        f"{left}{jobs}[node].template.metadata.labels.step: trainer",
+    ]
 
 
 def test_job_with_torchrun_in_a_shell() -> None:
@@ -138,7 +252,7 @@ spec:
     spec:
       restartPolicy: Never
       subdomain: old
-      containers: [{name: main, image: "a:1", command: [bash, -c, torchrun --nnodes 4 train.py]}]
+      containers: [{name: main, image: "a:1", command: [bash, -c, torchrun --nnodes 4 $FILE]}]
 """)
     assert (found.job["spec"]["replicas"], found.job["spec"]["recovery"]) == (4, {"maxRestarts": 0})
     assert trainer(found.job)["name"] == "trainer"
@@ -147,6 +261,34 @@ spec:
         "check the shell text: the operator sets what --nnodes, --node-rank and --rdzv-* say",
         "not carried over: spec.podFailurePolicy.rules: ['x']",
     ]
+
+
+def test_torchrun_alone_in_a_shell() -> None:
+    found = only("""
+kind: Job
+metadata: {name: old}
+spec:
+  completions: 2
+  template:
+    spec:
+      containers:
+        - name: main
+          image: a:1
+          command: [/bin/bash, -c]
+          args:
+            - |
+              torchrun --nnodes=2 --node_rank=$JOB_COMPLETION_INDEX --nproc_per_node=4 \\
+                --master_addr=old-0.old --master_port=29500 train.py --name "my run"
+""")
+    assert trainer(found.job)["command"] == ["torchrun", "train.py", "--name", "my run"]
+    assert "args" not in trainer(found.job)
+    assert found.job["spec"]["processesPerReplica"] == 4
+    assert "left out: --node-rank $JOB_COMPLETION_INDEX: the operator sets it" in found.notes
+
+
+@pytest.mark.parametrize("text", ["cd /app && torchrun a.py", "torchrun 'a.py", "torchrun a.py $LR", "ls"])
+def test_text_that_needs_a_shell_stays(text: str) -> None:
+    assert torchrun.in_a_shell(["bash", "-c", text]) is None
 
 
 def test_sbatch_script() -> None:
@@ -185,10 +327,16 @@ echo done
         "not carried over: module load cuda",
         "not carried over: export ADDR=$(hostname)",
         "not carried over: srun --mpi=none",
-        "the command has variables of the shell: write their values",
         "not carried over: echo done",
         "left out: --nnodes $SLURM_NNODES: the operator sets it",
     ]
+
+
+def test_sbatch_command_with_variables_before_and_in_it() -> None:
+    found = only("#SBATCH -N 1\nOMP_NUM_THREADS=8 exec srun python train.py --data $DATA/x --seed ${SEED}\n")
+    assert trainer(found.job)["env"] == [{"name": "OMP_NUM_THREADS", "value": "8"}]
+    assert trainer(found.job)["command"] == ["python", "train.py", "--data", "$DATA/x", "--seed", "${SEED}"]
+    assert found.notes[-1] == "the command has variables of the shell: write their values: $DATA, $SEED"
 
 
 def test_sbatch_script_that_starts_one_process_for_each_task() -> None:
@@ -201,10 +349,10 @@ def test_sbatch_script_that_starts_one_process_for_each_task() -> None:
 
 def test_torchrun_options_that_stay() -> None:
     words = ["--max-restarts", "3", "-m", "pkg.train", "--nnodes=2"]
-    launch = clean(["python", "-m", "torch.distributed.run", *words])
+    launch = torchrun.clean(["python", "-m", "torch.distributed.run", *words])
     assert launch is not None
     assert launch.words == ["torchrun", *words], "what follows the program is its own"
-    assert clean(["python", "train.py"]) is None
+    assert torchrun.clean(["python", "train.py"]) is None
 
 
 def test_output_is_yaml_with_the_notes_as_comments() -> None:

@@ -42,3 +42,42 @@ def test_cluster_without_the_operator(said: str) -> None:
     assert str(error).startswith(
         "this cluster does not know DistributedTrainingJobs\n  fix: install the operator"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            'error: error validating "STDIN": error validating data: failed to download openapi: '
+            'Get "http://a/openapi/v2": dial tcp 127.0.0.1:8080: connect: connection refused; '
+            "if you choose to ignore these errors, turn validation off with --validate=false",
+            'kubectl cannot reach a cluster: Get "http://a/openapi/v2": dial tcp 127.0.0.1:8080: '
+            "connect: connection refused\n  fix: check kubectl config current-context",
+        ),
+        (
+            "error: current-context is not set",
+            "the kubeconfig has no current context\n  fix: kubectl config use-context NAME chooses one, "
+            "kubectl config get-contexts lists them",
+        ),
+    ],
+)
+def test_no_cluster(said: str, shown: str) -> None:
+    assert str(Kubectl()._error(said)) == shown
+
+
+@pytest.mark.parametrize(
+    ("why", "shown"),
+    [
+        (
+            "Invalid value: replicas cannot be changed without spec.elastic; delete and recreate the job",
+            "replicas cannot be changed without spec.elastic\n  fix: delete and recreate the job",
+        ),
+        (
+            "Invalid value: 0: spec.replicas in body should be greater than or equal to 1",
+            "spec.replicas in body should be greater than or equal to 1",
+        ),
+    ],
+)
+def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
+    said = f'The DistributedTrainingJob "digits" is invalid: spec.replicas: {why}'
+    assert str(Kubectl()._error(said)) == shown

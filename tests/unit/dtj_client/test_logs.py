@@ -1,5 +1,12 @@
 """Lines of several replicas as one log."""
 
+from typing import Any
+
+import pytest
+
+from dtj_client.errors import ClientError
+from dtj_client.job import Job
+from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line, merge, of_ranks, parse
 
 
@@ -13,3 +20,33 @@ def test_lines_of_some_ranks() -> None:
     texts = ["[rank 1] a", "dtj: generation 2", "[rank 10] b", '{"rank": 1, "message": "c"}', "x [rank 1] d"]
     lines = [Line("", 0, text) for text in texts]
     assert [line.text for line in of_ranks(lines, {1})] == [texts[0], texts[3]]
+
+
+class WithoutPods(Kubectl):
+    """A job of this status, without pods."""
+
+    def __init__(self, **status: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "status", status)
+
+    status: dict[str, Any]
+
+    def job(self, name: str) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {"replicas": 1}, "status": self.status}
+
+    def pods(self, name: str) -> list[dict[str, Any]]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({}, "has no pods so far"),
+        ({"phase": "Suspended", "attempt": 0}, "has no pods so far"),
+        ({"phase": "Suspended", "attempt": 1}, "has no pods, and their logs went with them"),
+        ({"phase": "Succeeded", "startTime": "2026-01-01T00:00:00Z"}, "and their logs went with them"),
+    ],
+)
+def test_job_without_pods_has_lost_its_logs_only_if_it_ran(status: dict[str, Any], said: str) -> None:
+    with pytest.raises(ClientError, match=said):
+        Job("digits", WithoutPods(**status)).logs()

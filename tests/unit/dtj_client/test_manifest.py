@@ -4,11 +4,12 @@ import io
 import tarfile
 from pathlib import Path
 
+import pytest
 import yaml
 
 from dtj_client import manifest
 from dtj_client.archive import pack
-from dtj_client.manifest import Request, config_map, job, owned_by
+from dtj_client.manifest import InClaim, Request, config_map, job, owned_by
 from dtj_operator.model.spec import parse
 
 
@@ -29,22 +30,28 @@ def test_python_file_runs_under_dtj_run_and_any_other_program_as_it_is() -> None
         assert trainer["command"] == expected
 
 
-def test_code_is_unpacked_into_the_working_directory(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
+@pytest.mark.parametrize("path", ["", ".dtj/code/0123.tar.gz"])
+def test_code_is_unpacked_into_the_working_directory(tmp_path: Path, path: str) -> None:
+    (tmp_path / "code/.dtj/code").mkdir(parents=True)
     (tmp_path / "app").mkdir()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "train.py").write_text("print(1)")
-    request = Request(name="digits", command=["train.py"], replicas=2)
+    place = InClaim(claim="runs", path=path) if path else None
+    request = Request(name="digits", command=["train.py"], replicas=2, code_in=place)
     packed = pack(tmp_path / "folder")
 
     made = job(request, with_code=True)
     pod = made["spec"]["template"]["spec"]
     stored = config_map(request, packed)
     assert stored["immutable"]
-    assert pod["volumes"][0]["configMap"]["name"] == stored["metadata"]["name"]
+    volume = pod["volumes"][0]
+    if place:
+        assert volume["persistentVolumeClaim"] == {"claimName": "runs"}
+    else:
+        assert volume["configMap"]["name"] == stored["metadata"]["name"]
     assert pod["containers"][0]["workingDir"] == pod["initContainers"][0]["volumeMounts"][1]["mountPath"]
     script = pod["initContainers"][0]["command"][2]
-    (tmp_path / "code" / manifest.ARCHIVE).write_bytes(packed.data)
+    (tmp_path / "code" / (path or manifest.ARCHIVE)).write_bytes(packed.data)
     here = script.replace("'/code/", f"'{tmp_path}/code/").replace("'/app'", f"'{tmp_path}/app'")
     exec(here, {})
     assert (tmp_path / "app" / "train.py").read_text() == "print(1)"

@@ -30,7 +30,14 @@ def test_running_job() -> None:
             "restarts": {"total": 2},
             "step": "120/2000",
             "progress": {"samplesPerSecond": "812", "loss": "0.21", "eta": "2026-01-01T13:00:00Z"},
-            "goodput": {"percent": "97.0"},
+            "goodput": {
+                "percent": "93.1",
+                "productiveSeconds": 5130,
+                "startupSeconds": 95,
+                "lostSeconds": 60,
+                "recoveringSeconds": 140,
+                "queuedSeconds": 85,
+            },
         },
         pod(0, phase="Running"),
         pod(1, "node-b", phase="Running"),
@@ -38,13 +45,34 @@ def test_running_job() -> None:
     )
     assert text.splitlines() == [
         "digits: Running for 3m20s, attempt 1, 2 restarts",
-        "  step 120/2000, 812 samples/s, loss 0.21, done at about 2026-01-01T13:00:00Z, goodput 97.0 %",
+        "  step 120/2000, 812 samples/s, loss 0.21, done at about 2026-01-01T13:00:00Z",
+        "  goodput 93.1 % [####################################+x!.]",
+        "    # productive 85m, + start-up 95s, x lost 60s, ! recovering 2m20s, . queued 85s",
         "  replica  pod      node",
         "  0        Running  node-a",
         "  1        Running  node-b",
         "  2        no pod   -",
         "next: kubectl dtj logs -f digits",
     ]
+
+
+@pytest.mark.parametrize(
+    ("goodput", "lines"),
+    [
+        param({}, [], id="no agent reports it"),
+        param({"percent": "0.0"}, ["  goodput 0.0 %"], id="no second so far"),
+        param(
+            {"percent": "50.0", "productiveSeconds": 30, "lostSeconds": 30},
+            [
+                "  goodput 50.0 % [####################xxxxxxxxxxxxxxxxxxxx]",
+                "    # productive 30s, x lost 30s",
+            ],
+            id="two halves",
+        ),
+    ],
+)
+def test_goodput_is_a_bar_of_what_is_known(goodput: Json, lines: list[str]) -> None:
+    assert shown({"phase": "Running", "goodput": goodput}).splitlines()[1:-3] == lines
 
 
 def test_failed_job_shows_the_end_of_the_traceback_and_no_control_character() -> None:

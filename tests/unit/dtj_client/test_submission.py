@@ -96,7 +96,7 @@ def test_job_of_a_file_and_what_comes_with_it() -> None:
     [
         ("kind: PyTorchJob", "has 0 DistributedTrainingJobs \\(found: PyTorchJob\\)"),
         ("", "found: nothing"),
-        ("kind: [", "is not YAML"),
+        ("kind: a: b", "is not YAML: mapping values are not allowed here in line 1, column 8"),
         ("just words", "without a kind"),
         ("kind: DistributedTrainingJob", "has no metadata"),
         ("kind: DistributedTrainingJob\n---\nkind: DistributedTrainingJob", "has 2 "),

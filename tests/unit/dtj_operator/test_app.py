@@ -21,12 +21,15 @@ PODS = "/api/v1/pods"
 class Lists:
     """An API server with lists by path; watches stay silent, and everything else is not found.
 
-    looked   the jobs that were read, in this order
+    broken    paths that are answered with 500
+    refused   the path that the operator has no right to read
+    looked    the jobs that were read, in this order
     """
 
     def __init__(self) -> None:
         self.items: dict[str, list[Json]] = {}
         self.broken: set[str] = set()
+        self.refused = ""
         self.looked: list[str] = []
         self.changed = asyncio.Event()
 
@@ -34,6 +37,8 @@ class Lists:
         path = request.path
         if path in self.broken:
             return web.json_response({"message": "exceeded max depth"}, status=500)
+        if path == self.refused:
+            return web.json_response({"reason": "Forbidden", "message": "cannot list"}, status=403)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -143,6 +148,20 @@ async def test_new_leader_asks_for_all_kinds_at_once_before_it_handles_a_job() -
         await until(lists, lambda: lists.looked == ["known"])
 
     assert lists.again == KINDS
+
+
+async def test_readiness_quotes_the_api_server_on_a_missing_right() -> None:
+    lists = Lists()
+    lists.refused = PODS
+    async with running(lists, "--no-leader-election") as app:
+        expected = f"caches not filled yet: pods: GET {PODS}: 403 Forbidden: cannot list"
+        async with asyncio.timeout(60):
+            while app._readiness_problem() != expected:  # noqa: ASYNC110 - changed by another task
+                await asyncio.sleep(0.01)
+
+            lists.refused = ""
+            while app._readiness_problem() is not None:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.01)
 
 
 async def test_known_jobs_are_handled_while_the_api_server_cannot_list_the_jobs() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -22,8 +22,10 @@ from dtj_operator.kube.errors import ApiError
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
 from dtj_operator.kube.workloads import Kueue, WorkloadCache, decode_workload
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan.actions import (
     Action,
+    AdoptWorkload,
     CreatePod,
     CreatePodGroup,
     CreateWorkload,
@@ -38,7 +40,7 @@ from dtj_operator.plan.children.meta import metadata
 from dtj_operator.plan.children.netpolicy import network_policy
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.children.service import service
-from dtj_operator.plan.children.workload import workload
+from dtj_operator.plan.children.workload import workload, workload_metadata
 from dtj_operator.plan.planner import name_conflict
 from tests.support.builders import job, pod
 from tests.unit.dtj_operator.kube.server import Handler, Server, lacks, refuses, says, serving
@@ -82,14 +84,15 @@ class Doing:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.api = Api(server.config, Bucket(1e9), Random(1))
-        self.pods = PodCache(lambda _key, _soon: None, clock=time.monotonic)
+        self.again: list[Key] = []  # jobs that are reconciled because a pod or a Workload changed
+        self.pods = PodCache(lambda key, _soon: self.again.append(key), clock=time.monotonic)
         self.reported: list[Key] = []  # changes of Services that trigger a reconcile
         self.services = ChildCache(SERVICE, self.reported.append)
         policies = ChildCache(NETWORK_POLICY, lambda _: None)
         self.gangs = Gangs()
         self.gangs.use("scheduling.k8s.io/v1beta1")
         self.pod_groups = PodGroupCache(lambda _: None)
-        self.workloads = WorkloadCache(lambda _: None)
+        self.workloads = WorkloadCache(self.again.append)
         caches = Caches(
             pods=self.pods,
             services=self.services,
@@ -272,6 +275,47 @@ async def test_deletion_of_a_pod_that_has_changed(answer: Handler, unchanged: bo
     assert outcome.blocked == blocked
     assert bool(do.pods.of(view.key)) == blocked
     assert do.server.asked[0][3]["preconditions"].get("resourceVersion") == ("5" if unchanged else None)
+
+
+DELETED = {"deleting": True, "version": "9"}
+
+
+@pytest.mark.parametrize(
+    ("reported", "requests", "blocked"),
+    [
+        param(DELETED, 0, False, id="it terminates"),
+        param({**DELETED, "removed": True}, 0, False, id="it is gone"),
+        param({"owner_uid": "", "version": "9"}, 0, True, id="it has no owner now"),
+        param({"version": "9"}, 1, False, id="it is the same pod in another state"),
+    ],
+)
+async def test_pod_that_another_deletes_first_costs_no_request(
+    reported: Json, requests: int, blocked: bool
+) -> None:
+    """The garbage collector deletes the pods of a large job while the operator is busy deleting them."""
+    view = msgspec.structs.replace(pod(0).pod, version="5", uid="u0")
+    newer = msgspec.structs.replace(view, **reported)
+
+    async with doing(GONE) as do:
+        do.pods.observe(view)
+        if newer.removed:
+            do.pods.remove_from_watch(newer)
+        else:
+            do.pods.observe(newer)
+        outcome = await do(DeletePod(view, unchanged=True))
+
+    assert (len(do.server.asked), outcome.blocked) == (requests, blocked)
+    assert [body["preconditions"]["resourceVersion"] for *_, body in do.server.asked] == ["9"] * requests
+
+
+async def test_deletion_of_a_pod_that_may_only_have_lost_its_label_is_asked_for() -> None:
+    view = msgspec.structs.replace(pod(0).pod, version="5", uid="u0")
+    async with doing(GONE) as do:
+        do.pods.observe(view)
+        do.pods.remove_from_watch(msgspec.structs.replace(view, version="9"))
+        await do(DeletePod(view))
+
+    assert do.asked() == ["DELETE digits-0"]
 
 
 @pytest.mark.parametrize(
@@ -526,3 +570,52 @@ async def test_condition_is_set_only_on_the_workload_that_the_decision_was_about
     async with doing(*answers) as do:
         assert await do(UpdateWorkload(known, (READY,))) == expected
         assert [method for method, _, _, _ in do.server.asked] == requests
+
+
+@pytest.mark.parametrize(
+    ("action", "answers"),
+    [
+        param(
+            lambda known: AdoptWorkload(known, workload_metadata(JOB, known.name)),
+            [says(stored(WORKLOAD)), says(stored(WORKLOAD, resourceVersion="8"))],
+            id="adopted, and admitted before",
+        ),
+        param(
+            lambda known: UpdateWorkload(known, (READY,)),
+            [says(stored(WORKLOAD)), says(stored(WORKLOAD, resourceVersion="8"))],
+            id="changed, and evicted meanwhile",
+        ),
+        param(
+            lambda _: CreateWorkload(WORKLOAD),
+            [TAKEN, says(stored(WORKLOAD))],
+            id="created before, and admitted meanwhile",
+        ),
+    ],
+)
+async def test_what_kueue_wrote_meanwhile_is_acted_on_although_the_watch_reports_it_late(
+    action: Callable[[WorkloadView], Action], answers: list[Handler]
+) -> None:
+    known = decode_workload(json.dumps(stored(WORKLOAD)).encode())
+    async with doing(*answers) as do:
+        await do(action(known))
+        (answer,) = do.workloads.of(KEY)
+        do.workloads.observe(answer)  # the event of the watch says nothing new
+
+        assert do.again == [KEY]
+
+
+async def test_state_of_a_pod_that_exists_already_is_acted_on_although_the_watch_reports_it_late() -> None:
+    """The answer to an earlier create was lost, and the pod may have failed since."""
+    async with doing(TAKEN, says(stored(wanted()))) as do:
+        await do(CreatePod(wanted()))
+        (found,) = do.pods.of(KEY)
+        do.pods.observe(found)  # the event of the watch says nothing new
+
+        assert do.again == [KEY]
+
+
+async def test_answer_to_a_create_is_not_acted_on() -> None:
+    async with doing(says(stored(WORKLOAD))) as do:
+        await do(CreateWorkload(WORKLOAD))
+
+        assert not do.again

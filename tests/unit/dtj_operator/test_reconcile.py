@@ -1,19 +1,24 @@
 """When a job is reconciled again after a reconcile; its status is written over a real socket."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from dtj_operator.apply import Applied
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.model.names import Key
-from dtj_operator.plan.actions import Action
+from dtj_operator.plan.actions import Action, CreatePod, DeletePod
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.reconcile import Reconciler
-from tests.support.builders import JobBuilder, job
+from tests.support.builders import JobBuilder, job, pod
 from tests.unit.dtj_operator.kube.server import says, serving
+
+Json = dict[str, Any]
 
 KEY = Key("ns", "j")
 DONE = Applied()
@@ -26,8 +31,8 @@ class World:
     def __init__(self, snapshot: Snapshot, outcome: Applied) -> None:
         self.snapshot, self.outcome = snapshot, outcome
 
-    async def gather(self, _: Key) -> tuple[Snapshot, str]:
-        return self.snapshot, "7"
+    async def gather(self, _: Key, __: Json | None) -> tuple[Snapshot, Json]:
+        return self.snapshot, {"metadata": {"resourceVersion": "7"}}
 
     async def apply(self, _: Key, __: str, ___: Sequence[Action]) -> Applied:
         return self.outcome
@@ -86,3 +91,77 @@ async def test_first_status_of_any_other_job_needs_no_second_reconcile() -> None
 @pytest.mark.asyncio
 async def test_large_job_gets_its_status_between_two_reconciles_that_create_its_pods() -> None:
     assert await again_s(job().replicas(2).with_network(), Applied(unfinished=True)) == 0
+
+
+FAILED = job().replicas(2).with_network().recovery(scope="Replica", backoffSeconds=0).running()
+FAILED = FAILED.but(pod(1).crashed())
+
+
+class Cluster(World):
+    """Pods are created and deleted as decided; `did` says in which order.
+
+    lingering  a deleted pod stays Terminating
+    """
+
+    def __init__(self, found: JobBuilder, *, lingering: bool = False) -> None:
+        super().__init__(found.snapshot(), DONE)
+        self.found, self.lingering = found, lingering
+        self.did: list[str] = []
+
+    async def gather(self, _: Key, known: Json | None) -> tuple[Snapshot, Json]:
+        if known is None:
+            self.did.append("read the job")
+        raw = known or self.found.raw()
+        self.found = self.found.stored(raw["status"])
+        return self.found.snapshot(), raw
+
+    async def apply(self, _: Key, __: str, actions: Sequence[Action]) -> Applied:
+        pods = {view.uid: view for view in self.found.pods}
+        for action in actions:
+            match action:
+                case DeletePod(gone):
+                    self.did.append(f"delete {gone.name}")
+                    left = pods.pop(gone.uid)
+                    if self.lingering:
+                        pods[gone.uid] = replace(pod(left.index), pod=left).deleting().pod
+                case CreatePod(body):
+                    self.did.append(f"create {body['metadata']['name']}")
+        self.found = replace(self.found, pods=tuple(pods.values()))
+        return DONE
+
+    def of(self, _: Key) -> object:
+        return self.found.pods
+
+    async def patch(self, request: web.Request) -> web.Response:
+        change = await request.json()
+        self.did.append(f"write {change['status']['phase']}")
+        self.found = self.found.stored(self.found.status | change["status"])
+        return web.json_response(self.found.raw() | {"metadata": {"resourceVersion": "8"}})
+
+
+async def steps(cluster: Cluster) -> tuple[float | None, list[str]]:
+    """Reconcile once; return the seconds until the next reconcile and what was done, in order."""
+    async with serving(cluster.patch, cluster.patch) as server:
+        api = Api(server.config, Bucket(1e9), Random(0))
+        reconcile = Reconciler(
+            *(api, cluster, cluster, cluster, cluster, cluster),  # type: ignore[arg-type]
+            may_act=lambda: True,
+        )
+        try:
+            return await reconcile(KEY), cluster.did
+        finally:
+            await api.close()
+
+
+@pytest.mark.asyncio
+async def test_failed_rank_is_replaced_in_one_reconcile_that_reads_the_job_once() -> None:
+    """With a thousand jobs each further read of the job and each wait in the queue delays the replacement."""
+    _, did = await steps(Cluster(FAILED))
+    assert did == ["read the job", "write Recovering", "delete digits-1", "create digits-1"]
+
+
+@pytest.mark.asyncio
+async def test_reconcile_ends_where_a_deleted_pod_still_terminates() -> None:
+    again_s, did = await steps(Cluster(FAILED, lingering=True))
+    assert did == ["read the job", "write Recovering", "delete digits-1"]
+    assert again_s != 0

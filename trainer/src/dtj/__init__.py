@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dtj.data.feed import Batch
     from dtj.data.loader import Pair
-    from dtj.ema import EMA
     from dtj.errors import CheckpointError, DtjError, RecipeError, Stopped
-    from dtj.node import first_on_node
+    from dtj.ranks.node import first_on_node
     from dtj.recipe import Recipe
     from dtj.run import Run
     from dtj.start import init
+    from dtj.step.ema import EMA
 
 __version__ = "0.1.0"
 
@@ -37,13 +37,13 @@ _HOME = {
     "Batch": "dtj.data.feed",
     "CheckpointError": "dtj.errors",
     "DtjError": "dtj.errors",
-    "EMA": "dtj.ema",
+    "EMA": "dtj.step.ema",
     "Pair": "dtj.data.loader",
     "Recipe": "dtj.recipe",
     "RecipeError": "dtj.errors",
     "Run": "dtj.run",
     "Stopped": "dtj.errors",
-    "first_on_node": "dtj.node",
+    "first_on_node": "dtj.ranks.node",
     "init": "dtj.start",
 }
 

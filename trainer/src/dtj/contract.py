@@ -50,7 +50,7 @@ GENERATION: Final = "DTJ_GENERATION"
 HEALING: Final = "DTJ_HEALING"  # 1 if other ranks of this generation hold the state in memory
 CONNECT_SECONDS: Final = "DTJ_CONNECT_SECONDS"  # time limit for a rank to connect to all others
 INCARNATION: Final = "DTJ_INCARNATION"  # id of the agent process, which owns the run's folder
-BUDDY: Final = "DTJ_BUDDY"  # where copies of this replica's state are kept; unset without one
+BUDDY: Final = "DTJ_BUDDY"  # where copies of this replica's state are kept; empty without one
 
 # Exit codes.
 EXIT_DONE: Final = 0
@@ -63,7 +63,7 @@ EXIT_SIGNAL: Final = 128  # plus the signal number
 TERMINATION_LOG: Final = "/dev/termination-log"
 TERMINATION_BYTES: Final = 4096
 TERMINATION_FIELDS: Final = (
-    "step",
+    *("step", "totalSteps", "epoch", "loss", "samplesPerSecond"),
     "reason",
     "rank",
     "exitCode",

@@ -67,7 +67,7 @@ class Text:
 
 @dataclass(frozen=True)
 class LocalPath(Text):
-    """A FILE or a FOLDER, depending on form; the command line makes it absolute before a rank reads it."""
+    """A file or folder, see form; the command line makes it absolute before a rank reads it."""
 
     def read(self, name: str, text: str) -> str:
         if "://" in text:

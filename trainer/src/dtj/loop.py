@@ -9,7 +9,7 @@ from dtj.recipe import Recipe
 def train(recipe: Recipe) -> None:
     """Train the recipe to its last step; after a restart, continue after the last committed step."""
     run = dtj.init(seed=recipe.seed)
-    model = run.parallel(recipe.model())
+    model = run.parallel(recipe.model)
     optimizer = recipe.optimizer(model.parameters())
     data = run.data(recipe.data, global_batch=recipe.global_batch, tokens=recipe.tokens)
     steps = recipe.count_steps(data)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Recipe:
     """What to train: the parts that `loop.train` combines. Parts that depend on the device are factories.
 
-    model         () -> module on the CPU; the same on every rank
+    model         () -> module on the CPU; the same on every rank. See `run.parallel` for large models
     data          map-style data set or stream; micro-batches have the structure of its items, pairs are
                   available as mb.x, mb.y
     loss          (model, micro-batch) -> () tensor, the mean loss of its samples; or (mean loss, what it is a

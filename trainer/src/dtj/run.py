@@ -21,8 +21,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
 
-from dtj import exchange, random_state
-from dtj.boundary import Boundary
 from dtj.checkpoint import weights
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
@@ -33,23 +31,26 @@ from dtj.data.loader import Collate, Loader
 from dtj.data.splitter import Splitter
 from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
+from dtj.healing.recovery import Recovery
+from dtj.parallel import deferred
 from dtj.parallel.strategy import Strategy, blocks, check_model
-from dtj.process_groups import ProcessGroups
-from dtj.progress import Progress, whole_steps
-from dtj.recovery import Recovery
+from dtj.ranks import exchange
+from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.stop import StopFlag
+from dtj.ranks.world import World
 from dtj.settings import Settings
 from dtj.sinks import OnLine
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
-from dtj.step import memory
+from dtj.step import memory, random_state
+from dtj.step.boundary import Boundary
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
+from dtj.step.progress import Progress, whole_steps
 from dtj.step.replicas import ReplicaCheck
-from dtj.stop import StopFlag
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.logger import Logger
 from dtj.telemetry.metrics import Meter
-from dtj.world import World
 
 _REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 Module = TypeVar("Module", bound=nn.Module)
@@ -147,6 +148,7 @@ class Run:
         """Number of completed steps."""
         return self._progress.step
 
+    @overload
     def parallel(
         self,
         model: Module,
@@ -154,9 +156,30 @@ class Run:
         find_unused_parameters: bool = False,
         forward_sync_buffers: bool = True,
         static_graph: bool = False,
+    ) -> Module: ...
+    @overload
+    def parallel(
+        self,
+        model: Callable[[], Module],
+        *,
+        find_unused_parameters: bool = False,
+        forward_sync_buffers: bool = True,
+        static_graph: bool = False,
+    ) -> Module: ...
+
+    def parallel(
+        self,
+        model: Module | Callable[[], Module],
+        *,
+        find_unused_parameters: bool = False,
+        forward_sync_buffers: bool = True,
+        static_graph: bool = False,
     ) -> Module:
         """Move the model to this rank's device and wrap it for the strategy of --parallel and --mesh.
 
+        model                   a model on the CPU, or a function that builds it. With --weights and a
+                                strategy that shards (fsdp, hsdp, tp, tp+fsdp) it is then built without
+                                memory for parameters, and a rank reads its shards only
         find_unused_parameters  a step may leave parameters out, such as a branch or a pooler
         forward_sync_buffers    every rank gets rank 0's buffers in each step
         static_graph            every step runs the same graph
@@ -164,9 +187,13 @@ class Run:
         A model whose parts are already on several devices (see `devices`) is not moved.
         Returns the wrapped model; call it and pass its parameters to the optimizer as usual.
         """
+        file = self._settings.weights if not self._strategy.models else None
+        if not isinstance(model, nn.Module):
+            is_deferred = file and self._strategy.loads_shards
+            with deferred.without_weights() if is_deferred else contextlib.nullcontext():
+                model = model()
         check_model(model)
-        if self._settings.weights and not self._strategy.models:
-            weights.assign(model, Path(self._settings.weights))
+        deferred.check_values(model, has_file=bool(file))
         layers = blocks(model)
         if self._settings.recompute:
             memory.recompute(layers or [model])
@@ -178,7 +205,10 @@ class Run:
             "static_graph": static_graph,
         }
         # Has the same interface as the model that was passed.
-        return self._strategy.add(model, is_healing=self._groups.is_healing)  # type: ignore[return-value]
+        load = partial(weights.load, path=Path(file)) if file else None
+        return self._strategy.add(  # type: ignore[return-value]
+            model, is_healing=self._groups.is_healing, load=load
+        )
 
     def data(
         self,

@@ -1,7 +1,7 @@
 """The job's flags. They reach a rank as DTJ_* variables and take precedence over arguments in the code.
 
 So the same script runs unchanged on a laptop and in a pod. A flag is declared once, as a field of Settings;
-the command line (cli.py) is generated from the same declarations.
+the command line (cli/commands.py) is generated from the same declarations.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,7 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "hsdp": ("ddp", "fsdp"),
     "tp": ("tp",),
     "tp+ddp": ("ddp", "tp"),
+    "tp+fsdp": ("fsdp", "tp"),
     "pp": ("pp",),
     "pp+ddp": ("pp", "ddp"),
 }
@@ -80,8 +81,9 @@ class Settings:
         Whole(), "Verify every N steps that all ranks have identical state. [default: never]"
     )
     weights: str | None = flag(
-        LocalPath("FILE"),
-        "Initial weights: .safetensors, or .pt with a state_dict; ignored if there is a checkpoint.",
+        LocalPath("FILE|FOLDER"),
+        "Initial weights: .safetensors, .pt with a state_dict, or a folder as transformers writes it; "
+        "ignored if there is a checkpoint.",
     )
     # Affects memory use only, not the result (except for rounding).
     micro_batch: int | None = flag(

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from dtj import random_state
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
-from dtj.process_groups import ProcessGroups
+from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.stop import StopFlag
+from dtj.ranks.world import World, choose_devices
 from dtj.run import Run
 from dtj.settings import Settings
+from dtj.step import random_state
 from dtj.step.precision import Precision
-from dtj.stop import StopFlag
-from dtj.world import World, choose_devices
 
 
 def init(*, seed: int = 0, device: str | None = None, **settings: Any) -> Run:

@@ -45,10 +45,14 @@ V = TypeVar("V", bound=View)
 class Cache(Generic[V]):
     """Views by key and name.
 
+    on_change   called with the key of each change
     unverified  names of objects that may exist although they are not in the cache
     """
 
-    def __init__(self, unverified: UnverifiedNames | None = None) -> None:
+    def __init__(
+        self, on_change: Callable[[Key], None] = lambda _: None, unverified: UnverifiedNames | None = None
+    ) -> None:
+        self._on_change = on_change
         self.unverified = unverified or UnverifiedNames()
         self._views: dict[Key, dict[str, V]] = {}
         self._tombstones: OrderedDict[str, str] = OrderedDict()  # uid -> version at which it was gone
@@ -62,6 +66,14 @@ class Cache(Generic[V]):
 
     def of(self, key: Key) -> tuple[V, ...]:
         return tuple(self._views.get(key, {}).values())
+
+    def latest(self, view: V) -> V | None:
+        """Return the newest known state of the object; None: it is gone."""
+        known = self._views.get(view.key, {}).get(view.name)
+        if known is not None and known.uid == view.uid:
+            return known
+        hidden = view.name in self.unverified.of(view.key)
+        return None if view.uid in self._tombstones and not hidden else view
 
     def observe(self, view: V, *, quiet: bool = False, found: bool = False) -> None:
         """Store an object, unless the cache knows a newer version of it.
@@ -163,6 +175,9 @@ class Cache(Generic[V]):
 
     def _notify(self, old: V | None, new: V | None) -> None:
         """Called for changes that a decision may depend on."""
+        view = new or old
+        if view is not None:
+            self._on_change(view.key)
 
 
 class PodCache(Cache[PodView]):
@@ -181,9 +196,9 @@ class PodCache(Cache[PodView]):
         *,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(unverified)
+        super().__init__(unverified=unverified)
         self._clock = clock
-        self._on_change, self._on_reconnected = on_change, on_reconnected
+        self._on_pod, self._on_reconnected = on_change, on_reconnected
         self._on_node: dict[str, Counter[Key]] = {}
         self._last_node: OrderedDict[tuple[Key, str], str] = OrderedDict()  # of deleted pods
 
@@ -222,7 +237,7 @@ class PodCache(Cache[PodView]):
         view = new or old
         if view is not None:
             can_wait = new is not None and not (new.ended or new.deleting)
-            self._on_change(view.key, can_wait)
+            self._on_pod(view.key, can_wait)
 
 
 def _later(version: str, than: str) -> bool:

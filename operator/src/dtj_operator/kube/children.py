@@ -17,6 +17,7 @@ from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.wire import Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import ObjectView
 
 
 class _Child(Wire):
@@ -24,28 +25,17 @@ class _Child(Wire):
     spec: dict[str, Any] = {}
 
 
-class ChildView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ChildView(ObjectView, frozen=True, gc=False, kw_only=True):
     """A Service or a NetworkPolicy that carries our label."""
 
-    namespace: str
-    name: str
-    uid: str
-    version: str = ""  # resourceVersion
     owner: str = ""  # name of the job that controls it; empty: no job of ours does
-    owner_uid: str = ""
     label: str = ""  # the job named in its label
-    deleting: bool = False
     fingerprint: str = ""  # of its spec
 
     @property
     def key(self) -> Key:
         """A child has the same name as its job."""
         return Key(self.namespace, self.name)
-
-    @property
-    def removed(self) -> bool:
-        """Always False: the last state of a deleted object looks like that of one that lost its label."""
-        return False
 
 
 class ChildKind:
@@ -66,14 +56,9 @@ class ChildKind:
     def _view(self, child: _Child) -> ChildView:
         meta = child.metadata
         return ChildView(
-            namespace=meta.namespace,
-            name=meta.name,
-            uid=meta.uid,
-            version=meta.resource_version,
+            **meta.identity(),
             owner=meta.job.name,
-            owner_uid=meta.job.uid,
             label=meta.labels.get(names.JOB_NAME, ""),
-            deleting=meta.deletion_timestamp is not None,
             fingerprint=self.fingerprint(child.spec),
         )
 
@@ -86,17 +71,17 @@ NETWORK_POLICY = ChildKind("NetworkPolicy", paths.policies, "podSelector", "poli
 
 
 class ChildCache(Cache[ChildView]):
-    """The objects of one kind; `on_change` is called with the key of each change.
+    """The objects of one kind.
 
-    It also remembers when an edit was last reverted, so that the operator does not revert it endlessly if
-    another controller keeps editing the object.
+    It remembers when an edit was last reverted, so that the operator does not revert it endlessly if another
+    controller keeps editing the object.
     """
 
     def __init__(
         self, kind: ChildKind, on_change: Callable[[Key], None], unverified: UnverifiedNames | None = None
     ) -> None:
-        super().__init__(unverified)
-        self.kind, self._on_change = kind, on_change
+        super().__init__(on_change, unverified)
+        self.kind = kind
         self._reverted_at: dict[Key, float] = {}
 
     def get(self, key: Key) -> ChildView | None:
@@ -114,8 +99,3 @@ class ChildCache(Cache[ChildView]):
     def forget_job(self, key: Key) -> None:
         """Forget when an edit of a deleted job's object was reverted."""
         self._reverted_at.pop(key, None)
-
-    def _notify(self, old: ChildView | None, new: ChildView | None) -> None:
-        view = new or old
-        if view is not None:
-            self._on_change(view.key)

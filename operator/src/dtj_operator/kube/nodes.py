@@ -58,7 +58,7 @@ class NodeCache(Cache[NodeView]):
 
     def __init__(self, on_change: Callable[[str], None], *, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._on_change, self._clock = on_change, clock
+        self._on_turn, self._clock = on_change, clock
         self._snapshot: Mapping[str, NodeView] | None = None
         self._ready = 0
         self.gone_since: OrderedDict[str, float] = OrderedDict()
@@ -75,7 +75,7 @@ class NodeCache(Cache[NodeView]):
         """Report nodes that are not ready: during the outage no reconcile was given any nodes."""
         for name, view in self.snapshot().items():
             if not view.ready:
-                self._on_change(name)
+                self._on_turn(name)
 
     def _stamped(self, view: NodeView, known: NodeView | None) -> NodeView:
         if view.ready:
@@ -110,10 +110,10 @@ class NodeCache(Cache[NodeView]):
                 if not view.ready:
                     views[name] = msgspec.structs.replace(view, away_since=now)
         for name in (*self.gone_since, *(name for name, view in self.snapshot().items() if not view.ready)):
-            self._on_change(name)
+            self._on_turn(name)
 
     def _notify(self, old: NodeView | None, new: NodeView | None) -> None:
         if old is not None and (new is None or new.ready != old.ready):
-            self._on_change(old.name)
+            self._on_turn(old.name)
         elif new is not None and not new.ready:
-            self._on_change(new.name)
+            self._on_turn(new.name)

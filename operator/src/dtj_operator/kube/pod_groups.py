@@ -7,7 +7,6 @@ read is the same in both.
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -16,7 +15,6 @@ from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
-from dtj_operator.model.names import Key
 from dtj_operator.model.views import PodGroupView
 
 _log = logging.getLogger(__name__)
@@ -51,16 +49,9 @@ class _PodGroup(Wire):
 
 
 def _view(group: _PodGroup) -> PodGroupView:
-    meta, owner = group.metadata, group.metadata.job
     blocked = (c for c in group.status.conditions if c.type in _SCHEDULED and c.status == "False")
     return PodGroupView(
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        version=meta.resource_version,
-        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
-        owner_uid=owner.uid,
-        deleting=meta.deletion_timestamp is not None,
+        **group.metadata.identity(),
         min_count=group.spec.scheduling_policy.gang.min_count,
         waits_for=next((condition.message for condition in blocked), ""),
     )
@@ -68,19 +59,7 @@ def _view(group: _PodGroup) -> PodGroupView:
 
 _SCHEDULED = ("PodGroupInitiallyScheduled", "PodGroupScheduled")  # in v1beta1, in v1alpha2
 decode_pod_group, decode_pod_groups = decoders(_PodGroup, _view)
-
-
-class PodGroupCache(Cache[PodGroupView]):
-    """PodGroups by job; `on_change` is called with the key of each change."""
-
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
-        super().__init__()
-        self._on_change = on_change
-
-    def _notify(self, old: PodGroupView | None, new: PodGroupView | None) -> None:
-        view = new or old
-        if view is not None:
-            self._on_change(view.key)
+PodGroupCache = Cache[PodGroupView]
 
 
 class Gangs:

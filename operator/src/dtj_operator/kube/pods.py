@@ -70,14 +70,9 @@ def _view(pod: _Pod) -> PodView:
     containers = [_container(c, init=True) for c in status.init_container_statuses]
     containers += [_container(c, init=False) for c in status.container_statuses]
     return PodView(
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        version=meta.resource_version,
-        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
+        **meta.identity(),
         mislabelled=bool(owner.uid)
         and not names.child_labels(owner.name, owner.uid).items() <= meta.labels.items(),
-        owner_uid=owner.uid,
         index=_number(meta.name.removeprefix(f"{owner.name}-") if owner.uid else None),
         attempt=_number(meta.labels.get(names.ATTEMPT)),
         avoids_nodes=meta.labels.get(names.AVOIDS_NODES) == "true",
@@ -87,7 +82,6 @@ def _view(pod: _Pod) -> PodView:
         node=pod.spec.node_name,
         pod_group=pod.spec.scheduling_group.pod_group_name,
         address=status.pod_i_p,
-        deleting=meta.deletion_timestamp is not None,
         grace_s=meta.deletion_grace_period_seconds or 0,
         grace_ends_at=_seconds(meta.deletion_timestamp),
         removed=meta.deletion_timestamp is not None and meta.deletion_grace_period_seconds == 0,

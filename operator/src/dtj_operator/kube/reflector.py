@@ -103,6 +103,7 @@ class Reflector(Generic[V]):
     synced        the cache has been filled once
     tried         the same, or the right to read is missing
     current       the cache is up to date: a watch is open or is being opened
+    problem       why the last list or watch failed; empty once a list has been read again
     last_data_at  when the server last sent data, by the loop's clock
     """
 
@@ -124,6 +125,7 @@ class Reflector(Generic[V]):
         self._forbidden = False
         self.synced, self.tried = asyncio.Event(), asyncio.Event()
         self.current = False
+        self.problem = ""
         self.last_data_at = 0.0
 
     @property
@@ -141,7 +143,7 @@ class Reflector(Generic[V]):
                 pause = 0.5
                 await self._follow(version)
             except Exception as error:  # noqa: BLE001 - the caches must come back, whatever a watch sends
-                self.current = False
+                self.current, self.problem = False, str(error)
                 wait_s = self._wait_after(error, pause)
                 await asyncio.sleep(wait_s * self._random.uniform(0.8, 1.2))
                 pause = min(LONGEST_RELIST_PAUSE_S, pause * 2)
@@ -154,7 +156,7 @@ class Reflector(Generic[V]):
         self._note_data()
         if not self.current:
             self._cache.on_reconnected()
-        self.current, self._forbidden = True, False
+        self.current, self.problem, self._forbidden = True, "", False
         self.synced.set()
         self.tried.set()
         metrics.RELISTS.labels(self.what).inc()

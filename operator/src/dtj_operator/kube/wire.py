@@ -6,7 +6,7 @@ Decoding ignores unknown fields, so newer API servers are not a problem.
 import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -40,7 +40,6 @@ class Meta(Wire):
     resource_version: str = ""
     labels: dict[str, str] = {}
     owner_references: list[Owner] = []
-    creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int | None = None
 
@@ -53,6 +52,18 @@ class Meta(Wire):
             if owner.controller and (group, owner.kind) == (names.GROUP, names.KIND):
                 return owner
         return Owner()
+
+    def identity(self) -> dict[str, Any]:
+        """The fields of an ObjectView."""
+        return {
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+            "version": self.resource_version,
+            "job": self.job.name or self.labels.get(names.JOB_NAME, ""),
+            "owner_uid": self.job.uid,
+            "deleting": self.deletion_timestamp is not None,
+        }
 
 
 class Condition(Wire):

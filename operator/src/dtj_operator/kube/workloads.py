@@ -1,7 +1,6 @@
 """The Workloads of Kueue as views, and whether the cluster has Kueue."""
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
@@ -11,7 +10,6 @@ from dtj_operator.kube.discovery import first_served
 from dtj_operator.kube.wire import Condition, Meta, Wire, decoders
 from dtj_operator.model import names
 from dtj_operator.model.json import Json
-from dtj_operator.model.names import Key
 from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, WorkloadView
 
 NOT_SERVED = (
@@ -59,16 +57,10 @@ class _Workload(Wire):
 
 def _view(workload: _Workload) -> WorkloadView:
     meta, status = workload.metadata, workload.status
-    owner = meta.job
     ready = (check for check in status.admission_checks if check.state == "Ready")
+    controller = next((each.uid for each in meta.owner_references if each.controller), "")
     return WorkloadView(
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        version=meta.resource_version,
-        job=owner.name or meta.labels.get(names.JOB_NAME, ""),
-        owner_uid=next((each.uid for each in meta.owner_references if each.controller), ""),
-        deleting=meta.deletion_timestamp is not None,
+        **meta.identity() | {"owner_uid": controller},
         active=workload.spec.active,
         conditions=tuple(
             ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
@@ -103,6 +95,7 @@ class _Flavor(Wire):
 
 
 decode_workload, decode_workloads = decoders(_Workload, _view)
+WorkloadCache = Cache[WorkloadView]
 _decode_flavor = msgspec.json.Decoder(_Flavor).decode
 
 
@@ -110,19 +103,6 @@ def decode_flavor(raw: bytes) -> PodSettings:
     """What a ResourceFlavor adds to pods."""
     spec = _decode_flavor(raw).spec
     return PodSettings(node_selector=spec.node_labels, tolerations=spec.tolerations)
-
-
-class WorkloadCache(Cache[WorkloadView]):
-    """Workloads by job; `on_change` is called with the key of each change."""
-
-    def __init__(self, on_change: Callable[[Key], None]) -> None:
-        super().__init__()
-        self._on_change = on_change
-
-    def _notify(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        view = new or old
-        if view is not None:
-            self._on_change(view.key)
 
 
 class Kueue:

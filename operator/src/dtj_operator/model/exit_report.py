@@ -5,13 +5,19 @@ another type counts as absent, and a message that is not such a report is plain 
 """
 
 import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
+from dtj_operator.model.json import Json
 from dtj_operator.model.printable import printable
 
+T = TypeVar("T", bound=msgspec.Struct)
 
-class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+
+class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
     """The rank of another replica that failed the job, as the ranks that lost it learned it."""
 
     replica: int
@@ -24,13 +30,17 @@ class Culprit(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     at: str = ""  # RFC 3339
 
 
-class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ExitReport(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
     reason: str = ""
     message: str = ""
     at: str = ""  # RFC 3339
     rank: int | None = None
     generation: int | None = None
     step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
     in_place: int | None = None  # restarts in place of this attempt
     without_progress: int | None = None  # restarts in a row since the last progress
     culprit: Culprit | None = None
@@ -47,38 +57,41 @@ def parse(message: str) -> ExitReport:
         found = json.loads(message)
     except (ValueError, RecursionError):
         return NO_REPORT
-    return ExitReport(
-        reason=_text(found.get("reason")),
-        message=_text(found.get("message")),
-        at=_text(found.get("at")),
-        rank=count(found.get("rank")),
-        generation=count(found.get("generation")),
-        step=count(found.get("step")),
-        in_place=count(found.get("inPlace")),
-        without_progress=count(found.get("withoutProgress")),
-        culprit=_culprit(found.get("culprit")),
-    )
+    return _read(ExitReport, found)
+
+
+def _read(kind: type[T], found: Json) -> T:
+    """Each field, if its value is of the right type."""
+    fields = msgspec.structs.fields(kind)
+    return kind(**{field.name: _READERS[field.type](found.get(field.encode_name)) for field in fields})
 
 
 def _culprit(found: object) -> Culprit | None:
-    if not isinstance(found, dict) or (replica := count(found.get("replica"))) is None:
+    if not isinstance(found, dict) or count(found.get("replica")) is None:
         return None
-    return Culprit(
-        replica=replica,
-        reason=_text(found.get("reason")),
-        rank=count(found.get("rank")),
-        exit_code=count(found.get("exitCode")),
-        message=_text(found.get("message")),
-        generation=count(found.get("generation")),
-        step=count(found.get("step")),
-        at=_text(found.get("at")),
-    )
+    return _read(Culprit, found)
 
 
 def _text(value: object) -> str:
     return printable(value) if isinstance(value, str) else ""
 
 
+def _number(value: object) -> float | None:
+    """A number from the user's program, if it is one that fits into a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -sys.float_info.max <= value <= sys.float_info.max else None
+
+
 def count(value: object) -> int | None:
     """A count from the user's program, if it is valid and fits into the API's int32."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+_READERS: dict[Any, Callable[[object], Any]] = {
+    str: _text,
+    int: count,
+    int | None: count,
+    float | None: _number,
+    Culprit | None: _culprit,
+}

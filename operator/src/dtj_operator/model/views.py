@@ -9,6 +9,23 @@ from dtj_operator.model.exit_report import NO_REPORT, ExitReport
 from dtj_operator.model.names import Key
 
 
+class ObjectView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What the metadata of a job's object says."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str = ""  # resourceVersion
+    job: str = ""  # name of its owner; without an owner, the job named in its label
+    owner_uid: str = ""  # uid of its controller, if that is a job of ours
+    deleting: bool = False
+    removed: bool = False  # its last state: nothing of it is left, and its name is about to be free
+
+    @property
+    def key(self) -> Key:
+        return Key(self.namespace, self.job)
+
+
 class ContainerView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One container or init container: why it is waiting, or how it ended."""
 
@@ -43,16 +60,10 @@ class Seen(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     exited: float | None = None  # one of its containers, or all of the pod
 
 
-class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PodView(ObjectView, frozen=True, gc=False, kw_only=True):
     """One pod as the planner sees it."""
 
-    namespace: str
-    name: str
-    uid: str
-    version: str = ""  # resourceVersion
-    job: str = ""  # name of its owner; without an owner, the job named in its label
     mislabelled: bool = False  # its labels were changed, so the Service does not select it
-    owner_uid: str = ""  # uid of its controller, if that is a job of ours
     index: int = -1
     attempt: int = -1
     phase: str = "Pending"
@@ -60,19 +71,13 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     message: str = ""
     node: str = ""
     address: str = ""
-    deleting: bool = False
     grace_s: int = 0  # between the request to delete it and its end
     grace_ends_at: float | None = None  # seconds since the epoch, by the API server's clock
-    removed: bool = False  # its last state: nothing of it runs, and its name is about to be free
     conditions: tuple[ConditionView, ...] = ()
     containers: tuple[ContainerView, ...] = ()
     pod_group: str = ""  # name of the PodGroup that it belongs to
     avoids_nodes: bool = False  # it must not run on the nodes that its job avoided when it was created
     seen: Seen = Seen()  # set by the cache
-
-    @property
-    def key(self) -> Key:
-        return Key(self.namespace, self.job)
 
     @property
     def ended(self) -> bool:
@@ -103,27 +108,11 @@ class PodView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return condition is not None and condition.status == "True"
 
 
-class PodGroupView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PodGroupView(ObjectView, frozen=True, gc=False, kw_only=True):
     """A PodGroup that carries our label."""
 
-    namespace: str
-    name: str
-    uid: str
-    version: str = ""  # resourceVersion
-    job: str = ""  # name of its owner; without an owner, the job named in its label
-    owner_uid: str = ""  # uid of its controller, if that is a job of ours
-    deleting: bool = False
     min_count: int = 1
     waits_for: str = ""  # why the scheduler cannot place it, in the scheduler's words
-
-    @property
-    def key(self) -> Key:
-        return Key(self.namespace, self.job)
-
-    @property
-    def removed(self) -> bool:
-        """Always False: its last state looks like that of one that lost its label."""
-        return False
 
 
 class PodSettings(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
@@ -145,29 +134,13 @@ class AdmissionView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     chooses_nodes: bool = False  # by topology: pods wait for it with a scheduling gate
 
 
-class WorkloadView(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A Workload of Kueue: what a job asks of its queue, and what it got."""
+class WorkloadView(ObjectView, frozen=True, gc=False, kw_only=True):
+    """A Workload of Kueue: what a job asks of its queue, and what it got. Any controller may own it."""
 
-    namespace: str
-    name: str
-    uid: str
-    version: str = ""  # resourceVersion
-    job: str = ""  # name of its owner; without an owner, the job named in its label
-    owner_uid: str = ""  # uid of its controller
-    deleting: bool = False
     active: bool = True
     conditions: tuple[ConditionView, ...] = ()
     admission: AdmissionView | None = None
     updates: tuple[PodSettings, ...] = ()  # of the admission checks
-
-    @property
-    def key(self) -> Key:
-        return Key(self.namespace, self.job)
-
-    @property
-    def removed(self) -> bool:
-        """Always False: its last state looks like that of one that lost its label."""
-        return False
 
     def condition(self, kind: str) -> ConditionView | None:
         return next((condition for condition in self.conditions if condition.type == kind), None)

@@ -1,7 +1,7 @@
 """What the planner can decide (verdicts) and request (actions), as plain data.
 
-A verdict comes without actions: it is written to the status first, and the next reconcile acts on what was
-written. So a crash between the two neither forgets a restart nor counts it twice.
+A verdict comes without actions: it is written to the status first, and the next step acts on what is written.
+So a crash between the two neither forgets a restart nor counts it twice.
 """
 
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class AllowNodes:
 class Suspend:
     """Delete all pods, which may commit a checkpoint before they end; never counted."""
 
-    reason: str = "Suspended"  # | Queued | Evicted | Deactivated | QueueUnavailable
+    reason: str = "Suspended"  # | Queued | Inadmissible | Evicted | Deactivated | QueueUnavailable
     message: str = "spec.suspend is true"
 
 
@@ -193,7 +193,7 @@ class CreatePod:
 class DeletePod:
     pod: PodView
     grace_s: int | None = None  # None: the pod's own
-    unchanged: bool = False  # only if the pod has not changed since: its owner reference may be gone
+    unchanged: bool = False  # only in the newest state that the cache has: its owner reference may be gone
 
 
 @dataclass(frozen=True)

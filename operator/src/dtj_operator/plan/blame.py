@@ -156,10 +156,10 @@ def in_place_fault(s: Snapshot) -> Fault | None:
     )
 
 
-def step_at_exit(s: Snapshot) -> int | None:
-    """The last step that replica 0 reported when it exited."""
+def last_report(s: Snapshot) -> ExitReport:
+    """What replica 0 reported when it exited."""
     pod = s.current.get(0)
-    return None if pod is None else exit_report(s, pod).step
+    return NO_REPORT if pod is None else exit_report(s, pod)
 
 
 def exit_reports(s: Snapshot) -> list[ExitReport]:

@@ -1,6 +1,6 @@
 """plan(snapshot) -> Decision. The list of policies is the table of contents of the operator's behaviour.
 
-Verdicts come before actions: they are written to the status, and the next reconcile acts on what is written.
+Verdicts come before actions: they are written to the status, and the next step acts on what is written.
 """
 
 from dataclasses import replace

@@ -34,10 +34,14 @@ from dtj_operator.plan.children.workload import (
 )
 from dtj_operator.plan.snapshot import Snapshot
 
-UNAVAILABLE = "QueueUnavailable"
+QUEUED, UNAVAILABLE, INADMISSIBLE = "Queued", "QueueUnavailable", "Inadmissible"
 PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before the job owns it
 # Kueue queues a Workload again by itself only after these; after the others it decides when.
 _REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
+# Reasons why Kueue cannot admit a Workload before someone changes something. The first is that of Kueue 0.19,
+# where a job that exceeds the whole quota has another reason and these words in the message.
+_UNFIT = ("Inadmissible", "Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor")
+_TOO_LARGE = "> maximum capacity"
 _DEACTIVATED = "Deactivated"  # Kueue appends the cause: DeactivatedDueToMaximumExecutionTimeExceeded
 
 
@@ -71,14 +75,14 @@ def held(s: Snapshot) -> Suspend | None:
     known = _current(s)
     if known is None or known.deleting:
         what = f"{queue.workload} exists" if queue.workload else f"is in queue {queue.name}"
-        return Suspend("Queued", f"the job waits until its Workload {what}")
+        return Suspend(QUEUED, f"the job waits until its Workload {what}")
     return _not_admitted(queue, known)
 
 
 def _not_admitted(queue: Queue, known: WorkloadView) -> Suspend | None:
     """What the Workload says about why the job may not run; None: it may."""
     if not known.owner_uid:
-        return Suspend("Queued", f"the job waits until it owns Workload {known.name}")
+        return Suspend(QUEUED, f"the job waits until it owns Workload {known.name}")
     evicted = known.condition("Evicted") if known.true("Evicted") else None
     if not known.active:
         why = f": {evicted.message}" if evicted is not None else ""
@@ -92,7 +96,10 @@ def _not_admitted(queue: Queue, known: WorkloadView) -> Suspend | None:
         return None
     reserved = known.condition("QuotaReserved")
     said = f": {reserved.message}" if reserved is not None and reserved.message else ""
-    return Suspend("Queued", f"the job waits in queue {queue.name}{said}")
+    if reserved is not None and (reserved.reason in _UNFIT or _TOO_LARGE in reserved.message):
+        fix = f"correct the queue or its quota, or name another queue in the label {names.QUEUE_NAME}"
+        return Suspend(INADMISSIBLE, f"queue {queue.name} cannot admit the job{said}; {fix}")
+    return Suspend(QUEUED, f"the job waits in queue {queue.name}{said}")
 
 
 def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:

@@ -93,11 +93,15 @@ async def test_event_of_an_earlier_process_is_counted_not_repeated() -> None:
     assert body["series"]["count"] == 2
 
 
-async def test_refused_event_is_dropped_and_the_next_one_is_sent() -> None:
-    async with recording(refuses(403, "Forbidden", "namespace is terminating"), OK) as (events, server):
+async def test_refused_event_is_dropped_and_the_next_ones_are_sent() -> None:
+    async with recording(refuses(403, "Forbidden", "namespace is terminating"), OK, OK) as (events, server):
         send(events)
         send(events, once_per="2")
         await until_asked(server, 2)
+        send(events, once_per="3")  # a refused one that was queued again would be sent before it
+        await until_asked(server, 3)
+
+    assert len({asked[3]["metadata"]["name"] for asked in server.asked}) == 3
 
 
 async def test_events_beyond_the_queue_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

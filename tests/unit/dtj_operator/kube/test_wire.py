@@ -51,7 +51,7 @@ def test_name_is_read_from_an_object_of_any_depth() -> None:
         pytest.param(f'{{"metadata": {{"name": "bad", "labels": {{"a": {nested(DEPTH)}}}}}}}', id="too deep"),
         pytest.param("[]", id="not an object"),
         pytest.param(
-            '{"metadata": {"name": "bad", "creationTimestamp": "0000-01-01T00:00:00Z"}}',
+            '{"metadata": {"name": "bad", "deletionTimestamp": "0000-01-01T00:00:00Z"}}',
             id="a time that does not exist",
         ),
     ],

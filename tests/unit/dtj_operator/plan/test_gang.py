@@ -62,7 +62,7 @@ def test_group_of_the_template_is_kept() -> None:
 
 def test_group_is_created_once_with_the_fewest_pods_that_can_train() -> None:
     (whole,) = created(PAIR)
-    assert whole["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    assert whole["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
     (elastic,) = created(PAIR.replicas(5).elastic(3, 8))
     assert elastic["spec"]["schedulingPolicy"]["gang"]["minCount"] == 3
     assert not created(PAIR.placed_as_gang(pod_group()))
@@ -71,6 +71,34 @@ def test_group_is_created_once_with_the_fewest_pods_that_can_train() -> None:
 def test_group_has_the_priority_of_its_pods() -> None:
     (group,) = created(PAIR.pod_spec(priorityClassName="high"))
     assert group["spec"]["priorityClassName"] == "high"
+
+
+def test_group_is_preempted_as_a_whole_unless_fewer_pods_can_train() -> None:
+    (whole,) = created(PAIR)
+    assert whole["spec"]["disruptionMode"] == {"all": {}}
+    (elastic,) = created(PAIR.replicas(5).elastic(3, 8))
+    assert "disruptionMode" not in elastic["spec"]
+    (older,) = created(PAIR.seeing(gang_api="scheduling.k8s.io/v1alpha2"))
+    assert older["spec"]["disruptionMode"] == "PodGroup"
+
+
+@pytest.mark.parametrize(
+    ("mode", "constraints"),
+    [("Required", {"topology": [{"key": "rack"}]}), ("Preferred", None)],
+)
+def test_group_has_the_domain_that_the_job_requires(mode: str, constraints: Json | None) -> None:
+    (group,) = created(PAIR.wants(scheduling={"topology": {"key": "rack", "mode": mode}}))
+    assert group["spec"].get("schedulingConstraints") == constraints
+
+
+def test_group_that_nothing_releases_delays_no_attempt() -> None:
+    """Without a controller manager a deleted PodGroup keeps its finalizer, so it exists forever."""
+    left = PAIR.was("Pending", attempt=1).placed_as_gang(pod_group(0, deleting=True))
+    assert set(joined(left).values()) == {"digits-1"}
+    assert [group["metadata"]["name"] for group in created(left)] == ["digits-1"]
+    assert not deleted(left)
+    over = PAIR.was("Succeeded", attempt=1).placed_as_gang(pod_group(0, deleting=True), pod_group(1))
+    assert deleted(over) == ["digits-1"]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,39 @@ def test_condition_repeats_what_kueue_says() -> None:
     assert (ready["reason"], ready["message"]) == ("Queued", status["message"])
 
 
+QUOTA_TOO_SMALL = "insufficient quota for cpu in flavor a, request > maximum capacity (2 > 1)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "expected"),
+    [
+        param("Inadmissible", "LocalQueue gpus doesn't exist", "Inadmissible", id="no queue"),
+        param("Misconfigured", "LocalQueue gpus doesn't exist", "Inadmissible", id="no queue, Kueue 0.20"),
+        param("Pending", QUOTA_TOO_SMALL, "Inadmissible", id="more than the whole quota"),
+        param("ExceedsMaxQuota", "2 > 1", "Inadmissible", id="more than the whole quota, Kueue 0.20"),
+        param("Pending", "insufficient unused quota for cpu", "Queued", id="others use the quota"),
+    ],
+)
+def test_job_that_its_queue_can_never_admit_says_so_once(reason: str, message: str, expected: str) -> None:
+    said = ConditionView(type="QuotaReserved", status="False", reason=reason, message=message)
+    given = HELD.in_queue(TWO.workload(conditions=(said,)))
+    status = new_status(given.snapshot(), None)
+    held = {each["type"]: each["reason"] for each in status["conditions"]}
+    assert (held["Suspended"], held["PodsReady"]) == (expected, expected)
+    assert message in status["message"]
+    recorded = [(each.type, each.reason) for each in events(given.snapshot(), None, status)]
+    assert recorded == ([("Warning", "Inadmissible")] if expected == "Inadmissible" else [])
+    later = given.stored(status).snapshot()
+    assert not events(later, None, new_status(later, None))
+
+
+def test_event_warns_that_there_is_no_queue() -> None:
+    given = TWO.in_queue(problem="the cluster has no Workloads")
+    verdict = plan(given.snapshot()).verdict
+    (event,) = events(given.snapshot(), verdict, new_status(given.snapshot(), verdict))
+    assert (event.type, event.note) == ("Warning", "the cluster has no Workloads")
+
+
 def test_event_tells_why_the_pods_stop() -> None:
     given = TWO.running().in_queue(EVICTED)
     verdict = plan(given.snapshot()).verdict
@@ -347,6 +380,18 @@ def test_released_quota_leaves_the_other_conditions_and_counts_the_time_that_the
     assert found["accumulatedPastExecutionTimeSeconds"] == 100
     kept = {each["type"]: (each["status"], each["lastTransitionTime"]) for each in found["conditions"]}
     assert kept == {"Admitted": ("False", at(0)), "Evicted": ("True", at(-5))}
+
+
+def test_job_that_used_up_its_time_gets_the_whole_time_when_it_is_activated_again() -> None:
+    evicted = condition("Evicted", "True", at(-5)) | {
+        "reason": "DeactivatedDueToMaximumExecutionTimeExceeded"
+    }
+    raw = {
+        "spec": {"maximumExecutionTimeSeconds": 60},
+        "status": {"conditions": [condition("Admitted", "True", at(-90)), evicted]},
+    }
+    found = status_change(raw, [condition("Admitted", "False", at(0))], releases=True)
+    assert found["accumulatedPastExecutionTimeSeconds"] is None
 
 
 def test_condition_keeps_the_time_of_its_last_change() -> None:

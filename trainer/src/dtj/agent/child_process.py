@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
-from dtj.parent_death import die_with
+from dtj.ranks.parent_death import die_with
 
 _BLOCKED_IN_FORK = (signal.SIGTERM, signal.SIGINT)
 
@@ -34,6 +34,13 @@ def fork_helper(run: Callable[[], None], *, keep: Iterable[int] = ()) -> int:
             finally:
                 os._exit(0)
     return pid
+
+
+def end_helper(pid: int) -> None:
+    """Kill a helper and reap it, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def detach(agent: int) -> None:

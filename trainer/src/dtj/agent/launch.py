@@ -1,11 +1,11 @@
 """The agent of a pod: runs its ranks as the coordinator orders, until the job is over.
 
-    cli.py -> launch -> coordinator.py, on replica 0 only: decides who belongs to which generation
-                     -> orders.py carries out the coordinator's orders
-                     -> supervisor.py forks rank_main.become(program) for each rank
-                     -> rank_events.py handles what the ranks report
-                     -> one loop over: pipes of the ranks, the link, signals, deaths, time
-                     -> outcome.py names the cause -> termination message, exit code
+    cli/ -> launch -> coordinator/, on replica 0 only: decides who belongs to which generation
+                   -> replica/orders.py carries out the coordinator's orders
+                   -> replica/supervisor.py forks rank/main.become(program) for each rank
+                   -> replica/rank_events.py handles what the ranks report
+                   -> one loop over: pipes of the ranks, the link, signals, deaths, time
+                   -> wire/outcome.py names the cause -> report/termination.py, exit code
 
 The process imports torch once and has neither threads nor an accelerator context when it forks. So a rank
 starts in milliseconds with all modules loaded, the first time and after every fault.
@@ -20,29 +20,32 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from dtj import contract
-from dtj.agent import cuda, outcome, rank_main, termination
-from dtj.agent.console import Console, choose_console
-from dtj.agent.coordinator import Coordinator
-from dtj.agent.coordinator_client import CoordinatorClient
-from dtj.agent.hang import Watchdog
-from dtj.agent.heartbeats import HeartbeatReader, interval_s
-from dtj.agent.keeper_process import KeeperProcess
-from dtj.agent.link import Message
-from dtj.agent.looks import Looks
-from dtj.agent.membership import Membership
+from dtj.agent.coordinator.coordinator import Coordinator
+from dtj.agent.coordinator.membership import Membership
+from dtj.agent.coordinator.watch.hang import Watchdog
 from dtj.agent.open_files import raise_open_files
 from dtj.agent.options import Options
-from dtj.agent.orders import Orders
-from dtj.agent.outcome import Ending
 from dtj.agent.placement import Placement, threads
-from dtj.agent.preload import preload
-from dtj.agent.protocol import Job
-from dtj.agent.rank_events import RankEvents
+from dtj.agent.rank import cuda
+from dtj.agent.rank.main import STACKS_SIGNAL, Program
+from dtj.agent.rank.preload import preload
+from dtj.agent.replica.coordinator_client import CoordinatorClient
+from dtj.agent.replica.heartbeats import HeartbeatReader, interval_s
+from dtj.agent.replica.keeper_process import KeeperProcess
+from dtj.agent.replica.looks import Looks
+from dtj.agent.replica.orders import Orders
+from dtj.agent.replica.rank_events import RankEvents
+from dtj.agent.replica.stacks import Stacks, as_text
+from dtj.agent.replica.supervisor import Supervisor, soonest
+from dtj.agent.report import termination
+from dtj.agent.report.console import Console, choose_console
+from dtj.agent.report.status import Status
+from dtj.agent.report.status_page import StatusPage
 from dtj.agent.signals import SignalPipe
-from dtj.agent.stacks import Stacks, as_text
-from dtj.agent.status import Status
-from dtj.agent.status_page import StatusPage
-from dtj.agent.supervisor import Supervisor, soonest
+from dtj.agent.wire import outcome
+from dtj.agent.wire.link import Message
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import Job
 from dtj.copies import slot
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
@@ -50,14 +53,14 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 DONE_S = 600.0
 
 
-def launch(program: rank_main.Program, placement: Placement, options: Options) -> int:
+def launch(program: Program, placement: Placement, options: Options) -> int:
     """Run the program as all ranks of this pod; return the exit code of docs/contract.md."""
     os.environ[contract.TORCHRUN_RESTARTS] = str(options.budget.restarts)
     return _Agent(program, placement, options).run()
 
 
 class _Agent:
-    def __init__(self, program: rank_main.Program, placement: Placement, options: Options) -> None:
+    def __init__(self, program: Program, placement: Placement, options: Options) -> None:
         self._program = program
         self._placement = placement
         self._options = options
@@ -98,7 +101,7 @@ class _Agent:
         raise_open_files()
         self._signals = SignalPipe((*_FORWARDED, signal.SIGCHLD))
         # Ranks inherit this: a request for stacks must not kill a rank that has no handler yet.
-        signal.signal(rank_main.STACKS_SIGNAL, signal.SIG_IGN)
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         nthreads = threads(os.environ, nproc=self._placement.nproc)
         preload(nthreads)
@@ -297,7 +300,7 @@ class _Agent:
                 endings,
                 ranks=self._placement.ranks,
                 elsewhere=elsewhere,
-                checkpoint=self._status.checkpoint,
+                reported=self._status.reported,
                 generation=self._status.generation,
                 in_place=self._orders.in_place,
                 without_progress=self._orders.without_progress,

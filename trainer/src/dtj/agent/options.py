@@ -7,7 +7,7 @@ from typing import Self
 
 from dtj import contract, settings
 from dtj.agent.placement import number
-from dtj.agent.protocol import CoordinatorState, RestartBudget
+from dtj.agent.wire.protocol import CoordinatorState, RestartBudget
 from dtj.errors import RecipeError
 
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dtj import contract, flags
-from dtj.agent.sizing import Limits
+from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from dtj import exchange
 from dtj.checkpoint import paths, reader
 from dtj.checkpoint.objects import Location, ObjectPath, locate
 from dtj.checkpoint.owner import Owner
@@ -35,8 +34,9 @@ from dtj.checkpoint.writer import (
 )
 from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
 from dtj.parallel.strategy import Strategy
+from dtj.ranks import exchange
+from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.world import World
 
 # If no flag sets an interval: a save takes milliseconds to seconds, and a minute of lost work is acceptable.
 _SAVE_INTERVAL_S = 60.0

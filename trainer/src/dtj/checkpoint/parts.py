@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from dtj import exchange
 from dtj.checkpoint import save
 from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
 from dtj.parallel.strategy import Strategy
+from dtj.ranks import exchange
 
 if TYPE_CHECKING:
     from dtj.checkpoint.sharded import LoadPlan
@@ -37,9 +38,16 @@ class Snapshot:
     tree: dict[str, Any]
     shards: dict[str, torch.Tensor]
 
-    def copied(self) -> "Snapshot":
-        """A copy in host memory, which later steps do not change."""
-        return Snapshot(step=self.step, tree=_copied(self.tree), shards=_copied(self.shards))
+    def copied(self, earlier: "Snapshot | None" = None) -> "Snapshot":
+        """A copy in host memory, which later steps do not change.
+
+        earlier  a copy that is no longer needed: its tensors are overwritten where they fit, since the first
+                 write to new memory takes several times as long
+        """
+        old = earlier or Snapshot(step=0, tree={}, shards={})
+        return Snapshot(
+            step=self.step, tree=_copied(self.tree, old.tree), shards=_copied(self.shards, old.shards)
+        )
 
 
 class Parts:
@@ -138,6 +146,11 @@ class Parts:
             "step": step,
             "parts": {name: states[name] for name in self.user_parts},
             "extras": {name: states[name] for name in self.internal_parts},
+            "tied": {
+                name: self._strategy.tied[part]
+                for name, part in self.user_parts.items()
+                if isinstance(part, nn.Module) and self._strategy.tied.get(part)
+            },
         }
 
     def _for_this_rank(
@@ -156,11 +169,27 @@ class Parts:
         return found
 
 
-def _copied(state: Any) -> Any:
+def _copied(state: Any, earlier: Any) -> Any:
     if isinstance(state, torch.Tensor):
+        if _fits(earlier, state):
+            return earlier.copy_(state.detach())
         return state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()
     if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
+        old = earlier if isinstance(earlier, dict) else {}
+        return {key: _copied(value, old.get(key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(_copied(value) for value in state)
+        pairs = zip(state, earlier, strict=True) if _is_alike(earlier, state) else ((v, None) for v in state)
+        return type(state)(_copied(value, old) for value, old in pairs)
     return copy.copy(state)
+
+
+def _fits(earlier: Any, tensor: torch.Tensor) -> bool:
+    """True if a tensor can be copied into an earlier copy of it."""
+    return isinstance(earlier, torch.Tensor) and all(
+        getattr(earlier, each, None) == getattr(tensor, each, None)
+        for each in ("shape", "dtype", "layout", "placements", "device_mesh")
+    )
+
+
+def _is_alike(earlier: Any, state: list[Any] | tuple[Any, ...]) -> bool:
+    return isinstance(earlier, list | tuple) and len(earlier) == len(state)

@@ -79,9 +79,10 @@ def committed(run_dir: Location) -> list[Location]:
     return [run_dir / name for name in paths.newest_first(child.name for child in _children(run_dir))]
 
 
-def read(folder: Location) -> dict[str, Any]:
+def read(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
     """The state of a committed checkpoint, on the CPU, once its checksums were checked. Executes no code.
 
+    is_mapped  do not read tensors of a local file before they are used
     CheckpointError or MemoryError if it may be intact; any other exception means that it is damaged.
     """
     try:
@@ -89,7 +90,7 @@ def read(folder: Location) -> dict[str, Any]:
             damaged = archive.testzip()  # torch.load itself does not check checksums
         if damaged:
             raise zipfile.BadZipFile(f"checksum of {damaged} is wrong")
-        return load(folder)
+        return load(folder, is_mapped=is_mapped)
     except (OSError, zipfile.BadZipFile) as error:
         # zipfile hides the error of a read behind its own.
         cause = error if isinstance(error, OSError) else error.__context__
@@ -98,10 +99,11 @@ def read(folder: Location) -> dict[str, Any]:
         raise _refused(folder / paths.STATE_FILE, cause) from error
 
 
-def load(folder: Location) -> dict[str, Any]:
+def load(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
     """The state of a committed checkpoint without a check of its checksums."""
     with _state_file(folder) as file:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        is_mapped = is_mapped and isinstance(file, Path)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError("it is not a dtj checkpoint")
     return state
@@ -116,26 +118,32 @@ def fingerprint(folder: Location) -> list[list[str | int]] | None:
         return None
 
 
-def whole(folder: Location, *, only: str | None = None) -> dict[str, Any]:
-    """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
+def mapped(folder: Location) -> tuple[dict[str, Any], Location | None]:
+    """The state of a committed checkpoint, and the folder of its shards; None if it has none.
 
-    only  the part whose tensors to read from shards; the others keep placeholders. None: all parts
-    RecipeError if `folder` is not a readable checkpoint,
-    CheckpointError if its shards cannot be read.
+    Tensors are mapped from the file, and placeholders if they are in shards.
+    RecipeError if `folder` is not a readable checkpoint.
     """
     try:
-        state = read(folder)
+        return read(folder, is_mapped=True), _shards(folder)
     except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a step-N folder of a run"
         ) from error
-    if (shards := _shards(folder)) is None:
+
+
+def whole(folder: Location) -> dict[str, Any]:
+    """The whole state of a committed checkpoint, on the CPU, however many ranks wrote it.
+
+    RecipeError if `folder` is not a readable checkpoint, CheckpointError if its shards cannot be read.
+    """
+    state, shards = mapped(folder)
+    if shards is None:
         return state
     from dtj.checkpoint import sharded  # noqa: PLC0415 - half a second of imports
 
-    wanted = {name: part for name, part in state["parts"].items() if only in {None, name}}
-    parts = sharded.load_tensors(wanted, shards, sharded.LoadPlan({}, keeps=lambda _: True))
-    return state | {"parts": state["parts"] | parts}
+    plan = sharded.LoadPlan({}, keeps=lambda _: True)
+    return state | {"parts": sharded.load_tensors(state["parts"], shards, plan)}
 
 
 def _newest_readable(

@@ -138,6 +138,17 @@ def load_tensors(tree: Any, shards: Location, plan: LoadPlan) -> Any:
     return _replace(tree, wanted, plan)
 
 
+def shapes(tree: Any, shards: Location) -> Any:
+    """The tree with tensors without memory (meta) for placeholders; errors as of `load_tensors`."""
+    with _explained(shards):
+        saved: Any = ShardReader(shards).read_metadata().state_dict_metadata
+        found = {
+            key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype, device="meta")
+            for key in _placeholders(tree)
+        }
+    return _replace(tree, found, LoadPlan({}, keeps=lambda _: True))
+
+
 def shard_whole_state(state: Any, plan: LoadPlan) -> Any:
     """Shard a whole state for parts that hold shards: each rank slices its own copy, without messages."""
     tree, tensors = extract_tensors(state)

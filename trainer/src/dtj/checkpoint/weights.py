@@ -1,139 +1,158 @@
-"""Export a model's weights as one file; import them from one file, or as transformers writes them.
+"""Load a model's initial weights from one file, or from a folder as transformers writes it.
 
-.safetensors   names and tensors, nothing that could be executed; other frameworks read it (extra: export)
+.safetensors   names and tensors, nothing that could be executed (extra: export)
 .index.json    the files over which a large model is distributed
 .pt, .bin      torch.save of a state_dict, loaded with weights_only
 a folder       with a model.safetensors, pytorch_model.bin or the index of several files
+
+Files are mapped into memory, not read: a rank only reads what it copies, the rows of its own shards.
 """
 
 import json
 import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dtj.checkpoint import paths, reader
-from dtj.checkpoint.objects import Location
 from dtj.errors import RecipeError
+from dtj.parallel import deferred
 
-Weights = dict[str, torch.Tensor]
 _IN_FOLDER = (
     *("model.safetensors.index.json", "model.safetensors"),
     *("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
 
 
-def export(source: Location, target: Path, *, part: str) -> int:
-    """Write one part of a checkpoint to a file; returns the number of its tensors.
+class Weights(Mapping[str, torch.Tensor]):
+    """Tensors by name, on the CPU. Each is mapped from its file when it is asked for.
 
-    source  a step-N folder, or the folder of a run, whose newest checkpoint is used; or its URL
-    target  .safetensors, or any other suffix for torch.save
+    A page that was read counts as memory of this process until its mapping is gone: do not keep tensors of
+    large files.
     """
-    state = reader.whole(_newest(source), only=part)
-    if part not in state["parts"]:
-        raise RecipeError(
-            f"the checkpoint has no part {part!r}",
-            fix=f"--part is one of {', '.join(sorted(state['parts']))}",
-        )
-    weights = state["parts"][part]
-    if not isinstance(weights, dict) or not all(isinstance(v, torch.Tensor) for v in weights.values()):
-        raise RecipeError(
-            f"the part {part!r} is not a model", fix="name a part that is a model, usually --part model"
-        )
-    if target.suffix == ".safetensors":
-        # Tied weights share memory, which the format does not allow.
-        _safetensors().save_file({name: v.contiguous().clone() for name, v in weights.items()}, target)
-    else:
-        torch.save(dict(weights), target)
-    return len(weights)
+
+    def __init__(self, mapped: dict[str, Callable[[], torch.Tensor]]) -> None:
+        self._mapped = mapped
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._mapped[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._mapped)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
 
 
 def read(path: Path) -> Weights:
-    """Tensors by name, on the CPU, of a file or folder; RecipeError if it holds anything else."""
+    """What a file or folder holds; RecipeError if that is anything but tensors by name."""
+    return Weights(
+        {
+            name.removeprefix("module.").removeprefix("_orig_mod."): mapped
+            for file in _files(path)
+            for name, mapped in (_safetensors if file.suffix == ".safetensors" else _pickled)(file).items()
+        }
+    )
+
+
+@torch.no_grad()
+def load(model: nn.Module, device: torch.device, *, path: Path) -> None:
+    """Load weights into a model that is whole or sharded. Every rank reads by itself.
+
+    device  where parameters get their memory if they have none yet
+    RecipeError if names or shapes differ. Of weights that the model ties, the file needs one. What a model of
+    transformers ignores in files of its older versions (masks, frequencies) is ignored.
+    """
+    deferred.allocate(model, device)
+    wanted: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+    found = read(path)
+    _check(model, wanted, found, path)
+    for name in wanted.keys() & found.keys():
+        _copy(found[name], wanted[name].detach())
+
+
+def _check(model: nn.Module, wanted: dict[str, torch.Tensor], found: Weights, path: Path) -> None:
+    given = {wanted[name] for name in wanted.keys() & found.keys()}  # by identity: tied names are one tensor
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    unknown = [n for n in found.keys() - wanted.keys() if not any(re.search(each, n) for each in ignored)]
+    problems = [f"lacks {name}" for name, tensor in wanted.items() if tensor not in given]
+    problems += [f"has {name}, which the model does not have" for name in unknown]
+    for name in wanted.keys() & found.keys():
+        if (shape := found[name].shape) != wanted[name].shape:
+            problems.append(f"has {name} of shape {tuple(shape)}, not {tuple(wanted[name].shape)}")
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that has these weights")
+
+
+def _copy(whole: torch.Tensor, target: Any) -> None:
+    """Copy a tensor into one of the same shape, or its part into a shard."""
+    if hasattr(target, "placements"):
+        # Imported here because it takes half a second, which other strategies need not spend.
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
+
+        sizes, offsets = compute_local_shape_and_global_offset(
+            target.shape, target.device_mesh, target.placements
+        )
+        whole = whole[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
+        target = target.to_local()
+    target.copy_(whole)
+
+
+def _files(path: Path) -> list[Path]:
     if path.is_dir():
         path = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path / _IN_FOLDER[1])
     if not path.is_file():
         raise RecipeError(f"there is no file {path}", fix="check --weights")
-    if path.suffix == ".json":
-        return {name: tensor for file in _files_of(path) for name, tensor in read(file).items()}
-    if path.suffix == ".safetensors":
-        safetensors = _safetensors()
-        try:
-            found: Any = safetensors.load_file(path)
-        except Exception as error:  # a damaged file can raise any exception
-            raise RecipeError(
-                f"{path} is not a safetensors file: {error}",
-                fix="download or export it again: it may be truncated",
-            ) from error
-    else:
-        try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file can raise any exception
-            raise RecipeError(
-                f"{path} is not a state_dict: {error}",
-                fix="save it with torch.save(model.state_dict(), path)",
-            ) from error
+    if path.suffix != ".json":
+        return [path]
+    try:
+        names = set(json.loads(path.read_text())["weight_map"].values())
+        return [path.parent / name for name in sorted(names)]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise RecipeError(
+            f"{path} is not an index of weights: {error!r}", fix="download it again: it may be truncated"
+        ) from error
+
+
+def _safetensors(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
+    try:
+        from safetensors import safe_open  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            "safetensors is not installed", fix="pip install safetensors, or use a file that ends in .pt"
+        ) from error
+
+    def mapped(name: str) -> torch.Tensor:
+        with safe_open(path, framework="pt") as file:
+            found: torch.Tensor = file.get_tensor(name)
+            return found
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: partial(mapped, name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except Exception as error:  # a damaged file can raise any exception
+        raise RecipeError(
+            f"{path} is not a safetensors file: {error}",
+            fix="download or export it again: it may be truncated",
+        ) from error
+
+
+def _pickled(path: Path) -> dict[str, Callable[[], torch.Tensor]]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged file can raise any exception
+        raise RecipeError(
+            f"{path} is not a state_dict: {error}",
+            fix="save it with torch.save(model.state_dict(), path)",
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(v, torch.Tensor) for v in found.values()):
         raise RecipeError(
             f"{path} holds a {type(found).__name__}, expected tensors by name",
             fix="save model.state_dict(), not the model or a whole checkpoint",
         )
-    return {name.removeprefix("module.").removeprefix("_orig_mod."): v for name, v in found.items()}
-
-
-def assign(model: nn.Module, path: Path) -> None:
-    """Load a file of weights into a model that is not sharded yet and is on the CPU.
-
-    RecipeError if names or shapes differ. Of weights that the model ties, the file needs one. What a model of
-    transformers ignores in files of its older versions (masks, frequencies) is ignored.
-    """
-    found = read(path)
-    wanted = model.state_dict()
-    given = {wanted[name].data_ptr() for name in wanted.keys() & found.keys()}
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    lacking = [name for name in wanted.keys() - found.keys() if wanted[name].data_ptr() not in given]
-    unknown = [n for n in found.keys() - wanted.keys() if not any(re.search(each, n) for each in ignored)]
-    problems = [f"lacks {name}" for name in lacking]
-    problems += [f"has {name}, which the model does not have" for name in unknown]
-    problems += [
-        f"has {name} of shape {tuple(found[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in wanted.keys() & found.keys()
-        if found[name].shape != wanted[name].shape
-    ]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise RecipeError(f"{path} {min(problems)}{more}", fix="build the model that has these weights")
-    model.load_state_dict(found, strict=False)
-
-
-def _files_of(index: Path) -> list[Path]:
-    try:
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return [index.parent / name for name in sorted(names)]
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        raise RecipeError(
-            f"{index} is not an index of weights: {error!r}", fix="download it again: it may be truncated"
-        ) from error
-
-
-def _newest(source: Location) -> Location:
-    if paths.step_of(source.name) is not None:
-        return source
-    found = reader.committed(reader.newest_run(source))
-    if not found:
-        raise RecipeError(
-            f"there is no checkpoint in {source}", fix="name a run's folder or one of its step-N"
-        )
-    return found[0]
-
-
-def _safetensors() -> Any:
-    try:
-        from safetensors import torch as safetensors  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            "safetensors is not installed", fix="pip install safetensors, or use a file that ends in .pt"
-        ) from error
-    return safetensors
+    return {name: partial(found.__getitem__, name) for name in found}

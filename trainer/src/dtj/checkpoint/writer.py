@@ -12,12 +12,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from dtj import exchange
 from dtj.checkpoint import paths, save
 from dtj.checkpoint.objects import Location, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
 from dtj.errors import CheckpointError, DamagedError, DtjError, RecipeError, SupersededError
+from dtj.ranks import exchange
 from dtj.telemetry import report_pipe
 
 Group: TypeAlias = "dist.ProcessGroup | None"
@@ -64,6 +64,7 @@ class Writer:
         self._clock = clock
         self._score = NO_SCORE  # of the save in progress
         self._thread: threading.Thread | None = None
+        self._copy: Snapshot | None = None  # of the last save in the background
         self._group: Group = None  # of the background thread
 
     @property
@@ -97,9 +98,10 @@ class Writer:
             # replaced.
             self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         self._score = score  # now, not once the thread runs
+        self._copy = snapshot.copied(self._copy)
         self._thread = threading.Thread(
             target=self._write_in_thread,
-            args=(snapshot.copied(),),
+            args=(self._copy,),
             kwargs={"score": score, "began": began, "group": self._group},
             name="checkpoint",
             daemon=True,

@@ -23,8 +23,8 @@ from dtj.copies.buddy import Address
 from dtj.copies.slot import Label, Slot
 from dtj.errors import CheckpointError
 from dtj.parallel.layout import Layout
+from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.world import World
 
 # Without --memory-every: the ranks stop for copies at most this part of the time, and copies are at least so
 # many seconds apart. To send a copy and to receive and check the other pod's takes processors that the ranks

@@ -6,7 +6,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from dtj.errors import RecipeError
-from dtj.parent_death import die_with
+from dtj.ranks.parent_death import die_with
 
 
 def start(_worker: int, *, parent: int, kind: str) -> None:

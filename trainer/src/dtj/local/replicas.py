@@ -20,7 +20,7 @@ from dtj import contract
 from dtj.agent import alone
 from dtj.agent.child_process import detach, signals_blocked
 from dtj.agent.placement import threads
-from dtj.agent.preload import preload
+from dtj.agent.rank.preload import preload
 from dtj.errors import RecipeError
 from dtj.local.manifest import LocalJob, Place, environment, expand
 

@@ -24,6 +24,7 @@ class FullyShard(Strategy):
 
     replicated = False
     in_lockstep = True
+    loads_shards = True
 
     def __init__(
         self, layout: Layout, device: torch.device, *, half: torch.dtype | None, reduce_once: bool = False
@@ -36,18 +37,12 @@ class FullyShard(Strategy):
         """Shard the model in place, block by block, so that no device ever holds the whole model."""
         # Imported here because it takes half a second, which other strategies need not spend.
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
         check_trainable(model)
         broadcast_weights(model, self.device)
         sizes = self.layout.sizes
         mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        policy = MixedPrecisionPolicy(
-            param_dtype=self._half, reduce_dtype=torch.float32 if self._half else None
-        )
-        for block in blocks(model):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard(model, mesh, half=self._half)
         return model
 
     @contextlib.contextmanager
@@ -60,3 +55,12 @@ class FullyShard(Strategy):
         finally:
             for model in models:
                 model.set_requires_gradient_sync(True)
+
+
+def shard(model: nn.Module, mesh: Any, *, half: torch.dtype | None) -> None:
+    """Shard a model in place over a device mesh: every block, then the rest. half: as of FullyShard."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
+    for module in (*blocks(model), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 from dtj.errors import RecipeError
+from dtj.ranks.world import World
 from dtj.settings import STRATEGIES
-from dtj.world import World
 
 _DATA_AXES = ("ddp", "fsdp")
 

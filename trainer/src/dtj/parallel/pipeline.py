@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtj import exchange
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, split_into_stages, users_of
 from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
+from dtj.ranks import exchange
 
 
 class Pipeline(Strategy):

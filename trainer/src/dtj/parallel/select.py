@@ -11,7 +11,7 @@ from dtj.parallel.local_sgd import DiLoCo, LocalSGD
 from dtj.parallel.pipeline import Pipeline
 from dtj.parallel.stale import Stale
 from dtj.parallel.strategy import Strategy
-from dtj.parallel.tensor import TensorParallel
+from dtj.parallel.tensor import TensorAndFullyShard, TensorParallel
 from dtj.parallel.zero import ZeroOne
 from dtj.settings import Settings
 
@@ -33,6 +33,8 @@ def select(settings: Settings, layout: Layout, device: torch.device, *, half: to
             return FullyShard(layout, device, half=half, reduce_once=settings.reduce_once)
         case "tp" | "tp+ddp":
             return TensorParallel(layout, device)
+        case "tp+fsdp":
+            return TensorAndFullyShard(layout, device, half=half)
         case "pp" | "pp+ddp":
             return Pipeline(layout, device)
     raise AssertionError(layout.strategy)

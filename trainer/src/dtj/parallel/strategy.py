@@ -16,6 +16,8 @@ from dtj.parallel.layout import Layout
 
 # MicroBatch -> () loss with its graph, weighted such that the mean over ranks is the loss of the global batch
 WeightedLoss = Callable[[Any], torch.Tensor]
+# (model, device for parameters on the meta device) -> None
+LoadWeights = Callable[[nn.Module, torch.device], None]
 
 
 class Strategy:
@@ -28,9 +30,11 @@ class Strategy:
     needs_warm_up  the first backward after a start rounds differently from later ones
     pipelined    micro-batches must have one size; how many of them are good
     slack        steps that a rank may be ahead of the slowest one
+    loads_shards weights are loaded into the wrapped model: a rank reads its shards only
     extra        the strategy's own state, with state_dict and load_state_dict, to be saved in checkpoints
 
     ddp_options  of DistributedDataParallel, for the next model; other strategies ignore them
+    tied         model as it was passed -> name of a parameter -> the first name of the same one
     models, parameters, buffers   of all models, collected once: walking through modules is slow
     """
 
@@ -41,12 +45,14 @@ class Strategy:
     needs_warm_up = False
     pipeline_micro_batches: int | None = None
     max_steps_ahead = 0
+    loads_shards = False
     extra: Any = None
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
         self.ddp_options: dict[str, Any] = {}
+        self.tied: dict[nn.Module, dict[str, str]] = {}
         self.models: list[nn.Module] = []
         self.parameters: list[nn.Parameter] = []
         self.buffers: list[torch.Tensor] = []
@@ -54,9 +60,14 @@ class Strategy:
         self.total_steps = 0
         self.autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
-    def add(self, model: nn.Module, *, is_healing: bool) -> nn.Module:
-        """Wrap a model and add it to the trained ones."""
+    def add(self, model: nn.Module, *, is_healing: bool, load: LoadWeights | None = None) -> nn.Module:
+        """Wrap a model and add it to the trained ones; `load` gives it weights from a file."""
+        if load and not self.loads_shards:
+            load(model, torch.device("cpu"))
+        self.tied[model] = _tied(model)
         wrapped = self.wrap(model, is_healing=is_healing)
+        if load and self.loads_shards:
+            load(wrapped, self.device)
         self.models.append(wrapped)
         self.parameters += wrapped.parameters()
         self.buffers += wrapped.buffers()
@@ -163,6 +174,12 @@ def is_on_several_devices(model: nn.Module) -> bool:
     return len({parameter.device for parameter in model.parameters()}) > 1
 
 
+def _tied(model: nn.Module) -> dict[str, str]:
+    first: dict[nn.Parameter, str] = {}
+    named = [(name, first.setdefault(p, name)) for name, p in model.named_parameters(remove_duplicate=False)]
+    return {name: original for name, original in named if name != original}
+
+
 def _backward(loss: torch.Tensor) -> torch.Tensor:
     """Run backward; returns the loss, () detached."""
     loss.backward()  # type: ignore[no-untyped-call]
@@ -193,6 +210,8 @@ def broadcast_weights(model: nn.Module, device: torch.device) -> None:
     Ranks build their model with the same seed, but a recipe may draw random numbers that do not depend on it.
     """
     for value in (*model.parameters(), *model.buffers()):
+        if value.is_meta:  # each rank will read it from the same file
+            continue
         there = value.detach().to(device)
         dist.broadcast(there, src=0)
         value.detach().copy_(there)

@@ -6,6 +6,7 @@ sharded by rows, needs one all-reduce. The model defines which matrices are shar
     def tensor_plan(self, ranks: int) -> dict[str, str]    {"mlp.0": "columns", "mlp.2": "rows"}
 
 All other parameters are replicated. With ddp as a second axis, gradients are averaged over it after backward.
+With fsdp as a second axis, its ranks divide among them what a rank of tp would hold.
 """
 
 from typing import Any
@@ -15,13 +16,16 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.average import average
-from dtj.parallel.strategy import Strategy, broadcast_weights, check_trainable
+from dtj.parallel.fsdp import shard
+from dtj.parallel.layout import Layout
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable
 
 
 class TensorParallel(Strategy):
     """torch's DTensor plans. Replicated parameters are DTensors too: optimizers handle a mix badly."""
 
     replicated = False
+    loads_shards = True
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, by its tensor_plan."""
@@ -31,7 +35,9 @@ class TensorParallel(Strategy):
         check_trainable(model)
         plan = self._plan(model)
         broadcast_weights(model, self.device)
-        model = model.to(self.device)
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda value: value if value.is_meta else value.to(self.device)
+        )
         sizes = self.layout.sizes
         self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         parallelize_module(model, self._mesh["tp"], plan)
@@ -75,6 +81,31 @@ class TensorParallel(Strategy):
                 )
         kinds = {"columns": ColwiseParallel, "rows": RowwiseParallel}
         return {path: kinds[word]() for path, word in words.items()}
+
+
+class TensorAndFullyShard(TensorParallel):
+    """Each rank of tp keeps only a shard of its columns and rows, and gathers them block by block."""
+
+    in_lockstep = True
+
+    def __init__(self, layout: Layout, device: torch.device, *, half: torch.dtype | None) -> None:
+        """half: as of FullyShard."""
+        super().__init__(layout, device)
+        self._half = half
+
+    def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
+        """Shard the model in place, by its tensor_plan first."""
+        model = super().wrap(model, is_healing=is_healing)
+        self._mesh._flatten("all")  # so that the norm of all gradients is one message, not one for each axis
+        for module in (*blocks(model), model):
+            module.register_forward_hook(_own_memory)
+        shard(model, self._mesh["fsdp"], half=self._half)
+        return model
+
+
+def _own_memory(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    """The output, copied if it is a view: after an in-place operation on one, FSDP misses its backward."""
+    return output.clone() if isinstance(output, torch.Tensor) and output._is_view() else output
 
 
 def _replicate_rest(model: nn.Module, mesh: Any, *, planned: set[str]) -> None:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from dtj import exchange
 from dtj.data.feed import Feed
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
 from dtj.parallel.strategy import Strategy
+from dtj.ranks import exchange
 from dtj.step.precision import Precision
 from dtj.telemetry import heartbeat
 

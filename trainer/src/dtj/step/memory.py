@@ -4,14 +4,16 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dtj.errors import RecipeError
+from dtj.telemetry import flops
 
 
 def recompute(blocks: Iterable[nn.Module]) -> None:
@@ -21,7 +23,13 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
     of one block at a time. The second forward draws the same random numbers (dropout).
     """
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = partial(_checkpointed, block.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if flops.active is None:
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=flops.active.contexts, **named)
 
 
 def compile_in_place(blocks: Iterable[nn.Module], device: torch.device) -> None:

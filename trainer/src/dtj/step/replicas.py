@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dtj import exchange
 from dtj.errors import DtjError
+from dtj.ranks import exchange
 
 # Elements per chunk: no copy of a large tensor is needed, and a chunk fits in the CPU's cache.
 _CHUNK = 2**15

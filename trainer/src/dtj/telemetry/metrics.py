@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+from dtj.telemetry import flops
+
 
 class Event(Protocol):
     """A point in the work of an accelerator, as torch.cuda.Event(enable_timing=True)."""
@@ -82,15 +84,13 @@ class Meter:
 
     @contextlib.contextmanager
     def counting(self, samples: int) -> Iterator[None]:
-        """Context: count the operations of the first step, of `samples` samples, if peak_flops is given."""
+        """Context: count the model's operations in the first step, of `samples` samples; needs peak_flops."""
         if self.peak_flops is None or self.flops_per_sample is not None or not samples:
             yield
             return
-        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - rarely needed
-
-        with FlopCounterMode(display=False) as counter:
+        with flops.counting() as count:
             yield
-        self.flops_per_sample = counter.get_total_flops() / samples
+        self.flops_per_sample = count.of_model / samples
 
     def reading(
         self,

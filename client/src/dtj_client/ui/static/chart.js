@@ -163,6 +163,7 @@ export function heatMap() {
       const width = Math.max(4, Math.floor(960 / Math.max(40, times.length)));
       canvas.width = width * times.length;
       canvas.height = height * ranks.length;
+      canvas.style.height = `${canvas.height}px`; // few columns are stretched to the side only
       const all = seconds.flat().filter((each) => each !== null).sort((a, b) => a - b);
       const low = all[Math.floor(all.length * 0.02)], high = Math.max(all[Math.floor(all.length * 0.98)], low * 1.5);
       const context = canvas.getContext("2d");

@@ -9,9 +9,9 @@ export function duration(seconds) {
   return days < 2 ? `${hours}h${minutes % 60}m` : `${days}d${hours % 24}h`;
 }
 
-/** How long ago a moment was, or how long it was before `end`. */
-export function since(moment, end) {
-  return moment ? duration(((end ? Date.parse(end) : Date.now()) - Date.parse(moment)) / 1000) : "";
+/** How long ago a moment was. */
+export function since(moment) {
+  return moment ? duration((Date.now() - Date.parse(moment)) / 1000) : "";
 }
 
 /** A moment in the time zone of the browser. */

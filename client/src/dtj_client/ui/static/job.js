@@ -56,7 +56,7 @@ export function jobPage(namespace, name) {
     const { job, timeline } = found;
     setText(phase, job.phase || "New");
     phase.className = `phase ${job.phase.toLowerCase()}`;
-    setText(headline, job.since ? `for ${since(job.since, job.ended)}` : "");
+    setText(headline, job.ended ? `${since(job.ended)} ago` : job.since ? `for ${since(job.since)}` : "");
     setText(message, found.message);
     setText(advice, found.advice && `Next: ${found.advice}`);
     showFacts(found);

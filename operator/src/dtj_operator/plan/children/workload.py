@@ -15,6 +15,7 @@ from dtj_operator.plan.children.meta import metadata
 
 POD_SET = "main"
 _HASH_LENGTH = 8
+_OUT_OF_TIME = "DeactivatedDueToMaximumExecutionTimeExceeded"
 
 
 def asked_replicas(job: Job) -> int:
@@ -96,7 +97,8 @@ def workload_metadata(job: Job, name: str) -> Json:
 def status_change(raw: Json, conditions: Sequence[Json], *, releases: bool) -> Json:
     """The merge patch of a Workload's status that sets these conditions.
 
-    releases   its quota is given back; the time that it ran counts towards its maximum
+    releases   its quota is given back. The time that it ran counts towards its maximum; if it reached the
+               maximum, it gets all of it again once it is activated again
     """
     status: Json = raw.get("status") or {}
     known = {each["type"]: each for each in status.get("conditions") or ()}
@@ -104,6 +106,8 @@ def status_change(raw: Json, conditions: Sequence[Json], *, releases: bool) -> J
     changes: Json = {"conditions": list(after.values())}
     if releases:
         changes["admission"] = None
+        if (known.get("Evicted") or {}).get("reason") == _OUT_OF_TIME:
+            return changes | {"accumulatedPastExecutionTimeSeconds": None}
         ran_s = _ran_s(known.get("Admitted"), conditions)
         if raw["spec"].get("maximumExecutionTimeSeconds") is not None and ran_s:
             before = status.get("accumulatedPastExecutionTimeSeconds") or 0

@@ -14,6 +14,7 @@ from dtj_operator.plan.cautions import cautions, unknown_topology
 from dtj_operator.plan.gang import waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
+from dtj_operator.plan.queue import INADMISSIBLE, UNAVAILABLE
 from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
@@ -67,6 +68,12 @@ def waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
     return Refusal(reason=why.reason, message=why.message)
 
 
+def waits_in_vain(s: Snapshot) -> Refusal | None:
+    """Why a suspended job waits in its queue until someone helps."""
+    waits = waits_in_queue(s, None) if s.memory.phase == SUSPENDED else None
+    return waits if waits is not None and waits.reason in (UNAVAILABLE, INADMISSIBLE) else None
+
+
 def shortage(s: Snapshot) -> str | None:
     """The message if the attempt is smaller than spec.replicas because pods could not start, else None."""
     known = s.memory.private.shortage
@@ -90,7 +97,7 @@ def conditions(s: Snapshot, verdict: Verdict | None, phase: str) -> list[Json]:
 
 def rejected(s: Snapshot, message: str) -> list[Json]:
     """The stored conditions, and one that says what in the spec this operator does not support."""
-    found = "Accepted", False, UNSUPPORTED, message[:CONDITION_MESSAGE_LIMIT]
+    found = "Accepted", False, UNSUPPORTED, message
     others = [c for c in s.memory.raw.get("conditions") or () if c.get("type") != "Accepted"]
     return [_with_transition_time(s, *found), *others]
 
@@ -111,11 +118,11 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
             return "PodsReady", False, "PodTerminating", _terminating(s, stuck).message
         blocked = s.refusals[0] if s.refusals else waits_in_queue(s, verdict)
         if blocked is not None:
-            return "PodsReady", False, blocked.reason, blocked.message[:CONDITION_MESSAGE_LIMIT]
+            return "PodsReady", False, blocked.reason, blocked.message
         return "PodsReady", False, "Suspended", "the job has no pods while it is suspended"
     blocked = None if starts_new_attempt(verdict) else obstacle(s)
     if blocked is not None:
-        return "PodsReady", False, blocked.reason, blocked.message[:CONDITION_MESSAGE_LIMIT]
+        return "PodsReady", False, blocked.reason, blocked.message
     ready = len(done_before(s, verdict) | {pod.index for pod in remaining(s, verdict) if pod.ready})
     summary = f"{ready} of {s.job.replicas} pods are ready"
     short = shortage(s)
@@ -130,13 +137,13 @@ def _pods_ready(s: Snapshot, verdict: Verdict | None, phase: str) -> Found:
 def _healthy(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     """Absent while the job waits for its first pods."""
     if isinstance(verdict, Restart) and not (verdict.same_incident and s.memory.phase == RECOVERING):
-        return "Healthy", False, "Recovering", verdict.fault.sentence[:CONDITION_MESSAGE_LIMIT]
+        return "Healthy", False, "Recovering", verdict.fault.sentence
     if isinstance(verdict, Fail):
-        return "Healthy", False, "Failed", verdict.message[:CONDITION_MESSAGE_LIMIT]
+        return "Healthy", False, "Failed", verdict.message
     if phase == RUNNING:
         late = delayed_by(s)
         if late is not None:
-            return "Healthy", False, late[0], late[1][:CONDITION_MESSAGE_LIMIT]
+            return "Healthy", False, late[0], late[1]
         present, desired = len(participating(s).keys() | s.memory.done), s.job.replicas
         if present < desired:
             absent = f"waiting for {desired - present}"
@@ -156,7 +163,7 @@ def _running_message(s: Snapshot) -> str:
     summary = "all replicas are running or finished"
     fault = blame.in_place_fault(s)
     if fault is not None:
-        return f"{summary}; last in-place restart: {fault.sentence}"[:CONDITION_MESSAGE_LIMIT]
+        return f"{summary}; last in-place restart: {fault.sentence}"
     known = (s.memory.condition("Healthy") or {}).get("message", "")
     return known if known.startswith(f"{summary}; ") and s.memory.phase == RUNNING else summary
 
@@ -164,7 +171,7 @@ def _running_message(s: Snapshot) -> str:
 def _suspended(s: Snapshot, verdict: Verdict | None, phase: str) -> Found | None:
     why = held(s) if verdict is None and phase == SUSPENDED else verdict
     if isinstance(why, Suspend):
-        return "Suspended", True, why.reason, why.message[:CONDITION_MESSAGE_LIMIT]
+        return "Suspended", True, why.reason, why.message
     if isinstance(verdict, Resume):
         return "Suspended", False, "Resumed", verdict.message
     known = s.memory.condition("Suspended")
@@ -180,7 +187,7 @@ def _final(s: Snapshot, verdict: Verdict | None) -> list[Found]:
         who = f"replicas {ranges.text(s.job.success, 500)}" if s.job.success else "all ranks"
         return [("Complete", True, verdict.reason, f"{who} exited with code 0")]
     if isinstance(verdict, Fail):
-        return [("Failed", True, verdict.reason, verdict.message[:CONDITION_MESSAGE_LIMIT])]
+        return [("Failed", True, verdict.reason, verdict.message)]
     return []
 
 
@@ -191,7 +198,7 @@ def _with_transition_time(s: Snapshot, kind: str, status: bool, reason: str, mes
         "type": kind,
         "status": str(status),
         "reason": reason,
-        "message": message,
+        "message": message[:CONDITION_MESSAGE_LIMIT],
         "lastTransitionTime": since,
         "observedGeneration": s.job.generation,
     }

@@ -5,6 +5,8 @@ The planner runs before this; pace.py runs after it and decides when to write th
 """
 
 from dtj_operator.model import private, times
+from dtj_operator.model.agent_status import Progress
+from dtj_operator.model.exit_report import ExitReport
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import (
     FAILED,
@@ -17,7 +19,7 @@ from dtj_operator.model.memory import (
     SUSPENDED,
     Restarts,
 )
-from dtj_operator.plan import blame
+from dtj_operator.plan import blame, queue
 from dtj_operator.plan.actions import (
     AllowNodes,
     Event,
@@ -47,6 +49,7 @@ from dtj_operator.plan.report.conditions import (
     rejected,
     shortage,
     waits_in_queue,
+    waits_in_vain,
 )
 from dtj_operator.plan.report.goodput import goodput
 from dtj_operator.plan.report.stragglers import HANG, STRAGGLER
@@ -190,23 +193,29 @@ def _restarts(counts: Restarts) -> Json:
 
 
 def _progress(s: Snapshot) -> Json | None:
-    """The agent's last answer; once replica 0 has exited, the step of its exit report."""
+    """The agent's last answer; once replica 0 has exited, its exit report if that is newer."""
     fields = dict(s.memory.progress)
     answer = s.answer
     if answer is not None:
-        fields = {
-            "step": answer.step,
-            "totalSteps": answer.total_steps,
-            "epoch": answer.epoch,
-            "loss": _decimal(answer.loss),
-            "samplesPerSecond": _decimal(answer.samples_per_second),
+        fields = _position(answer) | {
             "eta": None if answer.eta_s is None else times.rfc3339(answer.observed_at + answer.eta_s),
             "observedAt": times.rfc3339(answer.observed_at),
         }
-    last = blame.step_at_exit(s)
-    if last is not None and last >= (fields.get("step") or 0) and last != fields.get("step"):
-        fields |= {"step": last, "eta": None, "observedAt": times.rfc3339(s.now)}
+    last, step = blame.last_report(s), fields.get("step")
+    if last.step is not None and (step is None or last.step > step):
+        known = {name: value for name, value in _position(last).items() if value is not None}
+        fields |= known | {"eta": None, "observedAt": times.rfc3339(s.now)}
     return {name: value for name, value in fields.items() if value is not None} or None
+
+
+def _position(found: Progress | ExitReport) -> Json:
+    return {
+        "step": found.step,
+        "totalSteps": found.total_steps,
+        "epoch": found.epoch,
+        "loss": _decimal(found.loss),
+        "samplesPerSecond": _decimal(found.samples_per_second),
+    }
 
 
 def _decimal(value: float | None) -> str | None:
@@ -255,7 +264,7 @@ def events(s: Snapshot, verdict: Verdict | None, new: Json) -> tuple[Event, ...]
         return () if s.memory.finished else (Event("Warning", UNSUPPORTED, problem, problem),)
     found = [_in_place_event(s, new), _event(verdict, attempt, new)]
     found.append(_delay_event(s, attempt, new))
-    blocked = obstacle(s)
+    blocked = obstacle(s) or waits_in_vain(s)
     known = s.memory.condition("PodsReady") or {}
     news = blocked is not None and known.get("reason") != blocked.reason
     if blocked is not None and news and found[1] is None and not s.memory.finished:
@@ -317,8 +326,9 @@ def _event(verdict: Verdict | None, attempt: str, new: Json) -> Event | None:
             )
             event = Event("Normal", "NodesAllowed", note, attempt)
         case Suspend(reason, message):
-            what = message if reason == "Queued" else f"Stopping all pods: {message}"
-            event = Event("Normal", reason, what, attempt)
+            needs_help = reason in (queue.UNAVAILABLE, queue.INADMISSIBLE)
+            what = message if needs_help or reason == queue.QUEUED else f"Stopping all pods: {message}"
+            event = Event("Warning" if needs_help else "Normal", reason, what, attempt)
         case Resume(message):
             event = Event("Normal", "Resumed", f"Starting attempt {attempt}: {message}", attempt)
     return event

@@ -289,9 +289,16 @@ def test_answer_of_an_earlier_attempt_is_not_progress() -> None:
 
 def test_the_last_report_of_replica_0_completes_the_progress() -> None:
     given = TWO.running().was("Running", progress={"step": 540, "totalSteps": 560, "observedAt": at(-9)})
-    done = given.but(pod(0).succeeded('{"step": 560, "reason": "Done"}'), pod(1).succeeded())
+    report = '{"step": 560, "totalSteps": 560, "epoch": 19, "loss": 0.04, "reason": "Done"}'
+    done = given.but(pod(0).succeeded(report), pod(1).succeeded())
 
-    assert status_of(done, Succeed("AllRanksSucceeded"))["progress"]["step"] == 560
+    assert status_of(done, Succeed("AllRanksSucceeded"))["progress"] == {
+        "step": 560,
+        "totalSteps": 560,
+        "epoch": 19,
+        "loss": "0.04",
+        "observedAt": at(0),
+    }
 
 
 def test_last_five_failures_are_kept_latest_first() -> None:

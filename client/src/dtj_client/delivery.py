@@ -1,0 +1,83 @@
+"""How the code of a folder gets into the pods: in a ConfigMap if it fits, else in a claim."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dtj_client import archive, manifest, submission
+from dtj_client.kubectl import Json, Kubectl
+from dtj_client.manifest import InClaim, Request
+from dtj_client.progress import Progress, ignore
+from dtj_client.upload import upload
+
+CODE_PATH = ".dtj/code"  # in a claim
+Bar = Callable[[str], AbstractContextManager[Progress]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """A job with its code.
+
+    place       where the archive will be; None: in the ConfigMap
+    config_map  None: the code goes into the claim
+    """
+
+    job: Json
+    archive: archive.Archive
+    place: InClaim | None = None
+    config_map: Json | None = None
+
+    def __str__(self) -> str:
+        """What is sent, where to, and why."""
+        count = len(self.archive.files)
+        size = f"{count} file{'' if count == 1 else 's'}, {len(self.archive.data) / 1024:.0f} KiB"
+        if self.place is None:
+            return f"sending {size}, in a ConfigMap"
+        why = f"a ConfigMap has at most {archive.LIMIT >> 10} KiB"
+        return f"sending {size}, through claim {self.place.claim}, because {why}"
+
+
+def quiet(_label: str) -> AbstractContextManager[Progress]:
+    """Show no progress."""
+    return nullcontext(ignore)
+
+
+def prepare(
+    request: Request,
+    template: Json,
+    folder: Path | None,
+    extra: Mapping[str, str] | None = None,
+    *,
+    claim: str = "",
+    bar: Bar = quiet,
+) -> Delivery:
+    """Pack the folder and make the job. Raises ClientError.
+
+    claim  for code that is too large for a ConfigMap; empty: that of the checkpoints, if the job has one
+    """
+    job = manifest.job(request, with_code=True, template=template)
+    claim = claim or _claim_of(job)
+    with bar("packing") as progress:
+        packed = archive.pack(folder, extra, has_claim=bool(claim), progress=progress)
+    if len(packed.data) <= archive.LIMIT:
+        return Delivery(job=job, archive=packed, config_map=manifest.config_map(request, packed))
+    name = f"{hashlib.sha256(packed.data).hexdigest()[:32]}.tar.gz"
+    place = InClaim(claim=claim, path=f"{CODE_PATH}/{name}")
+    job = manifest.job(replace(request, code_in=place), with_code=True, template=template)
+    return Delivery(job=job, archive=packed, place=place)
+
+
+def submit(kubectl: Kubectl, delivery: Delivery, bar: Bar = quiet) -> Json:
+    """Copy the code if it goes into a claim, create the job, and return it as stored. Raises ClientError."""
+    if delivery.place is not None:
+        with bar("copying") as progress:
+            upload(kubectl, delivery.job, delivery.place, delivery.archive.data, progress)
+    return submission.create(kubectl, delivery.job, delivery.config_map)
+
+
+def _claim_of(job: Json) -> str:
+    """The claim of the checkpoints, named by an option or by the template."""
+    volume = (job["spec"].get("checkpoint") or {}).get("volume") or {}
+    return str((volume.get("persistentVolumeClaim") or {}).get("claimName", ""))

@@ -1,0 +1,102 @@
+"""Copies the archive of a folder into a claim, when it is too large for a ConfigMap.
+
+A job of one pod mounts the claim, `kubectl exec` writes the archive, and the job is deleted. So the pod has
+all that the operator gives to pods, and the user needs no right but those that `stacks` needs.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dtj_client import manifest, submission
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.manifest import InClaim
+from dtj_client.progress import Progress, ignore
+from dtj_client.report import pod_state
+
+POLL_S = 1.0
+POLLS = 300  # the pod may have to fetch its image first
+_FOLDER = "/claim"  # where the pod mounts it
+_FIX = "name a claim that the pods may write to; or build an image with the code: --image and --no-code"
+_WAITS = "import time; time.sleep(3600)"  # then the job ends and is deleted, if this process could not do it
+# Of the job's pods: what may decide where a pod can run, and with which user and account.
+_KEPT = (
+    *("affinity", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName"),
+    *("runtimeClassName", "tolerations"),
+)
+
+
+def upload(
+    kubectl: Kubectl,
+    job: Json,
+    place: InClaim,
+    data: bytes,
+    progress: Progress = ignore,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Write the archive to its place. Raises ClientError.
+
+    job   whose pods will read it
+    """
+    source = Path(__file__).with_name("pod_upload.py").read_text()
+    digest = hashlib.sha256(data).hexdigest()
+    with _running(kubectl, job, place.claim) as writer:
+        pod = _started(kubectl, writer, place.claim, sleep)
+        target = f"{_FOLDER}/{place.path}"
+        words = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-c", source, target, digest)
+        try:
+            kubectl.send(data, *words, progress=progress)
+        except ClientError as error:
+            said = error.message.partition("\n")[0]
+            raise ClientError(
+                f"the code was not copied to claim {place.claim}: {said}", error.fix or _FIX
+            ) from error
+
+
+@contextlib.contextmanager
+def _running(kubectl: Kubectl, job: Json, claim: str) -> Iterator[str]:
+    """Start a job of one pod that mounts the claim; delete it at the end."""
+    pod = job["spec"]["template"]["spec"]
+    trainer = next(each for each in pod["containers"] if each["name"] == "trainer")
+    request = manifest.Request(
+        name=manifest.new_name("copy-code"),
+        command=["python3", "-c", _WAITS],
+        replicas=1,
+        image=trainer["image"],
+        claim=claim,
+    )
+    writer = manifest.job(request, with_code=False)
+    writer["spec"]["ttlSecondsAfterFinished"] = 0
+    mounted = writer["spec"]["checkpoint"] | {"mountPath": _FOLDER}
+    if policy := (job["spec"].get("checkpoint") or {}).get("fsGroupPolicy"):
+        mounted["fsGroupPolicy"] = policy
+    writer["spec"]["checkpoint"] = mounted
+    writes = writer["spec"]["template"]["spec"]
+    writes |= {key: pod[key] for key in _KEPT if key in pod} | {"terminationGracePeriodSeconds": 1}
+    if "securityContext" in trainer:
+        writes["containers"][0]["securityContext"] = trainer["securityContext"]
+    submission.create(kubectl, writer)
+    try:
+        yield request.name
+    finally:
+        kubectl.delete(KIND, request.name)
+
+
+def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:
+    """The name of the pod once it runs."""
+    state = "no pod was created"
+    for _ in range(POLLS):
+        for pod in kubectl.pods(job):
+            state = pod_state(pod)
+            if state == "Running":
+                return str(pod["metadata"]["name"])
+        sleep(POLL_S)
+    message = (kubectl.job(job).get("status") or {}).get("message", "")
+    raise ClientError(
+        f"no pod with claim {claim} started within {POLL_S * POLLS:.0f} s, so the code was not copied "
+        f"({state}{f': {message}' if message else ''})",
+        f"see kubectl describe pvc {claim}; or build an image with the code: --image and --no-code",
+    )

@@ -1,0 +1,62 @@
+"""Where the code of a folder goes, and why."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dtj_client import archive, delivery
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Json
+from dtj_client.manifest import Request
+
+TEMPLATE = {"spec": {"checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "shared"}}}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose archive is too large for a ConfigMap of 2 KiB."""
+    monkeypatch.setattr(archive, "LIMIT", 2048)
+    (tmp_path / "train.py").write_bytes(os.urandom(3000))
+    return tmp_path
+
+
+def prepared(folder: Path, template: Json | None = None, claim: str = "") -> delivery.Delivery:
+    return delivery.prepare(Request(name="digits", command=["train.py"]), template or {}, folder, claim=claim)
+
+
+def test_small_code_goes_into_a_config_map_even_if_there_is_a_claim(folder: Path) -> None:
+    (folder / "train.py").write_text("print(1)")
+    made = prepared(folder, claim="runs")
+    assert str(made) == "sending 1 file, 0 KiB, in a ConfigMap"
+    assert made.config_map is not None
+    assert made.job["spec"]["template"]["spec"]["volumes"][0] == {
+        "name": "code",
+        "configMap": {"name": "digits-code"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("template", "claim", "used"),
+    [({}, "runs", "runs"), (TEMPLATE, "", "shared"), (TEMPLATE, "runs", "runs")],
+)
+def test_large_code_goes_into_a_claim(folder: Path, template: Json, claim: str, used: str) -> None:
+    made = prepared(folder, template, claim)
+    assert str(made) == f"sending 1 file, 3 KiB, through claim {used}, because a ConfigMap has at most 2 KiB"
+    assert made.config_map is None
+    pod = made.job["spec"]["template"]["spec"]
+    assert pod["volumes"][0] == {"name": "code", "persistentVolumeClaim": {"claimName": used}}
+    assert made.place is not None
+    assert f"/code/{made.place.path}" in pod["initContainers"][0]["command"][2]
+
+
+def test_same_code_has_the_same_place(folder: Path) -> None:
+    first = prepared(folder, claim="runs").place
+    assert prepared(folder, claim="runs").place == first
+    (folder / "train.py").write_bytes(os.urandom(3000))
+    assert prepared(folder, claim="runs").place != first
+
+
+def test_large_code_without_a_claim_is_refused(folder: Path) -> None:
+    with pytest.raises(ClientError, match=r"(?s)fit into a ConfigMap.*--code-claim"):
+        prepared(folder)

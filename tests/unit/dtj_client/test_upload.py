@@ -1,0 +1,116 @@
+"""What is created on the cluster to copy code into a claim, and that it is deleted again."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from dtj_client import upload
+from dtj_client.errors import ClientError
+from dtj_client.kubectl import Kubectl
+from dtj_client.manifest import InClaim, Request, job
+from dtj_client.progress import Progress, ignore
+
+Json = dict[str, Any]
+PLACE = InClaim(claim="runs", path=".dtj/code/1.tar.gz")
+TEMPLATE: Json = {
+    "spec": {
+        "replicas": 8,
+        "template": {
+            "spec": {
+                "nodeSelector": {"gpu": "h100"},
+                "tolerations": [{"operator": "Exists"}],
+                "imagePullSecrets": [{"name": "registry"}],
+                "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
+            }
+        },
+    }
+}
+
+
+class Cluster(Kubectl):
+    """Its pods have this phase; `sent` is what came with which words; `stored` has not been deleted yet."""
+
+    def __init__(self, phase: str = "Running", refuses: ClientError | None = None) -> None:
+        super().__init__()
+        values: Json = {"phase": phase, "refuses": refuses, "stored": {}, "made": [], "sent": []}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    phase: str
+    refuses: ClientError | None
+    stored: Json
+    made: list[Json]
+    sent: list[tuple[bytes, tuple[str, ...]]]
+
+    def create(self, manifest: Json) -> Json:
+        self.stored[manifest["metadata"]["name"]] = manifest
+        self.made.append(manifest)
+        return manifest
+
+    def delete(self, kind: str, name: str) -> None:
+        del self.stored[name]
+
+    def job(self, name: str) -> Json:
+        return {"status": {"message": "claim runs is not bound"}}
+
+    def pods(self, name: str) -> list[Json]:
+        return [{"metadata": {"name": f"{name}-0"}, "spec": {}, "status": {"phase": self.phase}}]
+
+    def send(self, data: bytes, *words: str, progress: Progress = ignore) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.sent.append((data, words))
+
+
+def copied(cluster: Cluster) -> Json:
+    """Copy code for a job of the template; return the job that mounted the claim."""
+    wanted = job(
+        Request(name="digits", command=["train.py"], image="my:1"), with_code=True, template=TEMPLATE
+    )
+    upload.upload(cluster, wanted, PLACE, b"archive", sleep=lambda _seconds: None)
+    (made,) = cluster.made
+    return made
+
+
+def test_archive_is_sent_to_a_pod_that_runs_where_the_job_may_run() -> None:
+    cluster = Cluster()
+    made = copied(cluster)
+    pod = made["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert made["spec"]["replicas"] == 1
+    assert made["spec"]["checkpoint"]["volume"]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert (pod["nodeSelector"], pod["imagePullSecrets"]) == ({"gpu": "h100"}, [{"name": "registry"}])
+    assert container["image"] == "my:1"
+    assert "resources" not in container, "it waits for no GPU"
+    ((data, words),) = cluster.sent
+    assert data == b"archive"
+    target = f"{made['spec']['checkpoint']['mountPath']}/{PLACE.path}"
+    assert words[:3] == ("exec", "-i", f"{made['metadata']['name']}-0")
+    assert words[-2:] == (target, hashlib.sha256(b"archive").hexdigest())
+    assert not cluster.stored
+
+
+def test_pod_that_does_not_start_is_deleted() -> None:
+    cluster = Cluster(phase="Pending")
+    with pytest.raises(
+        ClientError, match=r"(?s)claim runs started.*Pending: claim runs is not.*describe pvc"
+    ):
+        copied(cluster)
+    assert not cluster.stored
+
+
+@pytest.mark.parametrize(
+    ("refuses", "said"),
+    [
+        (ClientError("[Errno 30] Read-only file system\ncommand terminated"), "file system\n  fix: name a"),
+        (ClientError("alice may not create pods/exec here", "ask for a role"), "here\n  fix: ask for a role"),
+    ],
+)
+def test_claim_that_takes_no_file_is_named(refuses: ClientError, said: str) -> None:
+    cluster = Cluster(refuses=refuses)
+    with pytest.raises(ClientError) as raised:
+        copied(cluster)
+    assert str(raised.value).startswith("the code was not copied to claim runs: ")
+    assert said in str(raised.value)
+    assert not cluster.stored

@@ -1,0 +1,473 @@
+"""Who is in which generation, and what follows from a loss: the coordinator's decisions. Pure.
+
+    facts from the agents (join, leave, ready, ended, ...)  ->  actions that coordinator.py carries out
+
+    gathering --all replicas have joined--> formed --a rank fails--> formed again, as the next generation
+        ^                                     |
+        +----------- a replica is lost -------+---- all ranks done, or no restart left ----> over
+
+A connection that breaks, or is silent, says nothing about the ranks behind it. The replica is then *away*,
+and its generation continues. The agent's next hello tells what its ranks did meanwhile. It is lost if
+
+    - another incarnation joins in its place (its pod was replaced), or its ranks are of another generation
+    - a rank elsewhere fails or loses its peers, and the replica is not back within CAUSE_WAIT_S
+    - the job is elastic, and the replica is away for SHRINK_DELAY_S
+    - its pod was asked to terminate before it left
+
+Forming keeps ranks that hold the run in memory (`healable`) and restarts the others. If no rank holds it, all
+ranks restart and resume from the newest checkpoint. `now` is seconds of a monotonic clock.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+
+from dtj.agent.coordinator.sizing import RESIZE_DELAY_S, SHRINK_DELAY_S, size
+from dtj.agent.wire.buddies import choose_shift
+from dtj.agent.wire.outcome import Ending, first_cause
+from dtj.agent.wire.protocol import (
+    CONNECT_S,
+    Action,
+    CoordinatorState,
+    End,
+    Form,
+    Go,
+    Hello,
+    Job,
+    Refuse,
+    RestartBudget,
+)
+
+# Time to wait, after a rank "lost a peer", for the failure that caused it.
+CAUSE_WAIT_S = 5.0
+# After a replica was silent: time for the next step, which shows that the ranks reach each other.
+PROOF_S = 5.0
+# Before a failure ends the job: time to hear of an earlier one, from another replica or a slowly dying rank.
+VERDICT_S = 0.5
+# The machines may be slow: ranks that did not connect in time get twice the time, up to this limit.
+LONGEST_CONNECT_S = 240.0
+# Every rank connects to every other, so that a large job needs more time.
+_RANKS_PER_S = 25
+# A life of a program that reports no steps is progress if it trains for this long: its optimizer may count
+# from 1 again, so it is not known whether it continues from a checkpoint.
+LIFE_STEPS = 10  # beyond its first
+LIFE_S = 2.0  # after its first step
+
+
+@dataclass(kw_only=True)
+class Membership:
+    """Every method takes one fact and returns the actions that follow."""
+
+    job: Job
+    budget: RestartBudget
+    state: CoordinatorState = field(default_factory=CoordinatorState)
+    agents: dict[int, str] = field(default_factory=dict)  # replica -> incarnation
+    failure: Ending | None = None
+    failed_in: int = 0  # generation of the failure
+    is_formed: bool = False
+    is_over: bool = False
+    culprit: Ending | None = None  # of a job that is over
+    stopping: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate
+    _healable: set[int] = field(default_factory=set)
+    _ready: set[int] = field(default_factory=set)
+    _kept: frozenset[int] = frozenset()
+    _done: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
+    _replaced: set[str] = field(default_factory=set)
+    _restarts: dict[int, int] = field(default_factory=dict)  # replica -> of its newest pod, see Hello
+    _machines: dict[int, str] = field(default_factory=dict)  # replica -> machine of its newest pod
+    _incident: dict[int, Ending] = field(default_factory=dict)  # failures of this generation, by rank
+    _last_incident: dict[int, Ending] = field(
+        default_factory=dict
+    )  # of the previous generation, still growing
+    _failing: dict[int, Ending] = field(default_factory=dict)  # reported a failure and have not exited yet
+    _decide_at: float | None = None
+    _waited_for_verdict: bool = False  # VERDICT_S has been granted for an earlier failure to arrive
+    _away: dict[int, str] = field(default_factory=dict)  # replica -> incarnation whose ranks may be alive
+    _silent: set[int] = field(default_factory=set)  # of these, without a sign that the connection broke
+    _step_due: float | None = None  # a silent replica is back: a step by then shows that all is well
+    _stepped_at: float | None = None
+    _step_s: float = 0.0  # duration of the last step
+    _is_unformed: bool = False  # some rank did not reach its peers in this generation
+    _first_step: tuple[int, float] | None = None  # of rank 0 in this generation, and when
+    _spent_at: list[float] = field(default_factory=list)  # in-place restarts that may still count
+    _left: set[int] = field(default_factory=set)  # replicas whose pod was asked to terminate and is gone
+    _resize_at: float | None = None
+    _shrink_at: float | None = None
+    _lost_at: dict[int, float] = field(default_factory=dict)  # replicas that took part and are missing now
+
+    @property
+    def missing(self) -> list[int]:
+        """Replicas that have not joined."""
+        return [replica for replica in range(self.job.replicas) if replica not in self.agents]
+
+    def waited_for(self, now: float) -> dict[int, float]:
+        """Replicas that took part and are missing, and for how many seconds.
+
+        Those that the job continues without are included, unless they were asked to terminate.
+        """
+        if self.is_over:
+            return {}
+        gone = {i for i in self._left if i >= self.job.replicas}
+        return {i: now - at for i, at in sorted(self._lost_at.items()) if i not in self.agents.keys() | gone}
+
+    def state_of(self, rank: int) -> str:
+        """Running, Done or Failed, in the present generation."""
+        if rank not in self._gone:
+            return "Running"
+        return "Done" if rank in self._done else "Failed"
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        times = (self._decide_at, self._resize_at, self._shrink_at, self._step_due)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def away(self) -> Set[int]:
+        """Replicas of this generation that are not connected at present."""
+        return self._away.keys()
+
+    def join(self, hello: Hello, now: float) -> list[Action]:
+        """An agent asks to join, for the first time or again; it replaces an older agent of its replica."""
+        refusal = self._refusal(hello)
+        if refusal:
+            return [refusal]
+        if self._can_resume(hello):
+            return self._resume(hello, now)
+        actions: list[Action] = []
+        older = self.agents.get(hello.replica) or self._away.get(hello.replica)
+        if older and older != hello.incarnation:
+            self._replaced.add(older)
+            if hello.replica in self.agents:
+                actions.append(Refuse(older, "a newer pod has replaced it", for_good=True))
+        self._lose(hello.replica, now)
+        self._left.discard(hello.replica)
+        self._admit(hello)
+        if hello.state.generation > self.state.generation:
+            # Our in_place comes from the operator, and covers agents that are gone; theirs is what they saw.
+            healed = max(self.state.in_place, hello.state.in_place)
+            self._spent_at += [now] * (healed - self.state.in_place)
+            row = max(self.state.without_progress, hello.state.without_progress)
+            steps = (self.state.best_step, hello.state.best_step)
+            best = max((step for step in steps if step is not None), default=None)
+            self.state = replace(hello.state, in_place=healed, without_progress=row, best_step=best)
+            if self.job.limits and hello.state.replicas:
+                self.job = replace(self.job, replicas=min(self.job.replicas, hello.state.replicas))
+            for replica in self.missing:  # all of these were part of that generation
+                self._lost_at.setdefault(replica, now)
+        elif hello.state.generation == 0:  # a new pod; the operator may have counted the loss of the old one
+            row = max(self.state.without_progress, hello.state.without_progress)
+            self.state = replace(self.state, without_progress=row)
+        self._schedule_resize(now)
+        return actions + self._form()
+
+    def leave(self, incarnation: str, now: float, *, silent: bool = False) -> list[Action]:
+        """An agent's connection is gone; its ranks may be alive.
+
+        silent  no message came for long, so that its ranks may not reach the others either
+        """
+        for replica in [r for r, i in self.agents.items() if i == incarnation]:
+            if not self.is_formed or replica in self.stopping or replica >= self.job.replicas:
+                self._lose(replica, now)
+                continue
+            self._away[replica] = self.agents.pop(replica)
+            self._lost_at[replica] = now
+            if silent:
+                self._silent.add(replica)
+            self._schedule_resize(now)
+        return []
+
+    def hold(self, rank: int, *, holds: bool) -> list[Action]:
+        """Whether a rank holds the run in memory and can join a new generation without a restart."""
+        if holds:
+            self._healable.add(rank)
+        else:
+            self._healable.discard(rank)
+        return []
+
+    def ready(self, rank: int, generation: int) -> list[Action]:
+        """A rank waits until its generation is complete."""
+        if generation != self.state.generation or not self.is_formed or self.is_over:
+            return []
+        self._ready.add(rank)
+        return [Go(generation)] if len(self._ready) == len(self.job.ranks) else []
+
+    def stepped(self, step: int, now: float, *, is_counted: bool = False) -> list[Action]:
+        """Rank 0 completed a step.
+
+        is_counted  its optimizer's steps were counted, since the program reports none
+        """
+        if self._stepped_at is not None:
+            self._step_s = now - self._stepped_at
+        self._stepped_at, self._step_due = now, None
+        first, began = self._first_step = self._first_step or (step, now)
+        best, row = self.state.best_step, self.state.without_progress
+        is_new = best is None or step > best
+        trains = is_counted and step - first >= LIFE_STEPS and now - began >= LIFE_S
+        if is_new or (trains and row) or self.state.unformed:
+            row = 0 if is_new or trains else row
+            self.state = replace(self.state, best_step=max(step, best or 0), unformed=0, without_progress=row)
+        return []
+
+    def stop(self, incarnation: str, now: float) -> list[Action]:
+        """A pod was asked to terminate: it will leave, so its ranks are not restarted, however they end."""
+        self.stopping |= {replica for replica, known in self.agents.items() if known == incarnation}
+        self._schedule_resize(now)
+        return []
+
+    def lost(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank is alive, lost its peers and waits. Usually the death is reported within milliseconds."""
+        if generation == self.state.generation and self.is_formed:
+            self._incident.setdefault(ending.rank, ending)
+            self._decide_by(now + CAUSE_WAIT_S)
+        return []
+
+    def unformed(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank did not reach its peers: one died at that moment, packets are lost, or a machine is slow."""
+        self._is_unformed = self._is_unformed or generation == self.state.generation
+        return self.lost(ending, generation, now)
+
+    def failing(self, ending: Ending, generation: int) -> list[Action]:
+        """A rank reports that it failed. It may exit later than the ranks that fail because of it."""
+        if generation == self.state.generation and self.is_formed:
+            self._failing[ending.rank] = ending
+        return []
+
+    def ended(self, ending: Ending, generation: int, now: float) -> list[Action]:
+        """A rank exited: done, stopped, or failed."""
+        self._healable.discard(ending.rank)
+        if generation != self.state.generation or not self.is_formed:
+            self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
+            return []
+        if ending.rank // self.job.processes in self.stopping:
+            return []
+        self._gone.add(ending.rank)
+        everyone = len(self._gone) == len(self.job.ranks)
+        if ending.failed:
+            self._incident[ending.rank] = ending
+            if not self._waited_for_verdict or everyone:
+                self._examine(now)
+            return self._decide(now)
+        self._done.add(ending.rank)
+        if ending.rank in self._kept and ending.rank not in self._ready:
+            return self.renew()  # it finished without noticing that the others need its state
+        return self._over(None) if everyone and not self._incident else []
+
+    def renew(self) -> list[Action]:
+        """This generation cannot be completed, and no rank failed: form the next one."""
+        self._end_generation()
+        return self._form()
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        return self._resize(now) or self._decide(now) or self._prove(now)
+
+    def _prove(self, now: float) -> list[Action]:
+        """No step since a silent replica came back: the ranks may wait on connections that are dead."""
+        if self._step_due is None or now < self._step_due:
+            return []
+        self._step_due = None
+        loses_nothing = self._healable >= set(self.job.ranks)
+        return self.renew() if loses_nothing and self.is_formed and not self._away else []
+
+    def _examine(self, now: float) -> None:
+        """Set the time of a decision about the failures so far."""
+        everyone = len(self._gone) == len(self.job.ranks)
+        has_cause = any(ending.cause != "PeerLost" for ending in self._incident.values())
+        at_once = everyone or (has_cause and not self._away)
+        self._decide_by(now if at_once else now + CAUSE_WAIT_S)
+
+    def _decide(self, now: float) -> list[Action]:
+        if self._decide_at is None or now < self._decide_at or self.is_over:
+            return []
+        self._decide_at = None
+        if self._away:  # its ranks are gone: that is why the others failed
+            self._end_generation()
+            return []
+        culprit = first_cause([*self._incident.values(), *self._failing.values()])
+        if culprit is None:
+            return self.renew()
+        is_cut = self._is_unformed and culprit.cause == "PeerLost"
+        self.state = replace(self.state, unformed=self.state.unformed + 1 if is_cut else 0)
+        if self.state.unformed == 1:  # the first time is free: more time may be enough
+            return self.renew()
+        self.failure, self.failed_in = culprit, self.state.generation
+        if culprit.is_final or self._is_spent(culprit, now):
+            if not self._waited_for_verdict and len(self._gone) < len(self.job.ranks):
+                self._waited_for_verdict = True
+                self._decide_by(now + VERDICT_S)
+                return []
+            return self._over(culprit)
+        if self._counts(culprit):
+            self._spent_at.append(now)
+            counted, row = self.state.in_place + 1, self.state.without_progress + 1
+            self.state = replace(self.state, in_place=counted, without_progress=row)
+        return self.renew()
+
+    def _admit(self, hello: Hello) -> None:
+        self.agents[hello.replica] = hello.incarnation
+        self._restarts[hello.replica] = hello.restarts
+        self._machines[hello.replica] = hello.keeper.machine if hello.keeper else ""
+        self._lost_at.pop(hello.replica, None)
+        if hello.is_stopping:
+            self.stopping.add(hello.replica)
+        ranks = set(self.job.ranks_of(hello.replica))
+        self._healable = (self._healable - ranks) | (hello.healable & ranks)
+
+    def _can_resume(self, hello: Hello) -> bool:
+        """The agent was here before, and all of its ranks belong to the present generation."""
+        known = self.agents.get(hello.replica) or self._away.get(hello.replica)
+        ranks = [hello.ranks.get(rank) for rank in self.job.ranks_of(hello.replica)]
+        return (
+            known == hello.incarnation
+            and self.is_formed
+            and hello.replica < self.job.replicas
+            and all(rank and rank.belongs_to(self.state.generation) for rank in ranks)
+        )
+
+    def _resume(self, hello: Hello, now: float) -> list[Action]:
+        """Only the connection was lost: catch up on what the replica's ranks did meanwhile."""
+        self._away.pop(hello.replica, None)
+        self._admit(hello)
+        self._schedule_resize(now)
+        if self.is_over:
+            return [End(self.culprit)]
+        generation = self.state.generation
+        states = {rank: hello.ranks[rank] for rank in self.job.ranks_of(hello.replica)}
+        had_started = len(self._ready) == len(self.job.ranks)
+        self._ready |= {rank for rank, known in states.items() if known.is_ready}
+        if hello.replica in self._silent:
+            self._silent.discard(hello.replica)
+            self._step_due = now + max(PROOF_S, 3 * self._step_s)
+        actions: list[Action] = []
+        if len(self._ready) == len(self.job.ranks):
+            actions.append(Go(generation, hello.incarnation if had_started else None))
+        for rank, known in states.items():
+            if known.lost:
+                self._is_unformed = self._is_unformed or known.is_unformed
+                actions += self.lost(known.lost, generation, now)
+            if known.ending and rank not in self._gone:
+                actions += self.ended(known.ending, generation, now)
+        if self.is_formed and self._incident:
+            self._examine(now)
+        return actions + self._decide(now)
+
+    def _decide_by(self, at: float) -> None:
+        self._decide_at = at if self._decide_at is None else min(at, self._decide_at)
+
+    def _refusal(self, hello: Hello) -> Refuse | None:
+        if hello.uid != self.job.uid:
+            return Refuse(hello.incarnation, "this coordinator belongs to another job", for_good=False)
+        if hello.attempt > self.job.attempt:
+            return Refuse(hello.incarnation, "this coordinator belongs to an older attempt", for_good=False)
+        if hello.attempt < self.job.attempt:
+            return Refuse(hello.incarnation, f"attempt {self.job.attempt} has started", for_good=True)
+        if hello.incarnation in self._replaced or hello.restarts < self._restarts.get(hello.replica, 0):
+            return Refuse(hello.incarnation, "a newer pod has replaced it", for_good=True)
+        if hello.replica not in range(self.job.most):
+            why = f"the pods disagree on the job's size: replica {hello.replica} of {self.job.most}"
+            return Refuse(hello.incarnation, why, for_good=True)
+        return None
+
+    # The size of an elastic job, see sizing.py.
+
+    def _schedule_resize(self, now: float) -> None:
+        if self.job.limits:
+            self._resize_at = now + RESIZE_DELAY_S
+            self._shrink_at = now + SHRINK_DELAY_S if self.missing else None
+
+    def _resize(self, now: float) -> list[Action]:
+        waits_for_lost = self._shrink_at is None or now < self._shrink_at
+        is_due = not waits_for_lost or (self._resize_at is not None and now >= self._resize_at)
+        if self.job.limits is None or self.is_over or not is_due:
+            return []
+        self._resize_at = None
+        if not waits_for_lost:
+            self._shrink_at = None
+        here = self.agents.keys() - self.stopping
+        left = self.stopping | self._left
+        found = size(
+            self.job.replicas, here=here, left=left, limits=self.job.limits, waits_for_lost=waits_for_lost
+        )
+        grows = found > self.job.replicas
+        if found == self.job.replicas or (grows and not self.job.saves):
+            return []
+        if not grows and waits_for_lost and not self.job.saves:
+            return []  # shrinking would cost the run without a checkpoint; lost replicas may come back
+        if self._away:
+            self._end_generation()
+        is_running = self.is_formed
+        self.job = replace(self.job, replicas=found)
+        self._shrink_at = None
+        self._healable = set()
+        self._end_generation()
+        return self._form(gracefully=is_running)
+
+    def _lose(self, replica: int, now: float) -> None:
+        """The replica's ranks are gone, or no longer of use."""
+        if replica in self._away:
+            self._end_generation()
+        if self.agents.pop(replica, None) is None:
+            return
+        self._lost_at[replica] = now
+        if replica in self.stopping:
+            self._left.add(replica)
+        self.stopping.discard(replica)
+        if replica >= self.job.replicas:
+            return  # it only waited to be needed
+        self._schedule_resize(now)
+        self._end_generation()
+
+    def _end_generation(self) -> None:
+        """The generation is over; later reports about it can only change the culprit."""
+        self._decide_at = self._step_due = None
+        self._away, self._silent = {}, set()
+        self._last_incident, self._incident = self._incident, {}
+        self.is_formed = False
+
+    def _form(self, *, gracefully: bool = False) -> list[Action]:
+        is_short = len(self.agents) < self.job.replicas or self.missing  # the count alone is cheap
+        if is_short or self.is_formed or self.is_over:
+            return []
+        # A rank that is done cannot hand over its state: then all ranks restart from the newest checkpoint.
+        self._kept = frozenset() if self._done else frozenset(self._healable)
+        self._healable = set(self._kept)
+        self._ready, self._done, self._gone, self._first_step = set(), set(), set(), None
+        self._failing, self._waited_for_verdict, self._is_unformed = {}, False, False
+        shift, replicas = self.state.shift, self.job.replicas
+        if self.state.replicas != replicas:  # else the buddies have what a new pod needs
+            shift = choose_shift(self._machines, replicas)
+        generation = self.state.generation + 1
+        self.state = replace(self.state, generation=generation, replicas=replicas, shift=shift)
+        self._shrink_at = None
+        self.is_formed = True
+        connect_s = CONNECT_S + len(self.job.ranks) // _RANKS_PER_S
+        connect_s = min(connect_s * 2**self.state.unformed, LONGEST_CONNECT_S)
+        return [Form(self.state.generation, self._kept, self.job.replicas, gracefully, connect_s)]
+
+    def _over(self, culprit: Ending | None) -> list[Action]:
+        self.is_over, self.culprit = True, culprit
+        return [End(culprit)]
+
+    def _counts(self, culprit: Ending) -> bool:
+        """A survivor that dies before it is ready again belongs to the fault that is being healed."""
+        return culprit.rank not in self._kept or culprit.rank in self._ready
+
+    def _is_spent(self, culprit: Ending, now: float) -> bool:
+        if not self._counts(culprit):
+            return False
+        is_stuck = self.state.best_step is not None
+        is_stuck = is_stuck and self.state.without_progress >= self.budget.without_progress
+        return is_stuck or self.used(now) >= self.budget.restarts
+
+    def used(self, now: float) -> int:
+        """In-place restarts of this attempt that count towards the budget now."""
+        window_s = self.budget.window_s
+        if window_s is not None:
+            self._spent_at = [at for at in self._spent_at if now - at < window_s]
+        return self.budget.spent + len(self._spent_at)
+
+    def _blame(self, incident: dict[int, Ending], ending: Ending) -> None:
+        if ending.failed and incident:
+            incident[ending.rank] = ending
+            self.failure = first_cause(incident.values())

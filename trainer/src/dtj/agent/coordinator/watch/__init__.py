@@ -1,0 +1,1 @@
+"""Finds ranks that hang or that keep the others waiting."""

@@ -1,0 +1,98 @@
+"""Two samples of every silent rank -> which ranks keep the others waiting; are they at work? Pure.
+
+A rank inside a collective waits for others. On an accelerator the wait has no frame of its own: the program
+stands where it next reads the device. So a majority that stands at one place waits, too. The other ranks
+keep them waiting. Such a rank hangs if it does nothing; if it does something, it may be an evaluation or an
+endless loop, and it gets more time.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtj.agent.wire.probe import Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What keeps the job from its next step.
+
+    culprits   ranks that the others wait for; all ranks if none stands out
+    is_shared  no rank stands out, so that no rank and no node is to blame
+    working    the culprit that may be at work and gets the most time; None if none is
+    patience   share of the time for ranks at work that it gets
+    """
+
+    culprits: Sequence[int]
+    is_shared: bool = False
+    working: int | None = None
+    patience: float = 0.0
+
+
+def judge(probes: Mapping[int, Probe]) -> Verdict:
+    """Judge a silence after the first step; `probes` has every rank."""
+    if stopped := [rank for rank, probe in probes.items() if probe.is_stopped]:
+        return Verdict(culprits=sorted(stopped))
+    crowd = _majority(probes)
+    suspects = [
+        rank
+        for rank, probe in probes.items()
+        if not probe.waits
+        and (not probe.responds or probe.place.frame)  # else its main thread is unknown
+        and (crowd is None or probe.place[:2] != crowd)
+    ]
+    culprits = sorted(suspects or probes)
+    # A wait for an accelerator uses CPU, so the CPU of a majority counts only if there is no other suspect.
+    able = [rank for rank in culprits if not probes[rank].waits]
+    working = max(able, key=lambda rank: (probes[rank].patience, -rank), default=None)
+    patience = 0.0 if working is None else probes[working].patience
+    return Verdict(
+        culprits=culprits,
+        is_shared=len(culprits) == len(probes) > 1,
+        working=working if patience else None,
+        patience=patience,
+    )
+
+
+def judge_before_first_step(probes: Mapping[int, Probe], *, silent_s: float) -> Verdict:
+    """Stopped ranks, else ranks that keep others waiting; none if one of these still wakes up at times.
+
+    A rank that wakes up may wait for something outside the job, for example for data that is not there yet.
+    """
+    stopped = sorted(rank for rank, probe in probes.items() if probe.is_stopped)
+    waiting = [probe for probe in probes.values() if probe.waits or probe.loads]
+    others = [probe for probe in probes.values() if probe not in waiting]
+    if stopped or (waiting and all(probe.asleep_s > silent_s / 2 for probe in others)):
+        found = stopped or sorted(r for r, probe in probes.items() if not probe.waits) or sorted(probes)
+        return Verdict(culprits=found, is_shared=len(found) == len(probes) > 1)
+    return Verdict(culprits=[])
+
+
+def describe(rank: int, probe: Probe) -> str:
+    """What a culprit was found to do."""
+    if probe.is_stopped:
+        return f"rank {rank} is stopped (by SIGSTOP or a debugger)"
+    if not probe.responds:
+        return f"rank {rank} does not respond"
+    if not probe.place.frame:
+        return f"rank {rank} has too many threads to tell where it is"
+    busy = f" and {probe.does}" if probe.works else ""
+    return f"rank {rank} is in {probe.place.text}{busy}"
+
+
+def describe_all(probes: Mapping[int, Probe]) -> str:
+    """The message if no rank stands out."""
+    rank, probe = next(((r, p) for r, p in sorted(probes.items()) if p.place.frame), (0, Probe()))
+    places = {each.place.frame for each in probes.values()}
+    if len(places) == 1 or all(each.waits for each in probes.values()):
+        return f"all ranks wait for each other, so no rank is to blame (rank {rank} in {probe.place.text})"
+    return f"no rank stands out, so no rank is to blame; {describe(rank, probe)}"
+
+
+def _majority(probes: Mapping[int, Probe]) -> tuple[str, str] | None:
+    """The place at which more than half of all ranks stand still; each rank loads samples of its own."""
+    still = [p.place for p in probes.values() if p.place.frame and not (p.moved or p.waits or p.loads)]
+    counted = Counter((place.frame, place.caller) for place in still).most_common(1)
+    if not counted or counted[0][1] < 2 or counted[0][1] * 2 <= len(probes):
+        return None
+    return counted[0][0]

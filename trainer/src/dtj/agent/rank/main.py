@@ -1,0 +1,206 @@
+"""What a forked child does to become a rank: environment, pipes, the program, and a reported exit.
+
+`process.py` forks and calls it; the program is a plain function without arguments.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dtj import contract
+from dtj.agent.child_process import detach
+from dtj.agent.rank import heap
+from dtj.agent.wire import outcome
+from dtj.copies import slot
+from dtj.errors import DtjError, is_peer_loss
+from dtj.ranks import control_pipe
+from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry.busy_time import BusyTime
+from dtj.telemetry.heartbeat import SharedHeartbeat
+
+Program = Callable[[], None]
+
+# No library uses this signal, and a rank that is stuck in native code still responds.
+STACKS_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """File descriptors of a rank: for its output, its reports and its orders.
+
+    agent  pid of the agent; the rank dies with it
+    """
+
+    agent: int
+    stdout: int
+    stderr: int
+    reports: int
+    orders: int
+    stacks: int  # where faulthandler writes when the agent asks
+    heartbeat: SharedHeartbeat
+    slots: tuple[int, ...]  # shared memory for copies of the rank's state
+    foreign: Sequence[int]  # the agent's; a data worker that outlives the rank must not hold them open
+
+
+def become(program: Program, env: Mapping[str, str], *, threads: int, wiring: Wiring) -> None:
+    """Run the program as one rank and end this process. Called in the child, right after the fork."""
+    code = 1
+    try:
+        _set_up_process(env, wiring)
+        heap.keep_for_next_step(os.environ)
+        _prepare_torch(threads)
+        code = _run(program)
+        heartbeat.mine.wake()  # its exit is expected now
+        _finish()
+    except BaseException:  # noqa: BLE001 - the child must never return into the agent
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the program may have closed it, or replaced it
+                stream.flush()
+        os._exit(code)
+
+
+def _set_up_process(env: Mapping[str, str], wiring: Wiring) -> None:
+    detach(wiring.agent)
+    os.dup2(wiring.stdout, 1)
+    os.dup2(wiring.stderr, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in (wiring.stdout, wiring.stderr, null, *wiring.foreign):
+        os.close(fd)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115 - stays open
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=wiring.stacks)
+    os.environ.update(env)
+    if env[contract.NNODES] == "1":  # a laptop's host name often resolves to an unreachable address
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    report_pipe.open_pipe(wiring.reports)
+    control_pipe.open_pipe(wiring.orders)
+    heartbeat.use(wiring.heartbeat)
+    slot.inherit(wiring.slots)
+
+
+def _prepare_torch(threads: int) -> None:
+    import torch  # noqa: PLC0415 - loaded by the agent before the fork; this module must import quickly
+
+    from dtj.ranks.world import choose_store  # noqa: PLC0415
+
+    torch.set_num_threads(threads)  # the libraries read OMP_NUM_THREADS before the fork
+    _count_steps()
+    if int(os.environ[contract.WORLD_SIZE]) > 1:
+        choose_store()
+
+
+def _count_steps() -> None:
+    """Count the steps of programs that do not use dtj: those of the first optimizer that steps."""
+    from torch.optim.optimizer import (  # noqa: PLC0415
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    first: list[object] = []
+    done = 0
+    busy_time = BusyTime(heartbeat.mine)
+
+    def before(optimizer: object, *_: object) -> None:
+        if not first:
+            first.append(optimizer)
+        if optimizer is first[0]:
+            busy_time.before_step(optimizer)
+
+    def after(optimizer: object, *_: object) -> None:
+        nonlocal done
+        if optimizer is first[0]:
+            done = done + 1 if done else _steps_made(optimizer)
+            busy_time.after_step()
+            heartbeat.mine.optimized(done)
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _steps_made(optimizer: Any) -> int:
+    """Steps of an optimizer after its first step; includes those before a restart, if it counts them.
+
+    Otherwise a script that resumes from its own checkpoint would seem to make no progress.
+    """
+    kept: list[Any] = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    counts = [step for step in kept if isinstance(step, int) or getattr(step, "ndim", None) == 0]
+    return max(map(int, counts), default=1)
+
+
+def _run(program: Program) -> int:
+    """Run the program and return its exit code; print and report a failure once."""
+    try:
+        program()
+    except SystemExit as end:
+        code = _code_of(end)
+        if code not in {contract.EXIT_DONE, contract.EXIT_STOPPED}:
+            # Report now: its exit functions may take longer than the other ranks live.
+            _report(end.code if isinstance(end.code, str) else "", code=code, reason="ExitCode")
+        return code
+    except KeyboardInterrupt:
+        return contract.EXIT_SIGNAL + signal.SIGINT
+    except DtjError as error:
+        # Printed by the agent, once for all ranks.
+        _report(str(error), code=error.exit_code, reason=error.reason, is_for_people=True)
+        return error.exit_code
+    except BaseException as error:  # noqa: BLE001 - the user's program may raise anything
+        if is_peer_loss(error):
+            print(f"dtj: lost a peer: {error}", file=sys.stderr)  # a traceback would only show a wait
+            _report(f"lost a peer: {error}", code=contract.EXIT_PEER_LOST, reason="PeerLost")
+            return contract.EXIT_PEER_LOST
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        print(text, end="", file=sys.stderr)
+        _report(text, code=1, reason="Exception")
+        return 1
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)  # sys.exit("some text") prints it and means 1
+    return 1
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Cut the launcher's frames from the traceback, so that it starts in the user's code."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return error.with_traceback(trace or error.__traceback__)
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).parent == Path(__file__).parent or "runpy" in filename
+
+
+def _report(message: str, *, code: int, reason: str, is_for_people: bool = False) -> None:
+    fields: dict[str, Any] = {
+        "message": message.strip(),
+        "reason": reason,
+        "exitCode": code,
+        "isForPeople": is_for_people,
+        "step": heartbeat.mine.step,
+        "at": datetime.now(UTC).isoformat(),
+    }
+    report_pipe.send({"failure": outcome.fit(fields, limit=report_pipe.MAX_BYTES - 100)}, wait_s=1.0)
+
+
+def _finish() -> None:
+    """What the interpreter does at exit: wait for threads, run exit functions (loggers, groups)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

@@ -1,0 +1,42 @@
+"""Imports and environment that the agent prepares once for all ranks that it forks."""
+
+import importlib
+import os
+import tempfile
+
+from dtj import contract
+
+# DDP and the optimizers load torch._dynamo; to load a sharded state, also a copy in memory, needs `sharded`;
+# `start` is what dtj.init loads, with all strategies.
+MODULES = (
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "torch.distributed.pipelining",
+    "dtj.checkpoint.sharded",
+    "dtj.loop",
+    "dtj.start",
+)
+
+
+def preload(nthreads: int) -> None:
+    """Import what ranks would import late: all of them at once, and again after each loss."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(nthreads))  # read when the libraries are loaded
+    # torch looks up the name of every address that it connects to: a lost packet must cost 1 s, not 5.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:5")
+    # The agent must not initialize CUDA: a forked rank could not use it. With these, libraries that look for
+    # a GPU when they are imported ask NVML, which needs no initialization.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("TRITON_NVML_BASED_CUDA_CHECK", "1")
+    _find_temporary_folder()
+    if os.environ.get(contract.PRELOAD) == "0":
+        return
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+def _find_temporary_folder() -> None:
+    """Importing torch needs one; in a pod with a read-only root only shared memory may be writable."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        os.environ["TMPDIR"] = "/dev/shm"

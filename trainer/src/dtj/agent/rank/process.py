@@ -1,0 +1,283 @@
+"""One forked rank as the agent sees it: a pid, pipes, and what was read from them."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import termios
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from dtj import contract
+from dtj.agent.child_process import signals_blocked
+from dtj.agent.rank.error_file import ErrorFile
+from dtj.agent.rank.log_lines import LogLines
+from dtj.agent.rank.main import STACKS_SIGNAL, Program, Wiring, become
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.protocol import RankState
+from dtj.telemetry.heartbeat import SharedHeartbeat
+
+_CHUNK_BYTES = 64 * 1024
+_STACKS_BYTES = 1024 * 1024  # 100 threads, 20 functions deep, write a tenth of this
+
+
+@dataclass(kw_only=True)
+class RankProcess:
+    """A rank from its fork to its end.
+
+    streams    read end of an open output pipe -> (the agent's own fd for its lines, the lines)
+    reports    read end of the pipe of telemetry/report_pipe.py, None once it is closed
+    orders     write end of the pipe of control_pipe.py
+    stacks     read end of the pipe for its Python stacks
+    heartbeat  its progress, in shared memory
+    error_file where torch's `@record` writes
+    killed     the agent killed it
+    uses_dtj   its program uses dtj: if asked to stop, it saves first
+    holds      it has the run in memory and can join the next generation without a restart
+    ready_in   the last generation for which it reported to be ready
+    lost_in    the last generation in which it lost its peers, or did not reach them (is_unformed), and waits
+    stacks_requested_at  by time.monotonic()
+    stacks_requests  number of requests for its stacks so far
+    """
+
+    rank: int
+    pid: int
+    streams: dict[int, tuple[int, LogLines]]
+    reports: int | None
+    orders: int
+    stacks: int
+    heartbeat: SharedHeartbeat
+    generation: int
+    as_json: bool
+    killed: bool = False
+    uses_dtj: bool = False
+    holds: bool = False
+    ready_in: int = 0
+    lost_in: int = 0
+    lost: Ending | None = None
+    is_unformed: bool = False
+    stacks_requested_at: float = 0.0
+    stacks_requests: int = 0
+    ending: Ending | None = None
+    error_file: ErrorFile = field(default_factory=ErrorFile)
+    _failure: dict[str, Any] = field(default_factory=dict)
+    _rest: bytes = b""
+    _stacks_read: int = 0  # bytes
+
+    @classmethod
+    def fork(
+        cls,
+        program: Program,
+        *,
+        env: dict[str, str],
+        generation: int,
+        threads: int,
+        as_json: bool,
+        slots: tuple[int, ...],
+        inherited: list[int],
+    ) -> Self:
+        """Start the program as the rank that `env` describes; only the parent returns.
+
+        slots      shared memory for copies of its state, which outlives it
+        inherited  file descriptors of the agent that the rank must close
+        """
+        rank = int(env[contract.RANK])
+        pipes = [os.pipe() for _ in range(5)]
+        (out, out_w), (err, err_w), (reports, reports_w), (orders, orders_w), (stacks, stacks_w) = pipes
+        with contextlib.suppress(OSError, AttributeError):  # not Linux, or too many large pipes on this node
+            fcntl.fcntl(stacks_w, fcntl.F_SETPIPE_SZ, _STACKS_BYTES)
+        os.set_blocking(stacks_w, False)  # a rank must not wait for a reader of its stacks
+        heartbeat, error_file = SharedHeartbeat(), ErrorFile()
+        if error_file.path:
+            env = env | {contract.ERROR_FILE: error_file.path}
+        agent = os.getpid()
+        with signals_blocked():
+            pid = os.fork()
+            if pid == 0:
+                wiring = Wiring(
+                    agent=agent,
+                    stdout=out_w,
+                    stderr=err_w,
+                    reports=reports_w,
+                    orders=orders,
+                    stacks=stacks_w,
+                    heartbeat=heartbeat,
+                    slots=slots,
+                    foreign=[*inherited, out, err, reports, orders_w, stacks],
+                )
+                become(program, env, threads=threads, wiring=wiring)
+        with contextlib.suppress(ProcessLookupError):
+            os.setpgid(pid, pid)  # the child does so too, but a kill may come before that
+        for fd in (out_w, err_w, reports_w, orders, stacks_w):
+            os.close(fd)
+        for fd in (out, err, reports, orders_w, stacks):
+            os.set_blocking(fd, False)
+        streams = {fd: (target, LogLines(rank=rank, as_json=as_json)) for fd, target in ((out, 1), (err, 2))}
+        return cls(
+            rank=rank,
+            pid=pid,
+            streams=streams,
+            reports=reports,
+            orders=orders_w,
+            stacks=stacks,
+            heartbeat=heartbeat,
+            error_file=error_file,
+            generation=generation,
+            as_json=as_json,
+        )
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Send an order to the rank; if it is dead or stuck, that shows otherwise."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self.orders, json.dumps(order).encode() + b"\n")
+
+    def is_for_people(self) -> bool:
+        """Its failure is a message for the user that it did not print, not a traceback."""
+        return bool(self._failure.get("isForPeople"))
+
+    def read_lines(self, fd: int) -> tuple[bytes, bool]:
+        """Whole lines available now, and whether the stream has ended."""
+        data = _read(fd)
+        lines = self.streams[fd][1]
+        if data is None:
+            return b"", False
+        return (lines.feed(data), False) if data else (lines.end(), True)
+
+    def last_lines(self, fd: int) -> bytes:
+        """All that the dead rank wrote; there may be no end of file, if a grandchild holds the pipe open."""
+        found = b""
+        while data := _read(fd):
+            found += self.streams[fd][1].feed(data)
+        return found + self.streams[fd][1].end()
+
+    def prefixed(self, text: str) -> tuple[int, bytes]:
+        """The fd for text about this rank, and its lines with the rank's number in front."""
+        lines = LogLines(rank=self.rank, as_json=self.as_json)
+        return 2, lines.feed(text.encode()) + lines.end()
+
+    def read_reports(self) -> tuple[list[dict[str, Any]], bool]:
+        """Reports available now, and whether the pipe has ended."""
+        data = b"" if self.reports is None else _read(self.reports)
+        *whole, self._rest = (self._rest + (data or b"")).split(b"\n")
+        found = [json.loads(line) for line in whole]
+        for fields in found:
+            self._failure = fields.get("failure", self._failure)
+        return found, data == b""
+
+    def signal(self, number: signal.Signals, *, on_behalf_of_agent: bool = False) -> None:
+        """Send a signal to the rank alone, not to the processes that it started."""
+        self.killed = self.killed or on_behalf_of_agent
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the rank and all that it started."""
+        self.killed = True
+        self.kill_group()
+
+    def kill_group(self) -> None:
+        """Kill what is left of its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def finish(self, code: int) -> Ending:
+        """It was reaped; `code` is negative if a signal killed it."""
+        os.close(self.orders)
+        os.close(self.stacks)
+        recorded = self.error_file.close()
+        if recorded and code != 0 and not self._failure and not self.killed:
+            self._failure = {
+                "message": recorded,
+                "reason": "Exception",
+                "at": datetime.now(UTC).isoformat(),
+            }
+        self.ending = self._ended(
+            contract.EXIT_SIGNAL - code if code < 0 else code, signal_number=-code if code < 0 else None
+        )
+        return self.ending
+
+    def request_stacks(self) -> None:
+        """Make it write its Python stacks; a stopped process does so only after it continues."""
+        self.read_stacks()  # discard what came too late for an earlier request
+        self.stacks_requested_at = time.monotonic()
+        self.stacks_requests += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, STACKS_SIGNAL)
+
+    def read_stacks(self) -> str:
+        """The stacks that it has written since the last call."""
+        text = b""
+        while data := _read(self.stacks):
+            text += data
+        self._stacks_read += len(text)
+        return text.decode(errors="replace")
+
+    def stacks_written(self) -> int:
+        """Bytes of stacks that it has written so far."""
+        unread = fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4))
+        return self._stacks_read + int.from_bytes(unread, sys.byteorder)
+
+    def kill_as_hung(self, message: str, *, is_shared: bool) -> None:
+        """Kill it for a hang that it caused, or that no rank is to blame for."""
+        reason = "PeerLost" if is_shared else "Hang"
+        self._failure = {"reason": reason, "message": message, "at": datetime.now(UTC).isoformat()}
+        self.kill_group()
+
+    def mark_oom_killed(self) -> None:
+        """The OOM killer killed it; this replaces any reason that it reported."""
+        self._failure = {"reason": "OOMKilled", "at": datetime.now(UTC).isoformat()}
+
+    def failing(self) -> Ending:
+        """It reported a failure and will exit once its exit functions are done."""
+        return self._ended(self._failure["exitCode"], signal_number=None)
+
+    def lose_peers(self, message: str, *, generation: int, is_unformed: bool = False) -> Ending:
+        """It is alive, but reports that it lost its peers, or did not reach them."""
+        self.lost_in, self.is_unformed = generation, is_unformed
+        self.lost = Ending(
+            rank=self.rank,
+            code=contract.EXIT_PEER_LOST,
+            at=datetime.now(UTC),
+            step=self.heartbeat.step,
+            message=message,
+        )
+        return self.lost
+
+    def state_in(self, generation: int) -> RankState:
+        """What the coordinator must know about it if messages were lost; see `Supervisor.states`."""
+        is_lost = self.lost_in == generation
+        return RankState(
+            generation=generation,
+            holds=self.holds,
+            is_ready=self.ready_in == generation,
+            lost=self.lost if is_lost else None,
+            is_unformed=is_lost and self.is_unformed,
+            ending=self.ending,
+        )
+
+    def _ended(self, code: int, *, signal_number: int | None) -> Ending:
+        step = self._failure.get("step")
+        if self.killed and "exitCode" in self._failure:  # it was exiting already
+            code, signal_number = self._failure["exitCode"], None
+        return Ending(
+            rank=self.rank,
+            code=code,
+            signal=signal_number,
+            at=datetime.fromisoformat(self._failure["at"]) if self._failure else datetime.now(UTC),
+            step=step if step is not None else self.heartbeat.step,
+            message=self._failure.get("message", ""),
+            reason=self._failure.get("reason"),
+            by_agent=self.killed and not self._failure,
+        )
+
+
+def _read(fd: int) -> bytes | None:
+    """Some bytes, b"" at the end of the stream, None if nothing is available now."""
+    try:
+        return os.read(fd, _CHUNK_BYTES)
+    except BlockingIOError:
+        return None

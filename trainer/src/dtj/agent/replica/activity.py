@@ -1,0 +1,121 @@
+"""Does a rank that has not completed a step yet do anything at all? Reads the kernel's counters.
+
+Imports, downloads, compilers and data loading complete no steps, but they (or the processes that the rank
+has started) use CPU time, read or write, or start processes. A stuck rank does none of these.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.rank.process_usage import ProcessTable, Usage, processes, usage_of
+from dtj.agent.wire.signs import Activity
+
+_POLL_S = 2.0
+# Within this time after a request, a rank has written its stacks. Reading its usage waits for that, but not
+# for longer than this: a client may ask for the stacks again and again.
+_STACKS_S = 1.0
+_LONGEST_WAIT_S = 10.0
+_STACKS_CPU_S = 0.01  # to write the stacks once
+# Polling with a timeout costs less than this share of a CPU, even in many threads.
+_CPU_SHARE = 0.001
+_CPU_LEAST_S = 0.03  # the kernel counts in hundredths of a second
+# A worker process that waits for its rank wakes up every few seconds; a busy one wakes up far more often.
+_WAKEUPS_PER_S = 1.0
+_WAKEUPS_LEAST = 10
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """A rank when it was last read.
+
+    base      its usage at `base_at`, when it was last active
+    wakeups   wake-ups of its main thread, which was last awake at `awake_at`
+    """
+
+    at: float
+    base: Usage
+    base_at: float
+    is_stopped: bool
+    wakeups: int
+    awake_at: float
+
+
+class ActivityReader:
+    """Remembers the usage of each process; skips ranks that complete steps."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}  # by pid
+        self._poll_at = time.monotonic() + _POLL_S
+
+    def tick(self, alive: Iterable[RankProcess]) -> dict[int, Activity]:
+        """If a poll is due: ranks that were active, and ranks whose process was stopped or continued."""
+        now = time.monotonic()
+        if now < self._poll_at:
+            return {}
+        self._poll_at = now + _POLL_S
+        starting = [process for process in alive if process.heartbeat.step is None]
+        self._seen = {p.pid: self._seen[p.pid] for p in starting if p.pid in self._seen}
+        if not starting:
+            return {}
+        table = processes()
+        return {p.rank: found for p in starting if (found := self._check(p, table, now))}
+
+    def asleep_s(self, process: RankProcess) -> float:
+        """Seconds since its main thread was last awake; 0 if unknown."""
+        seen = self._seen.get(process.pid)
+        return time.monotonic() - seen.awake_at if seen else 0.0
+
+    def forget(self, process: RankProcess) -> None:
+        """Report its activity again from the start."""
+        self._seen.pop(process.pid, None)
+
+    def _check(self, process: RankProcess, table: ProcessTable, now: float) -> Activity | None:
+        seen = self._seen.get(process.pid)
+        is_writing = now - process.stacks_requested_at < _STACKS_S
+        if seen and is_writing and now - seen.at < _LONGEST_WAIT_S:
+            return None
+        usage = without_stacks(process, table)
+        if usage is None:
+            return None
+        is_stopped = table.known[process.pid].state == "T"
+        if seen is None:
+            self._seen[process.pid] = _Seen(
+                at=now, base=usage, base_at=now, is_stopped=is_stopped, wakeups=usage.wakeups, awake_at=now
+            )
+            return Activity(process.generation, is_stopped)
+        if usage.wakeups > seen.wakeups:
+            seen.awake_at = now
+        seen.wakeups = usage.wakeups
+        has_changed = is_stopped != seen.is_stopped
+        seen.at, seen.is_stopped = now, is_stopped
+        if not has_changed and not did_something(seen.base, usage, elapsed_s=now - seen.base_at):
+            return None
+        seen.base, seen.base_at = usage, now
+        return Activity(process.generation, is_stopped)
+
+
+def without_stacks(process: RankProcess, table: ProcessTable) -> Usage | None:
+    """What a rank has used, apart from writing its stacks; None if it cannot be read, or writes them now."""
+    written = process.stacks_written()
+    usage = usage_of(process.pid, table)
+    if usage is None or process.stacks_written() != written:
+        return None
+    asked = process.stacks_requests
+    return usage._replace(
+        io_bytes=usage.io_bytes - written,
+        wakeups=usage.wakeups - asked,
+        cpu_s=usage.cpu_s - _STACKS_CPU_S * asked,
+    )
+
+
+def did_something(before: Usage, current: Usage, *, elapsed_s: float) -> bool:
+    """Whether the rank did more than poll with a timeout."""
+    return (
+        current.is_busy
+        or current.pids != before.pids
+        or current.io_bytes != before.io_bytes
+        or current.cpu_s - before.cpu_s > _CPU_LEAST_S + _CPU_SHARE * elapsed_s
+        or current.other_wakeups - before.other_wakeups > _WAKEUPS_LEAST + _WAKEUPS_PER_S * elapsed_s
+    )

@@ -1,0 +1,44 @@
+"""The Python stacks of a rank, as faulthandler writes them -> where its main thread is. Pure."""
+
+import re
+import sysconfig
+import zlib
+from pathlib import Path
+
+from dtj.agent.wire.probe import NOWHERE, Place
+
+# Python's own waiting functions: the frame of their caller says more.
+_WAITING = re.compile(r"/(threading|queue|selectors|subprocess)\.py$|/multiprocessing/")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_OURS = str(Path(__file__).parents[2])
+_LIBRARIES = (_OURS, sysconfig.get_path("stdlib"), "<")
+_PACKAGES = re.compile(r"/(site|dist)-packages/")
+
+
+def place_of(stacks: str) -> Place:
+    """Where the main thread is. It is the thread that handles the signal, which faulthandler calls current.
+
+    The place is unknown if that thread is missing, because the pipe was full or because there are more than
+    the 100 threads that faulthandler writes.
+    """
+    main = next((thread for thread in stacks.split("\n\n") if thread.startswith("Current thread")), "")
+    frames = list(_FRAME.finditer(main))
+    if not frames:
+        return NOWHERE
+    telling = next((f for f in frames if not _WAITING.search(f[1])), frames[0])
+    own = next((f for f in frames[frames.index(telling) :] if _is_users(f[1])), telling)
+    # The innermost line alone says little: an endless loop may have two lines.
+    calls = [(frames[0][1], frames[0][3]), *((f[1], f[2]) for f in frames[1:])]
+    return Place(
+        frame=_text(telling),
+        caller="" if own is telling else _text(own),
+        path=zlib.crc32(repr(calls).encode()),
+    )
+
+
+def _text(frame: re.Match[str]) -> str:
+    return f"{frame[1]}:{frame[2]} in {frame[3]}"
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(_LIBRARIES) and not _PACKAGES.search(file)

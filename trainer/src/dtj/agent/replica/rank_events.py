@@ -1,0 +1,121 @@
+"""Reports and exits of this pod's ranks -> the coordinator, /status, and the log."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dtj.agent.rank.process import RankProcess
+from dtj.agent.replica import grace
+from dtj.agent.replica.heartbeats import HeartbeatReader
+from dtj.agent.report.status import Status
+from dtj.agent.wire import outcome
+from dtj.agent.wire.link import Message
+from dtj.agent.wire.outcome import Ending
+from dtj.agent.wire.signs import Heartbeat
+
+
+class RankEvents:
+    """Called by supervisor.py for everything that happens to a rank.
+
+    send     sends a message to the coordinator
+    log      writes a line for the user
+    grace_s  the pod's termination grace period; None if unknown
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        heartbeats: HeartbeatReader,
+        *,
+        send: Callable[[Message], None],
+        log: Callable[[str], None],
+        grace_s: float | None,
+    ) -> None:
+        self._status = status
+        self._heartbeats = heartbeats
+        self._send = send
+        self._log = log
+        self._grace_s = grace_s
+        self._last = "", 0  # message and generation
+        self._has_warned = False
+
+    def started(self, process: RankProcess) -> None:
+        """The rank was forked."""
+        self._status.started(process.rank, process.pid)
+
+    def reported(self, process: RankProcess, fields: dict[str, Any]) -> None:
+        """The rank sent a report; see telemetry/report_pipe.py."""
+        match fields:
+            case {"ready": generation}:
+                process.uses_dtj, process.ready_in = True, generation
+                self._send({"ready": [process.rank, generation]})
+            case {"hold": holds}:
+                process.holds = holds
+                self._send({"hold": process.rank, "holds": holds})
+            case {"unformed": generation, "message": why}:
+                what = f"rank {process.rank} cannot reach its peers: {why}"
+                self._log(what)
+                ending = process.lose_peers(what, generation=generation, is_unformed=True)
+                self._send({"unformed": ending.to_json(), "generation": generation})
+            case {"lost": why, "generation": generation}:
+                ending = process.lose_peers(why, generation=generation)
+                self._send({"lost": ending.to_json(), "generation": generation})
+            case {"failure": _}:
+                self._send({"failing": process.failing().to_json(), "generation": process.generation})
+            case _:
+                # About the run. Only dtj reports that, even if the rank is alone and forms no group.
+                process.uses_dtj = True
+                if "saveSeconds" in fields:
+                    self._warn_of_grace(fields["saveSeconds"])
+                self._status.update(process.rank, fields)
+
+    def ended(self, process: RankProcess, beside: Iterable[RankProcess]) -> None:
+        """The rank exited and its last lines are printed.
+
+        beside  the newest process of every rank of this pod, including this one
+        """
+        ending = process.ending
+        assert ending is not None
+        # Steps that are not reported yet, of this rank or others, were completed before its exit.
+        self._pass_on(self._heartbeats.read_all(beside))
+        self._status.ended(process.rank, failed=ending.failed)
+        if ending.by_agent:
+            return
+        self._send({"ended": ending.to_json(), "generation": process.generation})
+        if ending.failed and ending.cause != "PeerLost":
+            self._log_once(_headline(process, ending), process.generation)
+
+    def tick(self, alive: Iterable[RankProcess]) -> None:
+        """Time has passed: send new heartbeats and activity."""
+        alive = list(alive)
+        self._pass_on(self._heartbeats.tick(alive))
+        activity = self._heartbeats.activity.tick(alive)
+        if activity:
+            self._send({"activity": activity})
+
+    def _pass_on(self, heartbeats: Mapping[int, Heartbeat]) -> None:
+        for rank, heartbeat in heartbeats.items():
+            if heartbeat.step is not None:
+                self._status.update(rank, {"step": heartbeat.step})
+        if heartbeats:
+            self._send({"heartbeats": heartbeats})
+
+    def _warn_of_grace(self, save_s: float) -> None:
+        found = grace.warning(self._grace_s, save_s=save_s, step_s=self._heartbeats.step_s)
+        if found and not self._has_warned:
+            self._has_warned = True
+            self._log(found)
+
+    def _log_once(self, message: str, generation: int) -> None:
+        """Ranks with the same mistake fail with the same message; a later generation says it again."""
+        if (message, generation) != self._last:
+            self._last = message, generation
+            self._log(message)
+
+
+def _headline(process: RankProcess, ending: Ending) -> str:
+    """The cause in one log line; a message for the user is printed once for all ranks."""
+    if process.is_for_people():
+        return ending.message
+    if ending.message:
+        return f"rank {ending.rank} failed: {ending.message.splitlines()[-1]}"
+    return outcome.describe(ending, ending.step)

@@ -1,0 +1,1 @@
+"""What the agent tells others: /status, the terminal, the log, and the termination message."""

@@ -1,0 +1,58 @@
+"""Shows the status over HTTP and on a terminal, updated a few times a second."""
+
+import selectors
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dtj.agent.report.console import Console
+from dtj.agent.report.status_server import StatusServer
+
+_EVERY_S = 0.25
+
+
+class StatusPage:
+    """Shows the newest document; without a port or a terminal nothing is ever due."""
+
+    def __init__(self, host: str, port: int | None, *, console: Console, log: Callable[[str], None]) -> None:
+        self._console = console
+        self._server: StatusServer | None = None
+        self.deadline: float | None = None
+        if port is not None:
+            try:
+                self._server = StatusServer.start(host, port)
+            except OSError as error:  # training matters more than its status page
+                log(f"cannot serve the status page on port {port}: {error.strerror}")
+
+    def watch(self, selector: selectors.BaseSelector, on_stacks_requested: Callable[[], None]) -> None:
+        """Call back if an HTTP client requests stacks; answer with `show_stacks`."""
+        server = self._server
+        if server:
+            selector.register(
+                server,
+                selectors.EVENT_READ,
+                lambda: on_stacks_requested() if server.take_stacks_request() else None,
+            )
+
+    def show_stacks(self, text: str) -> None:
+        """Answer all requests so far."""
+        if self._server:
+            self._server.answer(text)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a new document."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def show(self, document: dict[str, Any]) -> None:
+        """Replace the document."""
+        self._console.progress(document)
+        if self._server:
+            self._server.publish(document)
+        if self._server or self._console.is_live:
+            self.deadline = time.monotonic() + _EVERY_S
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._server:
+            self._server.stop()

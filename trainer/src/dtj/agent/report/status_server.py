@@ -1,0 +1,194 @@
+"""/status, /metrics, /stacks and /healthz over HTTP, read only.
+
+A separate process, forked before the ranks, so that the agent has no threads and can fork again at any time.
+The agent sends it the newest document, and stacks when it requests them. It dies with the agent.
+"""
+
+import contextlib
+import errno
+import json
+import queue
+import socket
+import socketserver
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+from dtj.agent.child_process import end_helper, fork_helper
+
+_DOCUMENT_BYTES = 1 << 20
+# A document is a JSON object; a message about stacks starts with this byte, in both directions.
+_STACKS = b"S"
+_STACKS_BYTES = 128 * 1024
+_STACKS_TIMEOUT_S = 10.0
+_GAUGES = {
+    "dtj_step": ("step", "Last completed step of rank 0."),
+    "dtj_total_steps": ("totalSteps", "Total steps of the run."),
+    "dtj_epoch": ("epoch", "Epoch of the data, from 0."),
+    "dtj_loss": ("loss", "Last logged loss, mean over the global batch."),
+    "dtj_samples_per_second": ("samplesPerSecond", "Samples per second over all ranks of the job."),
+    "dtj_tokens_per_second": ("tokensPerSecond", "Tokens per second over all ranks of the job."),
+    "dtj_mfu_ratio": ("mfu", "Model FLOPs utilization (MFU) of rank 0, 0 to 1."),
+    "dtj_data_wait_ratio": ("dataWait", "Share of time that the ranks spent waiting for samples, 0 to 1."),
+    "dtj_step_seconds_p50": ("stepSecondsP50", "Median duration of rank 0's last 1,000 steps."),
+    "dtj_step_seconds_p99": (
+        "stepSecondsP99",
+        "99th percentile of the duration of rank 0's last 1,000 steps.",
+    ),
+    "dtj_memory_bytes": ("memoryBytes", "Peak memory of rank 0."),
+}
+
+
+class StatusServer:
+    """The agent's side of the server."""
+
+    def __init__(self, pid: int, documents: socket.socket) -> None:
+        self._pid = pid
+        self._documents = documents
+
+    @classmethod
+    def start(cls, host: str, port: int) -> Self:
+        """Fork the process; OSError if the port is taken."""
+        server = _HttpServer(host, port)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        pid = fork_helper(lambda: _serve(server, theirs), keep=(server.fileno(), theirs.fileno()))
+        server.server_close()
+        theirs.close()
+        ours.setblocking(False)
+        return cls(pid, ours)
+
+    def publish(self, document: dict[str, Any]) -> None:
+        """Send the newest document; dropped if the server is behind, since the next one replaces it.
+
+        One that is too large for a datagram, as metrics can make it, is sent without metrics and without the
+        ranks of other pods.
+        """
+        with contextlib.suppress(OSError):
+            try:
+                self._documents.send(json.dumps(document).encode())
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    ours = [rank for rank in document["ranks"] if rank["pid"] is not None]
+                    self._documents.send(json.dumps(document | {"metrics": {}, "ranks": ours}).encode())
+
+    def fileno(self) -> int:
+        """For a selector: readable when there may be a request to take."""
+        return self._documents.fileno()
+
+    def take_stacks_request(self) -> bool:
+        """Whether a client waits for stacks."""
+        with contextlib.suppress(OSError):
+            return bool(self._documents.recv(1))
+        return False
+
+    def answer(self, stacks: str) -> None:
+        """Send the stacks; if they are too long, without their beginning."""
+        with contextlib.suppress(OSError):
+            self._documents.send(_STACKS + stacks.encode(errors="replace")[-_STACKS_BYTES:])
+
+    def stop(self) -> None:
+        """Kill the process and reap it, if it is still there."""
+        end_helper(self._pid)
+        self._documents.close()
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Serves IPv4 and IPv6 if it listens on all interfaces: a pod may have either kind of address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        if not host and socket.has_dualstack_ipv6():
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, whose name lookup can take seconds
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+
+def _serve(server: ThreadingHTTPServer, documents: socket.socket) -> None:
+    _Handler.document = json.loads(documents.recv(_DOCUMENT_BYTES))
+    _Handler.agent = documents
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    while data := documents.recv(_DOCUMENT_BYTES):
+        if data.startswith(_STACKS):
+            _answer_waiting(data.removeprefix(_STACKS))
+        else:
+            _Handler.document = json.loads(data)
+
+
+def _answer_waiting(stacks: bytes) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            _Handler.waiting.get_nowait().put(stacks)
+
+
+def metrics(document: dict[str, Any]) -> str:
+    """The document in Prometheus' text format; unknown values are left out."""
+    lines = []
+    for name, (field, meaning) in _GAUGES.items():
+        if document[field] is not None:
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {document[field]}"]
+    if document["checkpoint"]:
+        name = "dtj_checkpoint_step"
+        lines += [f"# HELP {name} Step of the newest committed checkpoint.", f"# TYPE {name} gauge"]
+        lines.append(f"{name} {document['checkpoint']['step']}")
+    lines += ["# HELP dtj_rank_up 1 while the rank's process runs.", "# TYPE dtj_rank_up gauge"]
+    lines += [f'dtj_rank_up{{rank="{r["rank"]}"}} {int(r["state"] == "Running")}' for r in document["ranks"]]
+    slow = document["slowest"]
+    if slow:
+        name = "dtj_straggler_ratio"
+        lines += [
+            f"# HELP {name} Work per step of the slowest rank, divided by that of the other ranks.",
+            f"# TYPE {name} gauge",
+        ]
+        lines.append(f'{name}{{rank="{slow["rank"]}",replica="{slow["replica"]}"}} {slow["ratio"]}')
+    stepping = [r for r in document["ranks"] if r["step"] is not None]
+    if stepping:
+        lines += ["# HELP dtj_rank_step Last completed step of a rank.", "# TYPE dtj_rank_step gauge"]
+        lines += [f'dtj_rank_step{{rank="{r["rank"]}"}} {r["step"]}' for r in stepping]
+    return "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    document: dict[str, Any] = {}
+    agent: socket.socket
+    waiting: queue.SimpleQueue[queue.SimpleQueue[bytes]] = queue.SimpleQueue()  # clients that wait for stacks
+    timeout = 10  # for a client that opens a connection and sends nothing
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/status":
+            self._answer(json.dumps(self.document), "application/json")
+        elif path == "/metrics":
+            self._answer(metrics(self.document), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/stacks":
+            self._answer_stacks()
+        elif path == "/healthz":
+            self._answer("ok\n", "text/plain")
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND, "known paths: /status, /metrics, /stacks, /healthz")
+
+    def _answer_stacks(self) -> None:
+        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.waiting.put(mine)
+        try:
+            self.agent.send(_STACKS)
+            self._answer(
+                mine.get(timeout=_STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
+            )
+        except (OSError, queue.Empty):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not respond")
+
+    def _answer(self, body: str, kind: str) -> None:
+        data = body.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the base class
+        """Log nothing: the log belongs to the ranks."""

@@ -1,0 +1,1 @@
+"""Messages between agents and the coordinator, and the checks of what arrives."""

@@ -1,0 +1,232 @@
+"""How the ranks of this pod ended -> one cause, one exit code, one termination message. Pure.
+
+The culprit is the first rank that failed by itself. Ranks that only lost a peer ("connection reset by peer")
+are secondary, even if they died earlier.
+"""
+
+import json
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from dtj import contract
+from dtj.agent.wire.checked import checked
+
+MESSAGE_BYTES = 4000
+_LAST_REPORTED = ("totalSteps", "epoch", "loss", "samplesPerSecond")
+_CULPRIT_BYTES = 2800  # of the 4,096 of a termination message
+_LINE = 300  # characters of another rank's error in the sentence about it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """One rank's end.
+
+    code      0..255, 128 + n if signal n killed it
+    signal    the signal's number, None if it exited by itself
+    at        when it failed: as reported by the rank, else when it was reaped
+    step      last known completed step
+    message   tail of its traceback, empty if there is none
+    reason    as reported by the rank, see contract.REASONS, or None
+    by_agent  the agent killed it because another rank had failed
+    """
+
+    rank: int
+    code: int
+    at: datetime
+    signal: int | None = None
+    step: int | None = None
+    message: str = ""
+    reason: str | None = None
+    by_agent: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """It ended neither done nor by an agreed stop, and the agent did not kill it."""
+        return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
+
+    @property
+    def is_final(self) -> bool:
+        """A restart in place cannot help: a bad recipe, or another process owns the run's folder."""
+        return self.cause in {"BadRecipe", "Superseded"}
+
+    @property
+    def cause(self) -> str:
+        """One of contract.REASONS."""
+        if self.reason in {"Hang", "OOMKilled", "PeerLost", "Superseded"}:  # even if a signal ended it
+            return self.reason
+        if self.signal is not None:
+            return "Signal"
+        if self.code == contract.EXIT_BAD_RECIPE:
+            return "BadRecipe"
+        if self.code == contract.EXIT_PEER_LOST:
+            return "PeerLost"
+        if self.code == contract.EXIT_STOPPED:
+            return "Stopped"
+        if self.code == contract.EXIT_DONE:
+            return "Done"
+        return self.reason or "ExitCode"
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields for the wire; the message is cut to the size that a line may have."""
+        fields = asdict(self) | {"at": self.at.isoformat()}
+        return fit(fields, limit=MESSAGE_BYTES)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Ending":
+        """From the fields of `to_json`; ValueError if they are others."""
+        found: Ending = checked(cls, fields)
+        return found
+
+
+def first_cause(endings: Iterable[Ending]) -> Ending | None:
+    """The culprit: the earliest failure with a cause of its own, else the earliest lost peer."""
+    failed = [e for e in endings if e.failed]
+    return min(failed, key=lambda e: (e.cause == "PeerLost", e.at, e.rank), default=None)
+
+
+def exit_code(endings: Iterable[Ending]) -> int:
+    """The exit code of the agent."""
+    endings = list(endings)
+    culprit = first_cause(endings)
+    if culprit:
+        return culprit.code
+    codes = (e.code for e in endings if not e.by_agent or e.code == contract.EXIT_STOPPED)
+    return max(codes, default=contract.EXIT_DONE)
+
+
+def termination_fields(
+    endings: Iterable[Ending],
+    *,
+    ranks: range,
+    elsewhere: dict[str, Any] | None = None,
+    reported: Mapping[str, Any],
+    generation: int,
+    in_place: int | None = None,
+    without_progress: int | None = None,
+    now: datetime,
+) -> dict[str, Any]:
+    """The fields of the termination message, uncut; `fit` makes them short enough.
+
+    ranks             of this pod
+    elsewhere         `failure_fields` of the rank of another replica that failed the job
+    reported          what the ranks last reported about the run, as in /status
+    in_place          in-place restarts in this attempt, as far as this agent knows
+    without_progress  restarts in a row since the last progress, likewise
+    """
+    endings = list(endings)
+    culprit = first_cause(endings)
+    steps = [e.step for e in endings if e.step is not None]
+    step = culprit.step if culprit and culprit.step is not None else max(steps, default=None)
+    code = exit_code(endings)
+    saved = reported.get("checkpoint")
+    return {
+        "step": step,
+        **{name: reported.get(name) for name in _LAST_REPORTED},
+        "reason": culprit.cause if culprit else ("Stopped" if code == contract.EXIT_STOPPED else "Done"),
+        "rank": culprit.rank if culprit and culprit.rank in ranks else None,
+        "exitCode": code,
+        "message": describe(culprit, step) if culprit else _success(len(endings), step, code),
+        "checkpoint": saved and saved["path"],
+        "generation": generation,
+        "inPlace": in_place,
+        "withoutProgress": without_progress,
+        "at": stamp(culprit.at if culprit else now),
+        "culprit": elsewhere and fit(elsewhere, limit=_CULPRIT_BYTES),
+    }
+
+
+def echo(culprit: Ending, *, now: datetime) -> Ending:
+    """The ending of a pod whose ranks were healthy when a rank of another replica failed the job."""
+    lines = describe(culprit, culprit.step).splitlines()
+    return Ending(
+        rank=culprit.rank,
+        code=contract.EXIT_PEER_LOST,
+        at=now,
+        step=culprit.step,
+        message=f"lost a peer: {lines[-1][:_LINE]}",
+    )
+
+
+def is_idle(endings: Iterable[Ending]) -> bool:
+    """No rank exited by itself: none was started, or the agent killed them."""
+    return all(e.by_agent and e.code != contract.EXIT_STOPPED for e in endings)
+
+
+def idle_ending(*, rank: int, number: signal.Signals, now: datetime) -> Ending:
+    """The ending of a pod that was asked to terminate while none of its ranks was running."""
+    return Ending(
+        rank=rank,
+        code=contract.EXIT_SIGNAL + number,
+        signal=number,
+        at=now,
+        message=f"stopped by {number.name} while no rank was running",
+    )
+
+
+def failure_fields(ending: Ending, *, generation: int, processes: int) -> dict[str, Any]:
+    """The last failure as /status shows it."""
+    return {
+        "rank": ending.rank,
+        "replica": ending.rank // processes,
+        "reason": ending.cause,
+        "exitCode": ending.code,
+        "signal": name_of(ending.signal) if ending.signal is not None else "",
+        "message": describe(ending, ending.step),
+        "step": ending.step,
+        "generation": generation,
+        "at": stamp(ending.at),
+    }
+
+
+def stamp(at: datetime) -> str:
+    """RFC 3339 in UTC."""
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe(culprit: Ending, step: int | None) -> str:
+    """What happened: the traceback if there is one, else what the exit code means."""
+    if culprit.message:
+        return culprit.message
+    when = f"after step {step}" if step is not None else "before its first step"
+    if culprit.signal is None:
+        return f"rank {culprit.rank} exited with code {culprit.code} {when}"
+    if culprit.cause == "OOMKilled":
+        return (
+            f"rank {culprit.rank} was killed by the kernel {when}: out of memory"
+            " (the pod reached its memory limit)"
+        )
+    hint = " (often the kernel's OOM killer: out of memory)" if culprit.signal == signal.SIGKILL else ""
+    return f"rank {culprit.rank} was killed by {name_of(culprit.signal)} {when}{hint}"
+
+
+def name_of(number: int) -> str:
+    """A signal's name; most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def fit(fields: dict[str, Any], *, limit: int) -> dict[str, Any]:
+    """The same fields with `message` cut so that all fit into `limit` bytes of JSON.
+
+    The end of the message is kept: it contains the error.
+    """
+    message = fields["message"]
+    while (excess := len(encode(fields | {"message": message})) - limit) > 0 and message:
+        message = message[max(1, excess // 6) :]  # the longest escape of a character has six bytes
+    return fields | {"message": message}
+
+
+def encode(fields: dict[str, Any]) -> bytes:
+    """The JSON that is written to the file."""
+    return json.dumps(fields, ensure_ascii=False).encode(errors="replace")
+
+
+def _success(count: int, step: int | None, code: int) -> str:
+    who = "1 rank" if count == 1 else f"{count} ranks"
+    what = "stopped on request" if code == contract.EXIT_STOPPED else "done"
+    return f"{who} {what}" + (f" at step {step}" if step is not None else "")

@@ -1,0 +1,158 @@
+"""Runs the collective verbs of `Run` so that they survive the loss of a rank: repeated or skipped.
+
+`run.py` defines what a verb does and how to undo it. `process_groups.py` joins the next process groups, and
+`handover.py` finds out which ranks are behind and hands over the state.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from dtj.checkpoint.checkpointer import Checkpointer
+from dtj.contract import EXIT_PEER_LOST
+from dtj.errors import Stopped
+from dtj.healing.handover import NO_STATE, Handover, ProgramPoint
+from dtj.ranks.process_groups import ProcessGroups
+from dtj.step.progress import Progress
+from dtj.telemetry import report_pipe
+
+T = TypeVar("T")
+
+
+class Recovery:
+    """Keeps this rank in step with the others when one of them is lost and replaced.
+
+    on_new_groups  called when the process groups were replaced, before anything is sent over the new ones
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: ProcessGroups,
+        checkpointer: Checkpointer,
+        progress: Progress,
+        on_new_groups: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._groups = groups
+        self._checkpointer = checkpointer
+        self._progress = progress
+        self._on_new_groups = on_new_groups
+        self._say = say
+        self._handover = Handover()
+        self._has_state = False  # this rank holds the state that belongs to its point in the program
+
+    @property
+    def is_behind(self) -> bool:
+        """The other ranks wait at a later point; until there, this rank skips the model and collectives."""
+        return self._handover.target is not None and self._handover.is_behind(self._point)
+
+    def run_verb(self, verb: Callable[[], T], *, rollback: Callable[[], None] | None, skipped: T) -> T:
+        """Run a collective verb; repeat it if a rank was lost, skip it if the others have done it already.
+
+        rollback  undoes a failed attempt, before the verb is repeated
+        skipped   result if the verb is skipped
+        """
+        while True:
+            self.hand_over()
+            if self.is_behind:
+                result = skipped
+                break
+            try:
+                result = verb()
+                break
+            except RuntimeError as error:
+                if rollback and self._groups.can_heal:
+                    rollback()
+                self.rejoin(error)
+        self._progress.verb += 1
+        return result
+
+    def joins_survivors(self) -> bool:
+        """Other ranks hold the state in memory; this rank receives it at the point where they wait."""
+        return self._groups.is_healing and self._compare()
+
+    def mark_restored(self) -> None:
+        """This rank has restored its checkpoint, or there is none: its state is complete."""
+        self._has_state = True
+
+    def report_state(self) -> None:
+        """Report to the agent that this rank holds the state: it can keep running if another rank is lost."""
+        if (
+            self._has_state
+            and self._groups.can_heal
+            and self._checkpointer.parts.user_parts
+            and self._groups.control is not None
+        ):
+            report_pipe.send({"hold": True}, wait_s=1.0)
+
+    def give_up_healing(self) -> None:
+        """From now on a lost rank ends all ranks: the program runs collectives that cannot be repeated."""
+        if self._groups.can_heal:
+            self._groups.stop_healing()
+            report_pipe.send({"hold": False}, wait_s=1.0)
+
+    def hand_over(self) -> None:
+        """If this rank is at the point of the handover: send the state, or take it over."""
+        while self._handover.target is not None and not self.is_behind:
+            try:
+                taken = self._handover.exchange(
+                    self._control, pack=lambda: self._checkpointer.pack(self._progress.step)
+                )
+                if taken is not None:
+                    self._checkpointer.unpack(taken)
+                    self._has_state = True
+                    self.report_state()
+            except RuntimeError as error:
+                self.rejoin(error)
+
+    def rejoin(self, error: RuntimeError) -> None:
+        """Join the next generation and compare points; raise `error` if it does not come from a lost peer."""
+        while True:
+            try:
+                self._groups.reform(error)
+            except Stopped:
+                saved = self._checkpointer.saved_step
+                rest = "nothing was saved" if saved is None else f"the newest checkpoint is of step {saved}"
+                self._say(f"stopped at step {self._progress.step}; {rest}")
+                raise
+            try:
+                self._on_new_groups()
+                self._progress.needs_warm_up = self._progress.step > 0
+                self._compare()
+            except RuntimeError as another:
+                error = another
+            else:
+                return
+
+    @property
+    def _point(self) -> ProgramPoint:
+        progress = self._progress
+        return ProgramPoint(
+            progress.loops, progress.step, progress.is_over, progress.verb, progress.feed.position
+        )
+
+    def _compare(self) -> bool:
+        """Compare points with the other ranks; False if no rank has state, so the run has to start."""
+        point = self._point if self._has_state else NO_STATE
+        target = self._handover.compare(point, self._control)
+        if target is None:
+            if self._progress.has_begun:  # the last rank with the state is lost
+                raise SystemExit(EXIT_PEER_LOST)
+            return False
+        if target.is_over:
+            self._progress.ends_at = target.step
+        if not self._has_state:
+            self._progress.step, self._progress.verb = target.step, 0
+            self._progress.feed.position = target.data_position
+            self._progress.needs_warm_up = target.step > 0
+        elif self.is_behind:
+            self._has_state = False
+            report_pipe.send({"hold": False})
+        return True
+
+    @property
+    def _control(self) -> "dist.ProcessGroup":
+        assert self._groups.control is not None  # never called with a single process
+        return self._groups.control

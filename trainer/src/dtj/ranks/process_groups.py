@@ -1,0 +1,197 @@
+"""The process groups of one rank, and how it joins the next generation when they break.
+
+    open    wait until all ranks are ready, then join the groups
+    reform  after the loss of a peer: leave the broken groups, wait for the agent's order, join the new ones
+
+Without an agent (plain `python` or torchrun) the groups are those of `env://`, and a lost peer ends the run.
+"""
+
+import contextlib
+import faulthandler
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dtj import contract
+from dtj.errors import Stopped, is_peer_loss
+from dtj.ranks import control_pipe, gloo_sockets
+from dtj.ranks.stop import StopFlag
+from dtj.ranks.world import RENDEZVOUS_TIMEOUT, World, open_group
+from dtj.telemetry import heartbeat, report_pipe
+
+# On which one rank's gloo listens: one for each group, and some of other threads that began at this moment.
+_MOST_PORTS = 16
+# Opening the groups has three parts, and each ends after the time to connect. A rank that takes longer than
+# this many of these times hangs in the library, where no error and no other thread can reach it.
+_LONGEST_OPEN = 4
+
+
+class ProcessGroups:
+    """The process groups of this rank, over all generations.
+
+    control     CPU-only group for agreements, which must neither wait for the accelerator nor mix with DDP's
+                messages; None if the world has one process
+    in_place    every rank holds the whole state, so a lost rank can be replaced
+    is_healing  other ranks hold the state in memory: send nothing before `compare` of handover.py
+    """
+
+    def __init__(
+        self, world: World, devices: tuple[torch.device, ...], stop: StopFlag, *, in_place: bool
+    ) -> None:
+        self.control: dist.ProcessGroup | None = None
+        self.is_healing = False
+        self._world = world
+        self._devices = devices
+        self._stop = stop
+        self._in_place = in_place
+        self._control_pipe: control_pipe.ControlPipe | None = None
+        self._generation = 0
+        self._own_ports: frozenset[int] = frozenset()  # of gloo, in this process
+        self._ports: frozenset[int] = frozenset()  # of gloo, in all processes, and of the store
+        self._retired = RetiredGroups()
+
+    @property
+    def can_heal(self) -> bool:
+        """A lost peer can be replaced while this process continues; not with NCCL, whose state is lost."""
+        return self._in_place and self._control_pipe is not None and self._devices[0].type == "cpu"
+
+    def stop_healing(self) -> None:
+        """From now on a lost peer ends this process."""
+        self._in_place = False
+
+    def open(self) -> None:
+        """Wait for the other ranks, without a time limit if there is an agent, and join the groups."""
+        if self._world.size == 1:
+            return
+        # Ranks that share one model wait for each other throughout a step: their work cannot be compared.
+        heartbeat.mine.is_compared = self._in_place
+        self._control_pipe = control_pipe.listen(os.environ, on_change=self._break)
+        if self._control_pipe is None:
+            self.control = open_group(self._world, self._devices, store=None, timeout=RENDEZVOUS_TIMEOUT)
+            return
+        self.is_healing = os.environ.get(contract.HEALING) == "1"
+        self._enter()
+
+    def reform(self, error: RuntimeError) -> None:
+        """Join the next generation after `error`; raise `error` if no peer was lost."""
+        if self._control_pipe is None or not self.can_heal:
+            raise error
+        is_announced = self._control_pipe.newest.number > self._generation
+        if not is_announced and not is_peer_loss(error):
+            raise error
+        if not is_announced:
+            report_pipe.send({"lost": str(error)[:500], "generation": self._generation}, wait_s=1.0)
+        self.close()
+        self._control_pipe.wait_newer(self._generation, give_up=self._give_up)
+        self._enter()
+        heartbeat.mine.sign()
+
+    def close(self) -> None:
+        """Leave all groups; errors are ignored, as the groups are not used again."""
+        self._break()
+        self.control = None
+        if dist.is_available() and dist.is_initialized():
+            if self._control_pipe is not None:
+                self._retired.add(list(dist.distributed_c10d._world.pg_map))
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def _enter(self) -> None:
+        assert self._control_pipe is not None
+        while True:
+            target = self._control_pipe.newest
+            report_pipe.send({"ready": target.number}, wait_s=1.0)
+            if not self._control_pipe.wait_complete(target.number, give_up=self._give_up):
+                continue
+            self._generation = target.number
+            try:
+                self._open(target)
+            except RuntimeError as error:
+                self.close()
+                if not self._is_replaced(target):
+                    report_pipe.send({"unformed": target.number, "message": str(error)[:500]}, wait_s=1.0)
+                self._control_pipe.wait_newer(target.number, give_up=self._give_up)
+                continue
+            return
+
+    def _open(self, target: control_pipe.Generation) -> None:
+        before = gloo_sockets.listening_ports()
+        timeout = timedelta(seconds=target.connect_s) if self.can_heal else RENDEZVOUS_TIMEOUT
+        with _bounded(_LONGEST_OPEN * target.connect_s if self.can_heal else None):
+            # A client: it does not matter to it whether the server uses libuv, which torch may lack.
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                target.addr, target.port, is_master=False, timeout=timeout, use_libuv=False
+            )
+            self.control = open_group(self._world, self._devices, store=store, timeout=timeout)
+            if self._devices[0].type != "cpu":  # NCCL's sockets are left alone: its groups end by themselves
+                return
+            self._own_ports = gloo_sockets.listening_ports() - before
+            self._leave_if_replaced(target)  # later news shuts down the connections to these ports
+            self._ports = _of_all(self._own_ports, self.control) | {target.port}
+            self._leave_if_replaced(target)  # later news shuts down all connections
+
+    def _break(self) -> None:
+        """Make every collective in flight fail now, in any thread.
+
+        gloo has no abort: it notices a dead peer only when the connection closes, and a lost node or a
+        stopped process never closes it. So this side shuts its connections down.
+        """
+        if self._own_ports or self._ports:
+            gloo_sockets.shut_down(own=self._own_ports, theirs=self._ports)
+
+    def _leave_if_replaced(self, target: control_pipe.Generation) -> None:
+        if self._is_replaced(target):
+            raise RuntimeError(f"generation {target.number} was replaced")
+
+    def _is_replaced(self, target: control_pipe.Generation) -> bool:
+        assert self._control_pipe is not None
+        return self._control_pipe.newest.number > target.number
+
+    def _give_up(self) -> None:
+        """Called regularly while this rank waits for the others; raises Stopped after a stop signal."""
+        if self._stop:
+            raise Stopped(contract.EXIT_SIGNAL + (self._stop.signal or 15))
+
+
+class RetiredGroups:
+    """Process groups of the previous generation, kept until they are unused, then destroyed in a thread.
+
+    Destroying a gloo group waits for its last collective. If its connection broke at the wrong moment, that
+    takes the whole timeout, and training would block if it held the last reference.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[object] = []
+
+    def add(self, groups: list[object]) -> None:
+        """Retire these groups; the groups that were added before are no longer in use and are destroyed."""
+        unused, self._groups = self._groups, groups
+        if unused:
+            threading.Thread(target=unused.clear, name="dtj-retired-groups", daemon=True).start()
+
+
+@contextlib.contextmanager
+def _bounded(limit_s: float | None) -> Iterator[None]:
+    """End this process with the stacks of all its threads if the block takes longer than `limit_s` seconds.
+
+    It works while the GIL is held elsewhere. A timer that the program itself has set is lost.
+    """
+    if limit_s is not None:
+        faulthandler.dump_traceback_later(limit_s, exit=True)
+    try:
+        yield
+    finally:
+        if limit_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _of_all(ports: frozenset[int], group: "dist.ProcessGroup") -> frozenset[int]:
+    """The ports of all ranks."""
+    mine = torch.tensor((sorted(ports) + [0] * _MOST_PORTS)[:_MOST_PORTS])
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return frozenset(torch.cat(found).tolist()) - {0}

@@ -1,0 +1,205 @@
+"""What happens after each step: the ranks agree on stop, finish, save and log; also the end of training.
+
+The only collective that it adds to a step is the message of agreement.py, which is read one step later.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from dtj.checkpoint.objects import Location
+from dtj.contract import EXIT_SIGNAL, EXIT_STOPPED
+from dtj.copies.memory_copies import MemoryCopies
+from dtj.errors import Stopped
+from dtj.parallel.strategy import Strategy
+from dtj.ranks import agreement
+from dtj.ranks.agreement import Agreement, Message
+from dtj.ranks.process_groups import ProcessGroups
+from dtj.ranks.stop import StopFlag
+from dtj.step.finite import FiniteCheck
+from dtj.step.progress import Progress
+from dtj.step.replicas import ReplicaCheck
+from dtj.telemetry import heartbeat
+from dtj.telemetry.logger import Logger
+
+
+class Boundary:
+    """The work between one step and the next, in agreement with the other ranks.
+
+    logger        of the present loop; None before the first loop
+    wants_finish  this rank called run.finish
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: ProcessGroups,
+        stop: StopFlag,
+        strategy: Strategy,
+        copies: MemoryCopies,
+        finite: FiniteCheck,
+        replicas: ReplicaCheck,
+        progress: Progress,
+        say: Callable[[str], None],
+    ) -> None:
+        self.logger: Logger | None = None
+        self.wants_finish = False
+        self._save_due = self._copy_due = False
+        self._groups = groups
+        self._stop = stop
+        self._strategy = strategy
+        self._checkpointer = copies.checkpointer
+        self._copies = copies
+        self._finite = finite
+        self._replicas = replicas
+        self._progress = progress
+        self._say = say
+        self._agreement = Agreement(groups.control)
+        self._sent = (0, 0.0)  # step and time of the last message
+        self._next = 0  # step after which the next message is sent
+        self._reads_at_once = False  # because steps are long; the same on every rank
+
+    def begin(self, logger: Logger) -> None:
+        """Training starts or continues after the present step."""
+        self.logger, self.wants_finish = logger, False
+        self._sent = (self._progress.step, time.monotonic())
+
+    def counting_operations(self, samples: int) -> contextlib.AbstractContextManager[None]:
+        """Context for forward and backward of a step, see `Meter.counting`."""
+        return self.logger.meter.counting(samples) if self.logger else contextlib.nullcontext()
+
+    def renew(self) -> None:
+        """The process groups were replaced: drop the message that was in flight over the old ones.
+
+        All ranks, also restarted ones, send the next message after the next step.
+        """
+        self._agreement, self._next = Agreement(self._groups.control), 0
+        self._reads_at_once = False
+        if self.logger:
+            self.logger.forget()
+
+    def after_step(self, *, epoch: int, is_last: bool) -> None:
+        """To be called after the optimizer step. Raises Stopped on all ranks if they agreed on a stop."""
+        step = self._progress.step
+        heartbeat.mine.stepped(step)
+        self._strategy.after_step(step)
+        decided = Message()
+        if self._reads_at_once and not self._agreement.is_pending:
+            self._send()
+        if is_last or self._reads_at_once or step > self._sent[0] + self._strategy.max_steps_ahead:
+            decided = self._receive()
+        if decided.finish:
+            self._progress.ends_at, is_last = step, True
+        if decided.not_finite:
+            self._check_finite()
+        self._replicas.after_step(
+            step,
+            self._checkpointer.parts.user_parts,
+            in_sync=self._strategy.in_sync(step),
+            group=self._groups.control,
+        )
+        self._save_due = self._save_due or decided.save or self._checkpointer.is_due(step)
+        self._copy_due = self._copy_due or decided.copy or self._copies.is_due(step)
+        if (self._save_due or self._copy_due) and not decided.stop and self._strategy.in_sync(step):
+            self._keep(step)
+        ends = is_last or decided.stop
+        self._log(epoch, ends=ends)
+        is_due = step >= self._next and not self._reads_at_once
+        if (is_due or ends) and not self._agreement.is_pending:
+            self._send()
+        if ends and self._receive().finish:  # read the message that is still in flight
+            self._progress.ends_at = step
+        if decided.stop and not is_last:
+            self._leave()
+        if self._stop and self._stops_alone and not is_last:
+            self._stop_unsaved()
+
+    def conclude(self) -> Location | None:
+        """Save the final state. Ranks with local steps synchronize first; raises if a loss was not finite."""
+        self._strategy.after_step(self._progress.step, force=True)
+        self._check_finite(weights=True)
+        with heartbeat.mine.saving():
+            folder = self._checkpointer.save(self._progress.step, group=self._groups.control, last=True)
+            # Every rank waits here until rank 0 has committed the checkpoint. If rank 0 is lost during the
+            # save, its replacement receives the state of another rank and saves it.
+            if folder and self._groups.control is not None:
+                dist.barrier(group=self._groups.control)
+        return folder
+
+    def _keep(self, step: int) -> None:
+        """Save or copy the state. A save is copied, too: the copy is never older than the checkpoint."""
+        saves, self._save_due, self._copy_due = self._save_due, False, False
+        began = time.monotonic()
+        self._check_finite(weights=True)
+        with heartbeat.mine.saving():
+            if saves:
+                self._checkpointer.save(step, group=self._groups.control)
+                began = time.monotonic()
+            self._copies.copy(step, self._groups.control, began=began)
+
+    def _log(self, epoch: int, *, ends: bool) -> None:
+        """Make the line of this step; deliver all lines if they are due, or if training ends."""
+        step, feed, logger = self._progress.step, self._progress.feed, self._need_logger()
+        delivers = logger.is_due or ends  # the same on all ranks
+        logger.end(step, samples=feed.consumed, epoch=epoch, waited_s=feed.waited_s)
+        if delivers:
+            logger.deliver(agreement.gather(logger.pending(), self._groups.control))
+
+    def _send(self) -> None:
+        step, logger = self._progress.step, self._need_logger()
+        now = time.monotonic()
+        interval = agreement.interval(step - self._sent[0], now - self._sent[1])
+        self._sent = (step, now)
+        self._agreement.start(
+            Message(
+                stop=bool(self._stop) and not self._stops_alone,
+                finish=self.wants_finish,
+                save=self._checkpointer.wants_save(),
+                copy=self._copies.wants_copy(),
+                log=logger.wants_line(),
+                not_finite=self._finite.has_seen_one(),
+                interval=interval if self._strategy.layout.rank == 0 else 0,  # rank 0 decides
+            )
+        )
+
+    def _receive(self) -> Message:
+        """Read the pending message; an empty message if none is in flight."""
+        decided = self._agreement.read()
+        if decided is None:
+            return Message()
+        self._next = self._sent[0] + max(1, decided.interval)
+        self._reads_at_once = decided.interval == 0 and not self._strategy.max_steps_ahead
+        if decided.log:
+            self._need_logger().require_line()
+        return decided
+
+    @property
+    def _stops_alone(self) -> bool:
+        """Without a checkpoint folder, an agreed stop would lose the state that the other ranks can keep."""
+        return self._groups.can_heal and not self._checkpointer.run_dir
+
+    def _leave(self) -> None:
+        """Save and raise Stopped; all ranks call it after the same step."""
+        folder = self.conclude()
+        if folder is None:
+            self._stop_unsaved()
+        self._say(f"stopped at step {self._progress.step}; checkpoint {folder}")
+        raise Stopped(EXIT_STOPPED)
+
+    def _stop_unsaved(self) -> None:
+        self._say(f"stopped at step {self._progress.step}; nothing was saved")
+        raise Stopped(EXIT_SIGNAL + (self._stop.signal or 15))
+
+    def _check_finite(self, *, weights: bool = False) -> None:
+        self._finite.check(
+            self._groups.control,
+            saved=self._checkpointer.saved_step,
+            step=self._progress.step,
+            weights=self._strategy.parameters if weights else (),
+        )
+
+    def _need_logger(self) -> Logger:
+        assert self.logger is not None  # `begin` was called
+        return self.logger
