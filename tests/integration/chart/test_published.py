@@ -6,7 +6,7 @@ import io
 import json
 import tarfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from tests.integration.controlplane import ControlPlane
 from tests.release.__main__ import Source, release
 from tests.support.kubectl import Kubectl
 from tests.support.registry import serving
+
+# One worker makes the release, for all tests of this file.
+pytestmark = pytest.mark.xdist_group("published")
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 STATUS = """\
@@ -60,22 +63,32 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return images of a few bytes in the container engine, in place of the real ones; one is for arm64."""
+    """Return images of a few bytes in the container engine, in place of the real ones; one is for arm64.
+
+    The engine gives images of the same content one id and loses all names of it if one is removed while
+    another is added, so each has content of its own.
+    """
     runtime = engine.find()
-    archive = tmp_path_factory.mktemp("images") / "root.tar"
-    with tarfile.open(archive, "w") as root:
-        for path, text in CONTENT.items():
-            file = tarfile.TarInfo(path)
-            file.size = len(text)
-            root.addfile(file, io.BytesIO(text.encode()))
+    folder = tmp_path_factory.mktemp("images")
     names = {
         role: f"localhost/dtj-stand-in-{role}:{uuid.uuid4().hex}" for role in ("operator", "trainer", "arm64")
     }
     for role, name in names.items():
+        archive = folder / f"{role}.tar"
+        write_archive(archive, CONTENT | {"etc/image": name})
         runtime("import", *rootfs.platform(runtime, "arm64" if role == "arm64" else ""), archive, name)
     yield names
     for name in names.values():
         runtime("image", "rm", name)
+
+
+def write_archive(path: Path, content: Mapping[str, str]) -> None:
+    """Write a tar archive of text files; `content` maps a file's path to its text."""
+    with tarfile.open(path, "w") as root:
+        for name, text in content.items():
+            file = tarfile.TarInfo(name)
+            file.size = len(text)
+            root.addfile(file, io.BytesIO(text.encode()))
 
 
 @pytest.fixture(scope="module")
