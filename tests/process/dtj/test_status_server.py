@@ -92,7 +92,7 @@ def test_stacks_show_where_every_rank_is_now(start: Start, tmp_path: Path) -> No
     port, script = free_port(), tmp_path / "sleeper.py"
     script.write_text("import time\ndef nap():\n    time.sleep(600)\nnap()\n")
     start("run", "--nproc", 2, "--port", port, script)
-    wait_for(lambda: status(port), "the status page")
+    wait_for(lambda: len(status(port).get("ranks", ())) == 2, "both ranks in the status")
     wait_for(lambda: get(port, "/stacks").count(f'File "{script}", line 3 in nap') == 2, "both naps")
     pids = [rank["pid"] for rank in status(port)["ranks"]]
     os.kill(pids[1], signal.SIGSTOP)

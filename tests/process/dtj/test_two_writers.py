@@ -72,6 +72,7 @@ def test_ranks_of_a_cut_off_pod_that_start_later_do_not_take_the_folder_back(fol
     old = folder.train("old", "--port", port, hold_at=5)
     new = folder.train("new", hold_at=9)
     before = folder.content
+    wait_for(lambda: status(port).get("ranks"), "a status that lists the rank")
     os.kill(status(port)["ranks"][0]["pid"], signal.SIGKILL)
     ended = old.wait()
     assert (ended.code, ended.err.count(SENTENCE)) == (76, 1), ended.err
