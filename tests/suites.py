@@ -33,7 +33,7 @@ Command = tuple[str, ...]  # a program of the virtual environment and its argume
 
 # The linters run in parallel, and each reports even if another fails.
 LINT: dict[str, Command] = {
-    "types": ("mypy",),
+    "types": ("python", "-m", "tests.support.type_check"),
     "imports": ("lint-imports", "--no-logo"),
     "code": ("ruff", "check", "--quiet", *CODE),
     "format": ("ruff", "format", "--check", "--quiet", *CODE),
