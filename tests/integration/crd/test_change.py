@@ -18,10 +18,11 @@ from tests.support.kubectl import Json, Kubectl
 
 CRD = Path(__file__).parents[3] / "crds/dtj.dev_distributedtrainingjobs.yaml"
 RUNNING, SUSPENDED = False, True
-FIXED = "the template cannot be changed unless the job is suspended"
-ONLY_PLACEMENT = (
-    "only labels, annotations, nodeSelector, tolerations, affinity, topologySpreadConstraints and"
+PLACES = (
+    "labels, annotations, nodeSelector, tolerations, affinity, topologySpreadConstraints and schedulingGates"
 )
+FIXED = f"unless the job is suspended; set spec.suspend to true first (then its {PLACES} may change)"
+ONLY_PLACEMENT = f"while the job is suspended, only {PLACES} of the template may change"
 
 CONTAINER = {"name": "trainer", "image": "a", "command": ["a"]}
 OTHER_IMAGE = pod(containers=[{**CONTAINER, "image": "b"}])
