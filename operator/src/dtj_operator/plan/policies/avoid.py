@@ -128,7 +128,7 @@ def _wait_s(s: Snapshot) -> float:
 
 def _is_bad(s: Snapshot, faulty: FaultyNode) -> bool:
     enough = s.recovery.avoid_node_after_faults
-    return enough is not None and (faulty.stuck or faulty.faults >= enough)
+    return faulty.stuck or (enough is not None and faulty.faults >= enough)
 
 
 def _is_pinned(s: Snapshot) -> bool:

@@ -324,9 +324,10 @@ REPLACED = {"memory": {"replacing": {"1": DYING.pod.uid}}}
 STUCK = SEEN.recovery(scope="Replica").was("Recovering", **REPLACED).but(DYING.overdue())
 
 
-def test_node_on_which_a_pod_does_not_terminate_is_avoided_at_once() -> None:
+@pytest.mark.parametrize("after_faults", [2, "Never"])
+def test_node_on_which_a_pod_does_not_terminate_is_avoided_at_once(after_faults: Any) -> None:
     """Before the pod is force-deleted, so that its successor runs elsewhere; counted once."""
-    stuck = STUCK.with_network()
+    stuck = STUCK.with_network().recovery(avoidNodeAfterFaults=after_faults)
     status = new_status(stuck.snapshot(), None)
     (entry,) = status["avoidedNodes"]
     assert (entry["node"], entry["faults"], entry["stuck"]) == ("n1", 1, True)
