@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dtj_operator.plan.actions import Suspend
 from dtj_operator.plan.report import stragglers
+from dtj_operator.plan.report.conditions import UNBLOCKED
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "operator/src"
@@ -60,3 +61,7 @@ def test_every_reason_has_a_row_in_the_runbook():
     rows = [line.split("|")[1] for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
     listed = [reason for row in rows for reason in re.findall("`(\\w+)`", row)]
     assert sorted(listed) == sorted(reasons())
+
+
+def test_reasons_that_count_as_no_obstacle_exist():
+    assert reasons() >= UNBLOCKED

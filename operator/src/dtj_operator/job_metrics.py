@@ -15,15 +15,10 @@ from dtj_operator import metrics
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Verdict
+from dtj_operator.plan.report.conditions import UNBLOCKED
 from dtj_operator.plan.report.measures import measures
 from dtj_operator.plan.snapshot import Snapshot
 
-BLOCKED = frozenset(  # reasons of the condition PodsReady
-    (
-        *("Unschedulable", "ImagePullFailed", "QuotaExceeded", "PodRejected"),
-        *("ContainerCreating", "NameConflict", "PodTerminating", "UnknownTopology"),
-    )
-)
 STATES = ("productive", "startup", "lost", "recovering", "queued")  # of the seconds in status.goodput
 ONE_LOSS_S = 600.0  # all jobs on a node notice its loss within this time
 REMEMBERED = 1000  # lost nodes
@@ -57,7 +52,7 @@ class JobTable(Collector):
         if known is None:
             known = self._jobs[key] = _Job(counted=_seconds(s.memory.goodput))
         ready: Json = next((c for c in status.get("conditions") or () if c["type"] == "PodsReady"), {})
-        blocked = ready.get("status") == "False" and ready.get("reason") in BLOCKED
+        blocked = ready.get("status") == "False" and ready["reason"] not in UNBLOCKED
         known.phase, known.blocked = status.get("phase", ""), ready["reason"] if blocked else ""
         known.avoids = frozenset(e.get("node", "") for e in status.get("avoidedNodes") or () if "until" in e)
 

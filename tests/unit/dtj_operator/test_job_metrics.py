@@ -1,10 +1,15 @@
 """The table of jobs behind the gauges, and the seconds of accelerators."""
 
+import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from dtj_operator.job_metrics import JobTable
 from dtj_operator.model.names import Key
-from tests.support.builders import JobBuilder, job
+from dtj_operator.model.views import ConditionView
+from dtj_operator.plan.report.status import new_status
+from tests.support.builders import JobBuilder, job, pod
+
+param = pytest.param
 
 A, B = Key("team-a", "one"), Key("team-a", "two")
 GPUS = job().replicas(2).container(resources={"limits": {"nvidia.com/gpu": 4}})
@@ -42,13 +47,28 @@ def test_jobs_are_counted_by_namespace_and_phase():
     assert scraped("dtj_jobs", namespace="team-a", phase="Failed") is None
 
 
-def test_jobs_whose_pods_cannot_start_are_counted_by_reason():
+HELD = GPUS.was("Suspended")
+TOO_LARGE = ConditionView(
+    type="QuotaReserved", status="False", reason="Inadmissible", message="2 > maximum capacity"
+)
+OBSTACLES = [
+    param(GPUS.with_network().having(pod(0).unschedulable()), "Unschedulable", id="no node has capacity"),
+    param(HELD.in_queue(GPUS.workload(conditions=(TOO_LARGE,))), "Inadmissible", id="exceeds its queue"),
+    param(HELD.in_queue(problem="no Kueue"), "QueueUnavailable", id="no queues at all"),
+    param(HELD.in_queue(GPUS.workload()), None, id="waits for its turn"),
+    param(HELD.wants(suspend=True), None, id="suspended by its user"),
+    param(GPUS.with_network().having(pod(0), pod(1)), None, id="starts"),
+    param(GPUS.was("Succeeded"), None, id="has finished"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), OBSTACLES)
+def test_jobs_whose_pods_cannot_start_are_counted_by_reason(given: JobBuilder, reason: str | None):
     scraped = Scraped()
-    for reason in ("Unschedulable", "Starting"):
-        condition = {"type": "PodsReady", "status": "False", "reason": reason}
-        scraped.saw(Key("team-a", reason), GPUS, conditions=[condition])
-    assert scraped("dtj_jobs_blocked", namespace="team-a", reason="Unschedulable") == 1
-    assert scraped("dtj_jobs_blocked", namespace="team-a", reason="Starting") is None
+    scraped.saw(A, given, **new_status(given.snapshot(), None))
+    (gauge,) = (each for each in scraped.registry.collect() if each.name == "dtj_jobs_blocked")
+    found = [(each.labels["reason"], each.value) for each in gauge.samples]
+    assert found == ([(reason, 1)] if reason else [])
 
 
 def test_node_that_two_jobs_avoid_is_one_node():

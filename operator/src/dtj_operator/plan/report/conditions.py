@@ -14,7 +14,7 @@ from dtj_operator.plan.cautions import cautions, unknown_topology
 from dtj_operator.plan.gang import waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
-from dtj_operator.plan.queue import INADMISSIBLE, UNAVAILABLE
+from dtj_operator.plan.queue import QUEUED
 from dtj_operator.plan.report.attempt import done_before, remaining
 from dtj_operator.plan.report.stragglers import delayed_by
 from dtj_operator.plan.snapshot import Snapshot
@@ -29,6 +29,9 @@ _UNPULLABLE = (
     "ImageInspectError",
 )
 _UNSTARTABLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+# Reasons of PodsReady=False that are wanted, or pass by themselves. All others mean that the job is blocked.
+UNBLOCKED = frozenset(("Starting", "Suspended", QUEUED, "Evicted", "Deactivated", "Finished"))
 
 Found = tuple[str, bool, str, str]  # type, status, reason, message
 
@@ -71,7 +74,7 @@ def waits_in_queue(s: Snapshot, verdict: Verdict | None) -> Refusal | None:
 def waits_in_vain(s: Snapshot) -> Refusal | None:
     """Why a suspended job waits in its queue until someone helps."""
     waits = waits_in_queue(s, None) if s.memory.phase == SUSPENDED else None
-    return waits if waits is not None and waits.reason in (UNAVAILABLE, INADMISSIBLE) else None
+    return waits if waits is not None and waits.reason not in UNBLOCKED else None
 
 
 def shortage(s: Snapshot) -> str | None:
