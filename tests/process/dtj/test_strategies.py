@@ -101,6 +101,16 @@ def test_tensor_parallel_ranks_with_dropout_stay_replicas(finish: Finish, flags:
     assert len(set(printed)) == 1
 
 
+@pytest.mark.parametrize(
+    "flags", [("hsdp", "--mesh", "fsdp=2"), ("tp+ddp", "--mesh", "tp=2"), ("pp+ddp", "--mesh", "pp=2")]
+)
+def test_ranks_wait_in_every_group_for_one_that_pauses(finish: Finish, flags: tuple[str, ...]) -> None:
+    """The agent ends a hang; a pause may take an hour, and torch's limits are 10 and 30 minutes."""
+    ended = finish("run", "--nproc", 4, "--parallel", *flags, PROGRAMS / "timeouts.py")
+    assert ended.code == 0, ended.err
+    assert [line.partition("timeouts ")[2] for line in ended.out.splitlines()] == ["{86400.0}"] * 4
+
+
 def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
     expected, final = by_hand(STEPS + 3)
     train(finish, tmp_path / "saved", "--nproc", 4, "--parallel", "fsdp")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
 
 
 class FullyShard(Strategy):
@@ -35,13 +35,9 @@ class FullyShard(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, block by block, so that no device ever holds the whole model."""
-        # Imported here because it takes half a second, which other strategies need not spend.
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-
         check_trainable(model)
         broadcast_weights(model, self.device)
-        sizes = self.layout.sizes
-        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = make_mesh(self.layout, self.device)
         shard(model, mesh, half=self._half)
         return model
 

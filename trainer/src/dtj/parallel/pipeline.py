@@ -21,8 +21,9 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.layout import Layout
 from dtj.parallel.stages import keep_own, split_into_stages, users_of
-from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable
+from dtj.parallel.strategy import Strategy, WeightedLoss, broadcast_weights, check_trainable, make_mesh
 from dtj.ranks import exchange
+from dtj.ranks.world import set_collective_timeout
 
 
 class Pipeline(Strategy):
@@ -43,8 +44,6 @@ class Pipeline(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """The same module, without the weights of other stages; calling it runs the whole pipeline."""
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-
         check_trainable(model)
         if self._own:
             raise RecipeError(
@@ -52,10 +51,9 @@ class Pipeline(Strategy):
             )
         stages = split_into_stages(model, self._stages)
         broadcast_weights(model, self.device)
-        sizes = self.layout.sizes
-        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = make_mesh(self.layout, self.device)
         self._group = mesh["pp"].get_group()
-        self._data_group = mesh["ddp"].get_group() if "ddp" in sizes else None
+        self._data_group = mesh["ddp"].get_group() if "ddp" in self.layout.sizes else None
         self._chain = _Chain([call for call, _ in stages[self._stage]], self)
         users = users_of(stages)
         keep_own(model, users, stage=self._stage, device=self.device)
@@ -198,6 +196,7 @@ class Pipeline(Strategy):
             for column in columns:
                 group = dist.new_group([column[stage] for stage in sorted(stages)])
                 if self.layout.rank in column and self._stage in stages:
+                    set_collective_timeout(group)  # type: ignore[arg-type]  # a member has a group
                     found.append((parameter, group))
                     if self._stage != min(stages):
                         self._counted_elsewhere.add(parameter)

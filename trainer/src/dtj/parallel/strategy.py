@@ -5,7 +5,7 @@ wrap -> for each step: accumulate (forward and backward of all micro-batches), e
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,10 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.parallel.layout import Layout
+from dtj.ranks.world import set_collective_timeout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # MicroBatch -> () loss with its graph, weighted such that the mean over ranks is the loss of the global batch
 WeightedLoss = Callable[[Any], torch.Tensor]
@@ -202,6 +206,17 @@ class Replicated(Strategy):
         model = super().wrap(model, is_healing=is_healing)
         self.weights += [p for p in model.parameters() if p.requires_grad]
         return model
+
+
+def make_mesh(layout: Layout, device: torch.device) -> "DeviceMesh":
+    """Return a mesh with the axes of the layout, and a process group for each."""
+    # Imported here because it takes half a second, which other strategies need not spend.
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+    mesh = init_device_mesh(device.type, tuple(layout.sizes.values()), mesh_dim_names=tuple(layout.sizes))
+    for axis in layout.sizes:
+        set_collective_timeout(mesh.get_group(axis))
+    return mesh
 
 
 def broadcast_weights(model: nn.Module, device: torch.device) -> None:

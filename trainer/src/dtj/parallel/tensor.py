@@ -18,7 +18,7 @@ from dtj.errors import RecipeError
 from dtj.parallel.average import average
 from dtj.parallel.fsdp import shard
 from dtj.parallel.layout import Layout
-from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable
+from dtj.parallel.strategy import Strategy, blocks, broadcast_weights, check_trainable, make_mesh
 
 
 class TensorParallel(Strategy):
@@ -29,7 +29,6 @@ class TensorParallel(Strategy):
 
     def wrap(self, model: nn.Module, *, is_healing: bool = False) -> nn.Module:
         """Shard the model in place, by its tensor_plan."""
-        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415
 
         check_trainable(model)
@@ -38,8 +37,7 @@ class TensorParallel(Strategy):
         model._apply(  # type: ignore[no-untyped-call]
             lambda value: value if value.is_meta else value.to(self.device)
         )
-        sizes = self.layout.sizes
-        self._mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self._mesh = make_mesh(self.layout, self.device)
         parallelize_module(model, self._mesh["tp"], plan)
         _replicate_rest(model, self._mesh["tp"], planned=set(plan))
         return model

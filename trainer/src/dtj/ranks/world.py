@@ -18,6 +18,8 @@ from dtj.errors import RecipeError
 
 # The first rendezvous waits for pods whose images are still being pulled.
 RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
+# Of a collective if an agent watches the ranks: it ends a hang much earlier, and a pause may take an hour.
+_WATCHED_TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def open_group(
 
     devices  of this rank; the default group is bound to the device if there is only one
     store    of the rendezvous; None: `env://`
-    timeout  for connecting; afterwards a collective may take RENDEZVOUS_TIMEOUT
+    timeout  for connecting; afterwards that of `set_collective_timeout` holds
     """
     if store is None:
         choose_store()
@@ -126,19 +128,21 @@ def open_group(
         store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=timeout if _can_set_timeout() else RENDEZVOUS_TIMEOUT,
+        timeout=timeout,
         device_id=device if device.type != "cpu" and len(devices) == 1 else None,
     )
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[assignment]
-    if timeout < RENDEZVOUS_TIMEOUT and _can_set_timeout():
-        for some in (dist.distributed_c10d._get_default_group(), group):
-            some._get_backend(torch.device("cpu"))._set_default_timeout(RENDEZVOUS_TIMEOUT)
+    set_collective_timeout(None)
+    set_collective_timeout(group)
     return group
 
 
-def _can_set_timeout() -> bool:
-    """Older versions of torch cannot change the timeout of a group after its creation."""
-    return hasattr(dist.ProcessGroupGloo, "_set_default_timeout")
+def set_collective_timeout(group: "dist.ProcessGroup | None") -> None:
+    """Let a collective of this group take 30 minutes, or a day under an agent; None: the default group."""
+    change = getattr(dist, "set_timeout", None)  # since torch 2.15
+    (change or dist.distributed_c10d._set_pg_timeout)(
+        _WATCHED_TIMEOUT if contract.GENERATION in os.environ else RENDEZVOUS_TIMEOUT, group
+    )
 
 
 def choose_store() -> None:

@@ -1,0 +1,23 @@
+"""Prints the time-outs of all process groups, in seconds."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dtj
+
+
+class Model(nn.Sequential):
+    def tensor_plan(self, ranks: int) -> dict[str, str]:
+        return {"0": "columns", "2": "rows"}
+
+    def pipeline_plan(self) -> list[tuple[nn.Module, list[nn.Module]]]:
+        return [(layer, [layer]) for layer in self]
+
+
+run = dtj.init()
+first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+last.weight = first.weight  # stages of a pipeline that share a weight have a group of their own
+run.parallel(Model(first, nn.ReLU(), last))
+groups = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
+print("timeouts", {group.options._timeout.total_seconds() for group in groups}, flush=True)
