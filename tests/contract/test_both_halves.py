@@ -55,7 +55,9 @@ def test_operator_sets_exactly_the_variables_on_the_page():
     job = (
         JobBuilder()
         .container(resources={"limits": {"cpu": "2"}})
-        .wants(elastic={"minReplicas": 1, "maxReplicas": 2}, hang={"timeoutSeconds": 60})
+        .wants(
+            elastic={"minReplicas": 1, "maxReplicas": 2}, hang={"timeoutSeconds": 60, "workingSeconds": 900}
+        )
         .wants(checkpoint={"mountPath": "/checkpoints", "volume": VOLUME, "resumeFrom": {"job": "monday"}})
     )
     assert environment_of(job).keys() == set(flat("Environment of the training container"))
@@ -64,7 +66,11 @@ def test_operator_sets_exactly_the_variables_on_the_page():
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("elastic", [None, {"minReplicas": 1, "maxReplicas": 4}])
 def test_local_replicas_get_the_environment_of_pods(processes: int, elastic: dict[str, int] | None):
-    wants = {"replicas": 2, "processesPerReplica": processes, "hang": {"timeoutSeconds": 60}}
+    wants = {
+        "replicas": 2,
+        "processesPerReplica": processes,
+        "hang": {"timeoutSeconds": 60, "workingSeconds": 900},
+    }
     job = JobBuilder().wants(**wants, **({"elastic": elastic} if elastic else {}))
     raw = job.raw()
     raw["spec"]["template"]["spec"]["containers"][0]["args"] = ["run", "train.py"]
@@ -87,7 +93,7 @@ def test_rank_variables_are_absent_if_a_replica_has_several_processes():
 def test_trainer_reads_only_variables_that_the_page_names():
     names_read = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT NODE_RANK NNODES"
     names_read += " NPROC_PER_NODE JOB JOB_UID ATTEMPT REPLICA_INDEX AGENT_PORT CHECKPOINT_DIR RESUME_DIR"
-    names_read += " HANG_SECONDS HANG_ACTION"
+    names_read += " HANG_SECONDS HANG_WORKING_SECONDS HANG_ACTION"
     read = {getattr(trainer, name) for name in names_read.split()}
     assert read <= set(flat("Environment of the training container"))
     optional = {trainer.MAX_RESTARTS, trainer.RESTARTS_IN_PLACE, trainer.MAX_RESTARTS_WITHOUT_PROGRESS}

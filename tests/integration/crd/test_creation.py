@@ -150,7 +150,11 @@ TABLE: list[tuple[str, Json, str]] = [
     ("maxRestarts 0", recovery(maxRestarts=0), ACCEPTED),
     ("a negative number of restarts", recovery(maxRestarts=-1), "greater than or equal to 0"),
     ("negative without progress", recovery(maxRestartsWithoutProgress=-1), "greater than or equal to 0"),
-    ("a hang timeout", {"hang": {"timeoutSeconds": 600, "action": "Report"}}, ACCEPTED),
+    (
+        "a hang timeout",
+        {"hang": {"timeoutSeconds": 600, "workingSeconds": 3600, "action": "Report"}},
+        ACCEPTED,
+    ),
     ("a rack", {"scheduling": {"topology": {"key": "rack", "mode": "Required"}}}, ACCEPTED),
     (
         "a rack of its own",

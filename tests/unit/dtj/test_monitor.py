@@ -100,7 +100,8 @@ def test_rank_at_work_is_left_alone_and_named_in_the_log() -> None:
     assert (watched.verdicts, watched.ended) == ([], [])
     assert watched.logged[0] == (
         "no step for 30 s: rank 1 is in /app/train.py:33 in evaluate and uses CPU; the other ranks wait for"
-        " it. It counts as work until 900 s without a step (DTJ_HANG_WORKING_SECONDS)"
+        " it. It counts as work until 900 s without a step (spec.hang.workingSeconds,"
+        " DTJ_HANG_WORKING_SECONDS)"
     )
     assert len(watched.logged) == 5, (
         "said again when the silence has doubled: after 30, 60, 120, 240 and 480 s"

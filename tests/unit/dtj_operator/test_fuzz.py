@@ -57,7 +57,7 @@ SPEC: Json = {
         **{"scope": "Auto", "maxRestarts": 3, "backoffSeconds": 1, "nodeLostSeconds": 40},
         "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}],
     },
-    "hang": {"action": "Restart", "timeoutSeconds": 30},
+    "hang": {"action": "Restart", "timeoutSeconds": 30, "workingSeconds": 900},
     "elastic": {"minReplicas": 1, "maxReplicas": 3},
     "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "c"}}, "resumeFrom": {"job": "j"}},
     "network": {"policy": "Isolated", "allowFrom": [{"podSelector": {}}]},

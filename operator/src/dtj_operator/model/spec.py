@@ -91,9 +91,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """When the agents treat the job as hung, and what they do about it."""
+    """When the agents treat the job as hung, and what they do about it.
 
-    timeout_s: int | None = None  # None: derived from the step times
+    timeout_s  seconds without a step; None: derived from the step times
+    working_s  seconds without a step of a rank that is at work; None: the agents' default
+    """
+
+    timeout_s: int | None = None
+    working_s: int | None = None
     action: str = "Restart"  # | Report
 
 
@@ -418,6 +423,7 @@ def _recovery(fields: _Fields) -> Recovery:
 def _hang(fields: _Fields) -> Hang:
     return Hang(
         timeout_s=fields.optional_integer("timeoutSeconds", 1),
+        working_s=fields.optional_integer("workingSeconds", 1),
         action=fields.choice("action", "Restart", "Report"),
     )
 

@@ -118,6 +118,9 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             job().wants(hang={"timeoutSeconds": 0}), "spec.hang.timeoutSeconds", id="a hang timeout of 0 s"
         ),
         param(
+            job().wants(hang={"workingSeconds": 0}), "spec.hang.workingSeconds", id="0 s for a rank at work"
+        ),
+        param(
             job().recovery(nodeLostSeconds=0),
             "spec.recovery.nodeLostSeconds",
             id="nodes that are lost after 0 s",

@@ -39,6 +39,7 @@ class LocalJob:
     window_s      seconds for which a restart of a rank counts
     grace_s       between SIGTERM and SIGKILL in a pod; here only the agents' warnings use it
     hang_s        seconds without a step that count as a hang; None: from the step times
+    working_s     the same for a rank that is at work; None: the agents' default
     ignored       paths of the fields that have no effect here
     """
 
@@ -54,6 +55,7 @@ class LocalJob:
     without_progress: int
     grace_s: int
     hang_s: int | None
+    working_s: int | None
     hang_action: str
     ignored: tuple[str, ...]
 
@@ -147,6 +149,7 @@ def parse(manifest: Mapping[str, Any], *, others: Sequence[str] = ()) -> LocalJo
         without_progress=recovery.integer("maxRestartsWithoutProgress", 3),
         grace_s=pod.integer("terminationGracePeriodSeconds", 30),
         hang_s=hang.integer("timeoutSeconds", 0) or None,
+        working_s=hang.integer("workingSeconds", 0) or None,
         hang_action=hang.text("action", "Restart"),
         ignored=(*top.unread(), *others),
     )
@@ -207,6 +210,8 @@ def environment(job: LocalJob, place: Place) -> dict[str, str]:
         }
     if job.hang_s is not None:
         values[contract.HANG_SECONDS] = job.hang_s
+    if job.working_s is not None:
+        values[contract.HANG_WORKING_SECONDS] = job.working_s
     found = {name: str(value) for name, value in values.items()}
     for name, text in job.env:
         found[name] = expand(text, found)

@@ -81,6 +81,8 @@ def _identity(job: Job, context: PodContext) -> Iterator[tuple[str, object]]:
     yield "DTJ_HANG_ACTION", job.hang.action
     if job.hang.timeout_s is not None:
         yield "DTJ_HANG_SECONDS", job.hang.timeout_s
+    if job.hang.working_s is not None:
+        yield "DTJ_HANG_WORKING_SECONDS", job.hang.working_s
 
 
 def _folders(job: Job) -> Iterator[tuple[str, object]]:

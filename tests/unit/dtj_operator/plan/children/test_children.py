@@ -74,10 +74,11 @@ def test_the_environment_of_the_contract() -> None:
     }
 
 
-def test_agents_get_the_hang_timeout_and_action() -> None:
-    env = environment(job().wants(hang={"timeoutSeconds": 600, "action": "Report"}))
+def test_agents_get_the_hang_timeouts_and_action() -> None:
+    env = environment(job().wants(hang={"timeoutSeconds": 600, "workingSeconds": 3600, "action": "Report"}))
 
     assert (env["DTJ_HANG_SECONDS"], env["DTJ_HANG_ACTION"]) == ("600", "Report")
+    assert env["DTJ_HANG_WORKING_SECONDS"] == "3600"
 
 
 def test_the_environment_of_an_elastic_job() -> None:

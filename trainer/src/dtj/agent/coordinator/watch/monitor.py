@@ -203,7 +203,7 @@ class Monitor:
         most_s = self._watchdog.since - self._watchdog.newest + verdict.patience * self._working_s
         self._log(
             f"no step for {silent_s:.0f} s: {describe(rank, probes[rank])}{waits}. It counts as work until "
-            f"{most_s:.0f} s without a step ({contract.HANG_WORKING_SECONDS})"
+            f"{most_s:.0f} s without a step (spec.hang.workingSeconds, {contract.HANG_WORKING_SECONDS})"
         )
 
     def _act(self, verdict: Verdict, probes: Mapping[int, Probe], now: float) -> list[int]:
