@@ -4,15 +4,21 @@ It is read and written as one typed object. The schema does not list its fields,
 the fields of a newer operator while an older schema is installed.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from dtj_operator.model.json import Json
+from dtj_operator.model.spec import MAX_REPLICAS
+
+# Bounded, because the planner goes through all replicas of the size that it reads here.
+_Replicas = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An attempt of scope Job is smaller than spec.replicas, because some of its pods were unschedulable."""
 
-    replicas: int  # the desired size, which did not fit
+    replicas: _Replicas  # the desired size, which did not fit
     tries: int  # how many times it did not fit
     retry_at: int  # seconds since the epoch
 
@@ -21,7 +27,7 @@ class Private(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
     """All of it is bounded: the status of a job of 10,000 ranks is as small as that of a job of two."""
 
     recovery_scope: str = "Job"  # what a recovery in this attempt restarts: Replica or Job
-    wanted_replicas: int | None = None  # the recorded size of the attempt; elastic jobs only
+    wanted_replicas: _Replicas | None = None  # the recorded size of the attempt; elastic jobs only
     replacing: dict[int, str] = {}  # uids of pods being replaced, by index; empty if the pod was already gone
     done: str = ""  # replicas of the attempt that have succeeded, such as 0-3,7
     shortage: Shortage | None = None

@@ -38,6 +38,8 @@ def test_empty_memory_takes_no_space() -> None:
     [
         param({"wantedReplicas": "many"}, id="a value of another type"),
         param({"shortage": {}}, id="a part of an object"),
+        param({"wantedReplicas": 4_000_000_000}, id="more replicas than a job may have"),
+        param({"wantedReplicas": -1}, id="fewer than none"),
         param([1], id="a list"),
     ],
 )
