@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 
 from dtj_operator.model.json import Json
-from dtj_operator.model.spec import MAX_REPLICAS
+from dtj_operator.model.ranges import HIGHEST
 
 # Bounded, because the planner goes through all replicas of the size that it reads here.
-_Replicas = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
+_Replicas = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST + 1)]
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
