@@ -55,9 +55,8 @@ def submit(  # noqa: PLR0913 - the options of a command line
     kubectl = kubectl or Kubectl()
     extra: dict[str, str] = {}
     if callable(program):
-        source = as_program(program, *arguments, with_folder=folder is not None)
         file = f"run_{program.__name__}.py"
-        extra[file] = source
+        extra[file] = as_program(program, *arguments, with_folder=folder is not None)
         command = [file]
     else:
         command = [program, *map(str, arguments)]

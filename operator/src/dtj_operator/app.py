@@ -31,6 +31,7 @@ from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
+from dtj_operator.kube.discovery import missing_right
 from dtj_operator.kube.errors import ApiError, Unavailable
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.node_leases import NodeLeases
@@ -87,7 +88,7 @@ class App:
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
         self._leads = False
-        self._is_served = True  # whether the API server serves our kind, as far as is known
+        self._no_jobs = ""  # why the jobs cannot be read, as far as is known
         pods = PodCache(
             self._child_changed,
             self.queue.retry_failed_now,
@@ -205,13 +206,21 @@ class App:
             self.queue.add(key, patience_s=PATIENCE_S if listed else 0.0)
 
     async def until_served(self) -> None:
-        """Wait until the API server serves our kind, which it does once the CRD is installed."""
-        while not await self._serves_jobs():
-            if self._is_served:
-                _log.warning("the API server does not serve our kind; waiting for its CRD")
-            self._is_served = False
+        """Wait until the API server serves our kind, and lets the operator read all jobs that it watches."""
+        while problem := await self._problem_with_jobs():
+            if problem != self._no_jobs:
+                _log.warning("cannot watch the jobs; waiting", extra={"error": problem})
+            self._no_jobs = problem
             await asyncio.sleep(UNSERVED_PAUSE_S)
-        self._is_served = True
+        self._no_jobs = ""
+
+    async def _problem_with_jobs(self) -> str:
+        if not await self._serves_jobs():
+            return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
+        for namespace in self._namespaces:
+            if problem := await missing_right(self._steady, namespace):
+                return f"cannot read the jobs: {problem}"
+        return ""
 
     async def _serves_jobs(self) -> bool:
         """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
@@ -377,9 +386,12 @@ class App:
         return None
 
     def _readiness_problem(self) -> str | None:
-        if not self._is_served:
-            return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
+        if self._no_jobs:
+            return self._no_jobs
         empty = [each for each in self._required if not each.synced.is_set()]
         # Several namespaces mostly have the same problem.
         lines = dict.fromkeys(f"{each.what}: {each.problem}" if each.problem else each.what for each in empty)
-        return f"caches not filled yet: {', '.join(lines)}" if lines else None
+        if lines:
+            return f"caches not filled yet: {', '.join(lines)}"
+        refused = dict.fromkeys(lease.refused for lease in self._leases if lease.refused)
+        return f"cannot use the Lease: {', '.join(refused)}" if refused else None

@@ -14,6 +14,7 @@ from kubernetes.aio.client import Configuration
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.discovery import missing_right
 from dtj_operator.kube.errors import ApiError, Conflict, Unavailable
 from dtj_operator.settings import LEASE, Settings
 
@@ -44,21 +45,23 @@ async def until_changed(settings: Settings, config: Configuration, served: Seque
 
 
 async def _can_serve(api: Api, namespace: str, settings: Settings, before: Sequence[str]) -> bool:
-    """Whether the operator may read the pods of the namespace, and have a Lease there if it needs one."""
+    """Whether the operator may read pods and jobs of the namespace, and have the Lease that it needs."""
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": LEASE}}
+    problem = ""
     try:
         await api.get(paths.pods(namespace), [("limit", "1")])
         if settings.leader_election and namespace in settings.lease_namespaces:
             await api.create(paths.leases(namespace), lease, [("dryRun", "All")])
     except Conflict:
-        return True  # the Lease is there
+        pass  # the Lease is there
     except Unavailable:
         return not before or namespace in before
     except ApiError as error:
-        if not before or namespace in before:
-            _log.error(
-                "cannot serve a watched namespace; serving the others",
-                extra={"job_namespace": namespace, "error": str(error)},
-            )
-        return False
-    return True
+        problem = str(error)
+    problem = problem or await missing_right(api, namespace)
+    if problem and (not before or namespace in before):
+        _log.error(
+            "cannot serve a watched namespace; serving the others",
+            extra={"job_namespace": namespace, "error": problem},
+        )
+    return not problem

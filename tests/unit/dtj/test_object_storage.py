@@ -240,7 +240,7 @@ def test_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: py
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # if it was imported
     with pytest.raises(RecipeError, match="s3://bucket/run needs a package that is not installed") as raised:
         locate("s3://bucket/run")
-    assert raised.value.fix == "pip install s3fs"
+    assert raised.value.fix == "pip install 'dtj-trainer[s3]'"
 
 
 def test_url_of_a_file_is_a_local_folder() -> None:

@@ -11,11 +11,13 @@ from kubernetes.aio.client import Configuration
 
 from dtj_operator import settings
 from dtj_operator.app import App
+from dtj_operator.kube import lease
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
 
 JOBS = "/apis/dtj.dev/v1alpha1/distributedtrainingjobs"
 PODS = "/api/v1/pods"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator"
 
 
 class Lists:
@@ -92,7 +94,7 @@ async def until(lists: Lists, holds: Callable[[], bool]) -> None:
 async def test_follower_queues_nothing() -> None:
     lists = Lists()
     lists.items[PODS] = [pod("known")]
-    lists.broken.add("/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator")
+    lists.broken.add(LEASE)
     async with running(lists) as app:
         async with asyncio.timeout(60):
             while not len(app._pods):  # noqa: ASYNC110 - filled by another task
@@ -150,11 +152,17 @@ async def test_new_leader_asks_for_all_kinds_at_once_before_it_handles_a_job() -
     assert lists.again == KINDS
 
 
-async def test_readiness_quotes_the_api_server_on_a_missing_right() -> None:
+@pytest.mark.parametrize(
+    ("path", "problem"), [(PODS, "caches not filled yet: pods"), (LEASE, "cannot use the Lease")]
+)
+async def test_readiness_quotes_the_api_server_on_a_missing_right(
+    path: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "PERIOD_S", 0.01)
     lists = Lists()
-    lists.refused = PODS
-    async with running(lists, "--no-leader-election") as app:
-        expected = f"caches not filled yet: pods: GET {PODS}: 403 Forbidden: cannot list"
+    lists.refused = path
+    async with running(lists) as app:
+        expected = f"{problem}: GET {path}: 403 Forbidden: cannot list"
         async with asyncio.timeout(60):
             while app._readiness_problem() != expected:  # noqa: ASYNC110 - changed by another task
                 await asyncio.sleep(0.01)

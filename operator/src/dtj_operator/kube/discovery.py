@@ -1,9 +1,12 @@
-"""Which optional APIs the API server serves."""
+"""Which optional APIs the API server serves, and whether the operator may read the jobs."""
 
 from collections.abc import Iterable
 
-from dtj_operator.kube.api import Api, decode
-from dtj_operator.kube.errors import ApiError, Unavailable
+from dtj_operator.kube import paths, wire
+from dtj_operator.kube.api import METADATA_LIST, Api, decode
+from dtj_operator.kube.errors import ApiError, Refused, Unavailable
+
+_SILENCE_S = 30.0  # of a watch, before its first byte
 
 
 async def first_served(api: Api, versions: Iterable[str], plural: str) -> str:
@@ -18,3 +21,20 @@ async def first_served(api: Api, versions: Iterable[str], plural: str) -> str:
         if any(resource["name"] == plural for resource in found):
             return version
     return ""
+
+
+async def missing_right(api: Api, namespace: str | None) -> str:
+    """Return what the API server says if the jobs of a namespace (None: all) may not be listed or watched.
+
+    Empty if they may, or if the answer is about something else.
+    """
+    path = paths.jobs(namespace)
+    try:
+        page = wire.decode_names(await api.get(path, [("limit", "1")], accept=METADATA_LIST))
+        since = page.metadata.resource_version
+        async with api.watch(path, [("watch", "true"), ("resourceVersion", since)], _SILENCE_S):
+            return ""
+    except Refused as error:
+        return str(error)
+    except (ApiError, *wire.UNREADABLE):
+        return ""

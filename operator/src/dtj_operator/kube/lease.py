@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from dtj_operator import metrics
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
-from dtj_operator.kube.errors import ApiError, Conflict, NotFound
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused
 from dtj_operator.model.json import Json
 
 DURATION_S = 15.0
@@ -29,12 +29,15 @@ class Lost(Exception):  # noqa: N818
 
 
 class Lease:
-    """One Lease object, and what this process knows of it."""
+    """One Lease object, and what this process knows of it.
+
+    refused  what the API server said if it refused the last try, as without the right; else empty
+    """
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
         self._api, self._wall = api, wall
         self._folder, self._namespace, self._name = paths.leases(namespace), namespace, name
-        self.identity = identity
+        self.identity, self.refused = identity, ""
         self._object: Json = {}  # as last read or written
         self._changed_at = 0.0  # by our own clock: other machines' clocks are not trusted
         self._renewed_at = float("-inf")
@@ -98,10 +101,12 @@ class Lease:
         except Conflict:
             return False  # another operator was faster; the next try shows which
         except (ApiError, TimeoutError) as error:
+            self.refused = str(error) if isinstance(error, Refused) else ""
             _log.warning(
                 "failed to read or renew the lease", extra={"error": str(error) or type(error).__name__}
             )
             return False
+        self.refused = ""
         if self._holder != self.identity:
             return False
         self._renewed_at = began  # the others count from when the server stored it, which is later

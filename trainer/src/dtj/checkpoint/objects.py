@@ -18,7 +18,7 @@ from dtj.errors import RecipeError
 
 # A request reads at least as much, since zipfile and torch.load ask for a few bytes at a time.
 _READ_AHEAD = 8 * 2**20
-_INSTALL = {"s3": "pip install s3fs", "gs": "pip install gcsfs", "az": "pip install adlfs"}
+_INSTALL = {"s3": "pip install 'dtj-trainer[s3]'", "gs": "pip install gcsfs", "az": "pip install adlfs"}
 
 
 @dataclass(frozen=True)

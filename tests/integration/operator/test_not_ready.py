@@ -1,10 +1,11 @@
-"""The CRD comes later than the operator, and goes while it runs."""
+"""The CRD, or the right to read jobs, comes later than the operator; the CRD goes while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,10 +19,12 @@ from tests.integration.operator import process
 from tests.integration.operator.conftest import grant, job
 from tests.integration.operator.process import Operator
 
+Json = dict[str, Any]
+
 
 @pytest.fixture
 def own_plane(tmp_path: Path, helm: Helm) -> Iterator[ControlPlane]:
-    """Return a control plane without our CRD, which other tests need."""
+    """Return a control plane without our CRD, and whose roles no other test needs."""
     with controlplane.running(tmp_path) as plane:
         grant(helm, plane)
         plane.kubectl("create", "namespace", "jobs")
@@ -44,8 +47,9 @@ async def until_unready(operator: Operator) -> str:
 
 async def until_handled(api: Api, name: str) -> None:
     """Create a job and wait until the operator has written its status."""
-    await api.create_patiently(JOBS.format("jobs"), job(name))
-    await api.until(f"{JOBS.format('jobs')}/{name}", lambda found: bool(found.get("status", {}).get("phase")))
+    folder = JOBS.format("jobs")
+    await api.create_patiently(folder, job(name))
+    await api.until(f"{folder}/{name}", lambda found: bool(found.get("status", {}).get("phase")))
 
 
 async def test_operator_waits_for_its_crd_and_survives_its_deletion(own_plane: ControlPlane):
@@ -63,3 +67,34 @@ async def test_operator_waits_for_its_crd_and_survives_its_deletion(own_plane: C
             assert operator.process.returncode is None
     finally:
         await operator.kill()
+
+
+ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/dtj-operator-dtj-system"
+
+
+def without_list(rule: Json) -> Json:
+    """Return a rule of a role without the right to list jobs."""
+    if "distributedtrainingjobs" not in rule["resources"]:
+        return rule
+    return {**rule, "verbs": [verb for verb in rule["verbs"] if verb != "list"]}
+
+
+async def test_operator_waits_for_the_right_to_list_jobs(own_plane: ControlPlane):
+    controlplane.install_crd(own_plane)
+    folder = JOBS.format("jobs")
+    async with rest.connect(own_plane) as api, rest.connect(own_plane, "operator") as itself:
+        rules = (await api.get(ROLE))["rules"]
+        await api.patch(ROLE, {"rules": [without_list(rule) for rule in rules]})
+        await itself.until_answered(folder, 403)
+        operator = await process.start(own_plane, watch="jobs")
+        try:
+            told = await until_unready(operator)
+            assert f"cannot read the jobs: GET {folder}: 403 Forbidden" in told
+            who = f'User "{controlplane.OPERATOR_USER}"'
+            assert f'{who} cannot list resource "distributedtrainingjobs"' in told
+            await api.patch(ROLE, {"rules": rules})
+            await operator.ready()
+            await until_handled(api, "job")
+            assert operator.process.returncode is None
+        finally:
+            await operator.kill()

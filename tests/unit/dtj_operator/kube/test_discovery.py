@@ -1,0 +1,45 @@
+"""Whether the jobs may be read, and which namespaces can be served."""
+
+from random import Random
+
+import pytest
+
+from dtj_operator import scope, settings
+from dtj_operator.kube.api import Api
+from dtj_operator.kube.bucket import Bucket
+from dtj_operator.kube.discovery import missing_right
+from tests.unit.dtj_operator.kube.server import Handler, refuses, says, serving, streams
+
+param = pytest.param
+LISTED = says({"metadata": {"resourceVersion": "7"}, "items": []})
+JOBS = "/apis/dtj.dev/v1alpha1/namespaces/a/distributedtrainingjobs"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        param([LISTED, streams()], "", id="both rights"),
+        param([refuses(403, "Forbidden", "no list")], f"GET {JOBS}: 403 Forbidden: no list", id="no list"),
+        param(
+            [LISTED, refuses(403, "Forbidden", "no watch")],
+            f"GET {JOBS}: 403 Forbidden: no watch",
+            id="no watch",
+        ),
+        param([refuses(404, "NotFound", "page not found")], "", id="the CRD was deleted meanwhile"),
+        param([says({"metadata": {}, "items": [{"metadata": 1}]})], "", id="a list that cannot be decoded"),
+    ],
+)
+async def test_missing_right_to_read_jobs_is_quoted(script: list[Handler], expected: str) -> None:
+    async with serving(*script) as server:
+        api = Api(server.config, Bucket(1e9), Random(1))
+        assert await missing_right(api, "a") == expected
+        await api.close()
+    if len(script) == 2:
+        assert server.asked[1][2] == {"watch": "true", "resourceVersion": "7"}
+
+
+async def test_namespace_whose_jobs_may_not_be_read_is_left_out() -> None:
+    flags = settings.parse(["--namespace=a,b", "--no-leader-election"], {})
+    pods = says({"metadata": {}, "items": []})
+    async with serving(pods, refuses(403, "Forbidden", "no list"), pods, LISTED, streams()) as server:
+        assert await scope.find(flags, server.config) == ["b"]
