@@ -41,6 +41,7 @@ class Kubelet:
         self.holds: set[str] = set()
         self.sick: set[str] = set()
         self._known: set[tuple[str, str]] = set()
+        self._started: set[str] = set()  # uids; placing a pod is an event too, which must not start it again
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -94,8 +95,16 @@ class Kubelet:
                 await self.confirm_stopped(name, meta["uid"])
         elif self.starts and pod["status"].get("phase", "Pending") == "Pending" and not is_unschedulable(pod):
             placed = "nodeName" in pod["spec"]
-            if placed or self.places:
-                await self.start(name, placed=placed)
+            if (placed or self.places) and meta["uid"] not in self._started:
+                await self._start_once(name, meta["uid"], placed=placed)
+
+    async def _start_once(self, name: str, uid: str, *, placed: bool) -> None:
+        self._started.add(uid)
+        try:
+            await self.start(name, placed=placed)
+        except BaseException:
+            self._started.discard(uid)
+            raise
 
     async def start(
         self, name: str, *, placed: bool = False, placed_at: str | None = None, node: str = ""
@@ -168,6 +177,7 @@ class Kubelet:
         self.sick.discard(node)
         for pod in list(self.pods.values()):
             if pod["spec"].get("nodeName") == node:
+                self._started.discard(pod["metadata"]["uid"])
                 await self._tend(pod)
 
     async def until(
