@@ -1,6 +1,9 @@
-{{/* Name of all objects of the release: by default the release's name with the suffix -operator. */}}
+{{/*
+Name of all objects of the release: by default the release's name with the suffix -operator. At most 55 characters: the Service
+of the metrics has 8 more, and may have 63.
+*/}}
 {{- define "dtj.name" -}}
-{{- $default := printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 54 | trimSuffix "-") -}}
+{{- $default := printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 46 | trimSuffix "-") -}}
 {{- .Values.fullnameOverride | default $default -}}
 {{- end -}}
 

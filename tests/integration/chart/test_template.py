@@ -266,6 +266,14 @@ def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: Helm, watc
     assert objects("here") & objects("there") == set()
 
 
+@pytest.mark.parametrize("values", [{}, {"fullnameOverride": "a" * 55}], ids=["release", "override"])
+def test_longest_names_fit_into_the_name_of_a_service(helm: Helm, values: Json):
+    longest = "a" * 53  # the most that Helm takes
+    printed = helm("template", longest, str(CHART), "--kube-version=1.35.0", given=values)
+    (service,) = kinds([each for each in yaml.safe_load_all(printed) if each], "Service")
+    assert len(service["metadata"]["name"]) == 63
+
+
 REFUSED = [
     ("a misspelt key", {"replica": 2}, "additional properties 'replica' not allowed"),
     ("a misspelt nested key", {"image": {"tags": "x"}}, "additional properties 'tags' not allowed"),
@@ -300,6 +308,12 @@ REFUSED = [
     ),
     ("a job policy that does not exist", {"jobPolicy": {"forbid": ["root"]}}, "must be one of 'hostPath'"),
     ("a pull secret without a name", {"imagePullSecrets": [{}]}, "missing property 'name'"),
+    ("a group of values that is null", {"fence": None}, "at '': missing property 'fence'"),
+    ("a port that is null", {"metrics": {"port": None}}, "at '/metrics': missing property 'port'"),
+    ("no repository", {"image": {"repository": None}}, "at '/image': missing property 'repository'"),
+    ("an invalid label", {"commonLabels": {"team": "a b"}}, "at '/commonLabels/team': 'a b' does not match"),
+    ("an extra object that is empty", {"extraObjects": [{}]}, "at '/extraObjects/0': missing properties"),
+    ("a name too long for a Service", {"fullnameOverride": "a" * 56}, "at '/fullnameOverride': 'aaa"),
 ]
 
 
