@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from dtj_client import api, job
 from dtj_client.api import cluster
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, Patience
 from dtj_client.job import Status
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.logs import Line
@@ -77,10 +77,13 @@ class Job:
 
     async def wait(self, timeout: float | None = None) -> str:  # noqa: ASYNC109 - as in dtj_client.Job
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
-        phase = ""
+        phase, patience = "", Patience()
         async with _at_most(timeout, lambda: f"{self.name}: {phase or 'not started'} after {timeout:.0f} s"):
-            while (phase := await self.phase) not in job.FINAL:  # noqa: ASYNC110 - the event is elsewhere
+            phase = await self.phase
+            while phase not in job.FINAL:
                 await asyncio.sleep(job.POLL_S)
+                with patience.forgiving():
+                    phase = await self.phase
         return phase
 
     async def stop(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in dtj_client.Job
@@ -91,8 +94,11 @@ class Job:
         if await self.phase not in job.FINAL:
             await self.suspend()
         async with _at_most(timeout, lambda: f"{self.name}: pods still run; the job is suspended"):
-            while await asyncio.to_thread(self._job.running_pods):  # noqa: ASYNC110 - likewise
+            patience, running = Patience(), await asyncio.to_thread(self._job.running_pods)
+            while running:
                 await asyncio.sleep(job.POLL_S)
+                with patience.forgiving():
+                    running = await asyncio.to_thread(self._job.running_pods)
         await self.delete()
 
     async def logs(

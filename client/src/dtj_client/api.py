@@ -55,8 +55,9 @@ def submit(  # noqa: PLR0913 - the options of a command line
     kubectl = kubectl or Kubectl()
     extra: dict[str, str] = {}
     if callable(program):
+        source = as_program(program, *arguments, with_folder=folder is not None)
         file = f"run_{program.__name__}.py"
-        extra[file] = as_program(program, *arguments, with_folder=folder is not None)
+        extra[file] = source
         command = [file]
     else:
         command = [program, *map(str, arguments)]

@@ -89,11 +89,12 @@ def pack(
     try:
         data = _packed(folder, files, extra, CLAIM_LIMIT if has_claim else LIMIT, progress)
     except _TooLargeError:
-        by_size = sorted(files, key=lambda path: (folder / path).stat().st_size, reverse=True)
+        sizes = sorted(((folder / path).stat().st_size, path) for path in files)[:-4:-1]
+        largest = ", ".join(f"{path} with {size >> 10} KiB" for size, path in sizes)
         raise ClientError(
             f"the archive of {folder.resolve()} has more than the {_size(has_claim)} that fit into "
             f"{'a claim' if has_claim else 'a ConfigMap'}",
-            f"list what is not needed in .dtjignore (the largest: {', '.join(by_size[:3])})"
+            f"list what is not needed in .dtjignore (the largest: {largest})"
             f"{'' if has_claim else ', name a claim that all pods can mount with --code-claim'}, or build "
             "an image with the code, and name it with --image and --no-code",
         ) from None

@@ -80,7 +80,7 @@ def status(kubectl: Kubectl, name: str, output: str | None) -> None:
 
 
 @dtj.command(short_help="Show a live table of the jobs.")
-@click.option("--every", type=click.FloatRange(min=1), default=2.0, show_default=True, help="Seconds.")
+@click.option("--every", type=click.FloatRange(min=1), default=2.0, metavar="SECONDS", help="[default: 2]")
 @for_kubectl
 @click.pass_obj
 def top(kubectl: Kubectl, every: float) -> None:
@@ -98,10 +98,10 @@ def top(kubectl: Kubectl, every: float) -> None:
 
 
 @dtj.command(short_help="Find what keeps you from training here, and how to fix it.")
+@click.option("--try", "tries", is_flag=True, help="Also start three pods for what only a pod can find out.")
 @click.option(
-    "--try", "tries", is_flag=True, help="Also start three pods, which find what only pods can know."
+    "--image", default="", metavar="IMAGE", help="Image of these pods. [default: the trainer image]"
 )
-@click.option("--image", default="", help="Of these pods. [default: the trainer image]")
 @for_kubectl
 @click.pass_obj
 def doctor(kubectl: Kubectl, tries: bool, image: str) -> int:
@@ -149,6 +149,10 @@ def templates(kubectl: Kubectl) -> None:
         click.echo(f"{each.name}{where}  {each.description}".rstrip())
     for problem in problems:
         click.echo(problem, err=True)
+    if not found:
+        click.echo(
+            "no templates: administrators offer them as ConfigMaps with the label dtj.dev/template", err=True
+        )
 
 
 @dtj.command(
@@ -165,12 +169,12 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
 @dtj.command(short_help="Print the logs of all replicas as one.")
 @NAME
 @click.option(
-    "-f", "--follow", is_flag=True, help="Until the job has finished, also of pods that replace others."
+    "-f", "--follow", is_flag=True, help="Print new lines until the job has finished, of new pods too."
 )
 @click.option("--replica", metavar="LIST", help="Only these replicas, such as 0-3,7. [default: all]")
 @click.option("--rank", metavar="LIST", help="Only lines of these ranks, such as 0-3,7. [default: all lines]")
-@click.option("--since", default="", help="Only newer lines, such as 10m.")
-@click.option("-p", "--previous", is_flag=True, help="What the status kept of the last five failures.")
+@click.option("--since", default="", metavar="TIME", help="Only lines of the last 10m, for example.")
+@click.option("-p", "--previous", is_flag=True, help="Print how the last five failures ended.")
 @for_kubectl
 @click.pass_obj
 def logs(
@@ -228,7 +232,7 @@ def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
 
 @dtj.command(short_help="Wait until the job has finished.")
 @NAME
-@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds. [default: no limit]")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="[default: no limit]")
 @for_kubectl
 @click.pass_obj
 def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
@@ -283,7 +287,10 @@ def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
 @NAME
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=0), help="Seconds for the pods to end. [default: no limit]"
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="For the pods to end. [default: no limit]",
 )
 @for_kubectl
 @click.pass_obj

@@ -55,7 +55,7 @@ def for_kubectl(command: F) -> F:
 
 def output(*formats: str) -> Callable[[F], F]:
     """Add -o, with kubectl's names of formats."""
-    return click.option("-o", "--output", type=click.Choice(formats), help="Print this instead.")
+    return click.option("-o", "--output", type=click.Choice(formats), help="Print the job in this format.")
 
 
 def follow_to_the_end(

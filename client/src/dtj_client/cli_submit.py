@@ -16,6 +16,7 @@ from dtj_client.kubectl import Json, Kubectl
 from dtj_client.progress import bar
 from dtj_client.requirements import read
 
+FILE = click.Path()  # the completion of the shell offers files
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
@@ -23,37 +24,57 @@ WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
     short_help="Run a program of this folder, or a job from a file.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("-f", "--file", metavar="FILE", help="Submit the job in this YAML file; - is standard input.")
-@click.option("--name", help="Name of the job. [default: from the program, with a random end]")
-@click.option("--replicas", type=click.IntRange(min=1), help="Number of pods. [default: 1]")
-@click.option("--gpus", type=click.IntRange(min=0), help="GPUs per pod. [default: 0]")
+@click.option(
+    "-f", "--file", type=FILE, metavar="FILE", help="Submit the job of this YAML file; - is standard input."
+)
+@click.option(
+    "--name", metavar="NAME", help="Name of the job. [default: from the program, with a random end]"
+)
+@click.option("--replicas", type=click.IntRange(min=1), metavar="N", help="Number of pods. [default: 1]")
+@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per pod. [default: 0]")
 @click.option(
     "--image",
     default="",
-    help="Image with what the program imports; for a .py file also dtj. [default: the trainer image]",
+    metavar="IMAGE",
+    help="Has what the program imports; for a .py file also dtj. [default: the trainer image]",
 )
 @click.option(
-    "--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the program; may be repeated."
+    "--env",
+    "env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a variable of the program; may be repeated.",
 )
 @click.option(
-    "--checkpoints", "claim", default="", metavar="CLAIM", help="PersistentVolumeClaim for checkpoints."
+    "--checkpoints",
+    "claim",
+    default="",
+    metavar="CLAIM",
+    help="Mount this PersistentVolumeClaim at /checkpoints.",
 )
 @click.option(
     "--code-claim",
     default="",
     metavar="CLAIM",
-    help="PersistentVolumeClaim for code of more than 900 KiB. [default: that of --checkpoints]",
+    help="Carry code of more than 900 KiB in this PersistentVolumeClaim. [default: that of --checkpoints]",
 )
-@click.option("--template", metavar="NAME", help="Defaults for all that is not given here.")
-@click.option("--queue", default="", help="Label the job for this queue of Kueue.")
 @click.option(
-    "--requirements", metavar="FILE", help="Install these packages in each pod, as pip install -r does."
+    "--template",
+    metavar="NAME",
+    help="Take from this template what no option says; the verb templates lists them.",
 )
-@click.option("--no-code", is_flag=True, help="The image has the code: send none.")
-@click.option("--dry-run", is_flag=True, help="Print the objects as YAML and create nothing.")
-@click.option("--follow", is_flag=True, help="Then follow the logs until the job has finished.")
+@click.option("--queue", default="", metavar="QUEUE", help="Wait in this queue of Kueue.")
+@click.option(
+    "--requirements",
+    type=FILE,
+    metavar="FILE",
+    help="Install these packages in each pod, as pip install -r does.",
+)
+@click.option("--no-code", is_flag=True, help="Send no code: the image has it.")
+@click.option("--dry-run", is_flag=True, help="Create nothing; print what would be created, as YAML.")
+@click.option("--follow", is_flag=True, help="Print the logs until the job has finished.")
 @output("json", "yaml", "name")
-@click.argument("command", nargs=-1, metavar="[PROGRAM [ARGUMENTS]...]")
+@click.argument("command", nargs=-1, type=FILE, metavar="[PROGRAM [ARGUMENTS]...]")
 @for_kubectl
 @click.pass_context
 def submit(
@@ -69,11 +90,13 @@ def submit(
 ) -> int:
     """Run a program with the code of this folder on the cluster, without building an image.
 
-    A Python file runs under `dtj run`; any other program as it is. Put -- before the program.
+    A Python file runs under `dtj run`; any other program as it is. Options of submit stand before the
+    program, its own behind it.
 
     \b
       kubectl dtj submit --replicas 4 -- train.py --lr 3e-4
       kubectl dtj submit --gpus 8 --follow -- torchrun train.py
+      kubectl dtj submit --dry-run -- dtj train my_recipe.py:recipe
       kubectl dtj submit -f job.yaml --name second-try
     """  # noqa: D301
     kubectl: Kubectl = context.obj
@@ -91,7 +114,7 @@ def submit(
         code = sent.config_map if sent else None
         click.echo(_text([*others, *([] if code is None else [code]), job], output or "yaml"))
         if sent and sent.place:
-            click.echo(f"{sent}; --dry-run copies nothing, so submit it without this option", err=True)
+            click.echo("--dry-run copies nothing into the claim: submit without this option", err=True)
         return 0
     for each in others:
         click.echo(kubectl.apply(each), err=True)
@@ -130,7 +153,7 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
     """The job, and how its code gets into the pods."""
     if not command:
         raise click.UsageError("name a program, such as: -- train.py; or a file with a job: -f job.yaml")
-    wrong = [each for each in env if "=" not in each]
+    wrong = [each for each in env if "=" not in each[1:]]
     if wrong:
         raise click.UsageError(f"--env {wrong[0]}: write NAME=VALUE")
     if command[0].endswith(".py") and not no_code and not Path(command[0]).is_file():
@@ -157,11 +180,11 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         extra = {packages.path: packages.text} if packages else None
         sent = delivery.prepare(request, part, Path.cwd(), extra, claim=code_claim, bar=bar)
         job = sent.job
-    if template and dry_run and not output:
+    if template and dry_run and output in (None, "yaml"):
         words = manifest.asked(request, with_code=not no_code)
         for path, origin in templates.origins(job, {"command line": words, f"template {template}": part}):
             click.echo(f"# {path}: {origin}")
-    if sent and not dry_run:
+    if sent:
         _say_what_goes_along(sent)
     return job, sent
 

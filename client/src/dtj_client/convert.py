@@ -45,6 +45,8 @@ def convert(text: str) -> list[Converted]:
     for each in documents:  # kubectl get prints several objects as one list
         found += each["items"] if each.get("kind") == "List" else [each]
     kinds = {str(each.get("kind")) for each in found}
+    if kinds == {"DistributedTrainingJob"}:
+        raise ClientError("this is a DistributedTrainingJob already", "kubectl dtj submit -f submits it")
     if not kinds & set(_KINDS):
         raise ClientError(
             f"there is no job to convert (found: {', '.join(sorted(kinds)) or 'nothing'})", _FIX
@@ -114,7 +116,10 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
     if not trainer.get("image"):
         gpus = ((trainer.get("resources") or {}).get("limits") or {}).get(manifest.GPU)
         trainer["image"] = manifest.GPU_IMAGE if gpus else manifest.CPU_IMAGE
-        notes.append(f"no image was named: {trainer['image']} may lack packages of the program")
+        notes.append(
+            f"no image was named: {trainer['image']} may lack packages of the program, and lacks its code: "
+            "name an image that has both, or send the code with kubectl dtj submit -- PROGRAM"
+        )
     _remove_rendezvous(trainer, notes)
     words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     launched = torchrun.clean(words) or torchrun.in_a_shell(words)
@@ -171,10 +176,11 @@ def _pytorchjob(old: Json, spec: Json, notes: list[str]) -> None:
     run = old.get("runPolicy") or {}
     _move(run, spec, activeDeadlineSeconds="activeDeadlineSeconds", suspend="suspend")
     _move(run, spec, ttlSecondsAfterFinished="ttlSecondsAfterFinished", cleanPodPolicy="cleanPodPolicy")
-    _move(run, spec.setdefault("recovery", {}), backoffLimit="maxRestarts")
     elastic = old.get("elasticPolicy") or {}
     _processes(elastic, "nProcPerNode", spec)
-    _move(elastic, spec["recovery"], maxRestarts="maxRestarts")
+    for limits, name in ((elastic, "maxRestarts"), (run, "backoffLimit")):  # a second limit is listed
+        if "maxRestarts" not in spec.setdefault("recovery", {}):
+            _move(limits, spec["recovery"], **{name: "maxRestarts"})
     if {"minReplicas", "maxReplicas"} <= set(elastic):
         spec["elastic"] = {
             key: elastic.pop(key) + counts.get("Master", 0) for key in ("minReplicas", "maxReplicas")

@@ -1,12 +1,14 @@
 """How the code of a folder gets into the pods: in a ConfigMap if it fits, else in a claim."""
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtj_client import archive, manifest, submission
+from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim, Request
 from dtj_client.progress import Progress, ignore
@@ -61,12 +63,23 @@ def prepare(
     claim = claim or _claim_of(job)
     with bar("packing") as progress:
         packed = archive.pack(folder, extra, has_claim=bool(claim), progress=progress)
+    _check_program(request.command[0], packed)
     if len(packed.data) <= archive.LIMIT:
         return Delivery(job=job, archive=packed, config_map=manifest.config_map(request, packed))
     name = f"{hashlib.sha256(packed.data).hexdigest()[:32]}.tar.gz"
     place = InClaim(claim=claim, path=f"{CODE_PATH}/{name}")
     job = manifest.job(replace(request, code_in=place), with_code=True, template=template)
     return Delivery(job=job, archive=packed, place=place)
+
+
+def _check_program(program: str, packed: archive.Archive) -> None:
+    """Raise ClientError if a Python file would be missing in the pods."""
+    if program.endswith(".py") and os.path.normpath(program) not in packed.files:
+        raise ClientError(
+            f"{program} does not go along: only files within the folder do, no links, and nothing that "
+            ".gitignore or .dtjignore matches",
+            "change to a folder that has the program and what it imports, and name it relative to that",
+        )
 
 
 def submit(kubectl: Kubectl, delivery: Delivery, bar: Bar = quiet) -> Json:

@@ -46,12 +46,12 @@ class Finding:
 def examine(kubectl: Kubectl) -> Generator[Finding, None, None]:
     """Yield the findings; only the first one if the cluster cannot be reached."""
     try:
-        context = kubectl.run("config", "current-context").strip()
         served = _api_groups(kubectl)
     except ClientError as error:
         yield Finding(Result.BAD, f"cluster: {error.message}", error.fix)
         return
-    yield Finding(Result.GOOD, f"cluster: context {context}")
+    context = kubectl.context()  # a pod has none, and uses its service account
+    yield Finding(Result.GOOD, f"cluster: {f'context {context}' if context else 'the one of this pod'}")
     yield _kind(served)
     for title, check in CHECKS:
         try:
@@ -125,7 +125,8 @@ def _quotas(kubectl: Kubectl) -> Finding:
         f"{resource} of {each['metadata']['name']} ({limit})"
         for each in found
         for resource, limit in ((each.get("status") or {}).get("hard") or {}).items()
-        if (each["status"].get("used") or {}).get(resource) == limit
+        # A limit of 0 forbids what most jobs do not need, such as node ports.
+        if limit != "0" and (each["status"].get("used") or {}).get(resource) == limit
     ]
     if full:
         fix = "wait until other jobs have finished, or ask for a larger quota"

@@ -1,6 +1,16 @@
-"""The one error that commands raise: what is wrong, and how to fix it."""
+"""The error that commands raise: what is wrong, and how to fix it.
 
+ClientError
+    UnreachableError   no answer: asking again later may help
+    ForbiddenError     the user lacks a right: asking again will not help
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
+
+PATIENCE_S = 300.0
 
 
 class ClientError(Exception):
@@ -12,6 +22,33 @@ class ClientError(Exception):
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(f"{message}\n  fix: {fix}" if fix else message)
         self.message, self.fix = message, fix
+
+
+class UnreachableError(ClientError):
+    """The cluster gave no answer."""
+
+
+class ForbiddenError(ClientError):
+    """The cluster refused, because the user lacks a right."""
+
+
+class Patience:
+    """For calls that wait for hours: a cluster that gives no answer is asked again for some minutes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._silent_since = clock, 0.0
+
+    @contextlib.contextmanager
+    def forgiving(self) -> Iterator[None]:
+        """Suppress UnreachableError, unless there has been no answer since PATIENCE_S."""
+        try:
+            yield
+        except UnreachableError:
+            self._silent_since = self._silent_since or self._clock()
+            if self._clock() > self._silent_since + PATIENCE_S:
+                raise
+        else:
+            self._silent_since = 0.0
 
 
 def not_yaml(error: Exception) -> str:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from dtj_client.errors import ClientError
@@ -28,6 +28,8 @@ def as_program(function: Callable[..., object], *arguments: object, with_folder:
 
     with_folder   the modules of the user's folder go along in another way
     """
+    if not isinstance(function, FunctionType | BuiltinFunctionType | type):
+        raise ClientError(f"cannot send {_shown(function)}", "write a function with def that calls it")
     for each in arguments:
         if not _is_plain(each):
             raise ClientError(
@@ -57,7 +59,8 @@ def _collect(name: str, value: Any, parts: dict[str, str], with_folder: bool) ->
             "" if original == name else f" as {name}"
         )
     elif not isinstance(value, FunctionType | type):
-        raise ClientError(f"cannot send {name}, {_shown(value)}, which the function uses", _FIX)
+        fix = "make it inside the function, or submit a file"
+        raise ClientError(f"cannot send {name}, {_shown(value)}, which the function uses", fix)
     else:
         source = _source(name, value)
         scope = vars(sys.modules[value.__module__])

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj_client import view
-from dtj_client.errors import ClientError
-from dtj_client.kubectl import KIND, Json, Kubectl, index_of, replicas_of
+from dtj_client.errors import ClientError, Patience
+from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw, readings
 from dtj_client.progress import Progress, ignore
@@ -110,7 +110,8 @@ class Job:
         chosen = replicas_of(job, None if replicas is None else set(replicas))
         if ranks is not None:
             check_ranks(job, self.kubectl.pods(self.name), ranks)
-        flags = [f"--since={since}"] if since else []
+        flags = [f"--container={container_of(job)}", *([f"--since={since}"] if since else [])]
+        lines: Iterator[Line]
         if follow:
             lines = follow_job(self.kubectl, self.name, chosen, *flags, finished=lambda: self.phase in FINAL)
         else:
@@ -154,11 +155,14 @@ class Job:
     def wait(self, timeout: float | None = None) -> str:
         """Wait until the job has finished and return its phase. Raises TimeoutError after `timeout` s."""
         ends = None if timeout is None else time.monotonic() + timeout
-        while (found := self.status).phase not in FINAL:
+        found, patience = self.status, Patience()
+        while found.phase not in FINAL:
             done, _, steps = found.step.partition("/")
             if steps:
                 self.progress(int(done), int(steps))
             self._sleep(ends, f"{self.name}: {found.phase or 'not started'} after {timeout or 0:.0f} s")
+            with patience.forgiving():
+                found = self.status
         return found.phase
 
     def suspend(self) -> None:
@@ -182,10 +186,12 @@ class Job:
             self.suspend()
         ends = None if timeout is None else time.monotonic() + timeout
         pods = running = self.running_pods()
+        patience = Patience()
         while running:
             self.progress(pods - running, pods)
             self._sleep(ends, f"{self.name}: {running} pods still run; the job is suspended")
-            running = self.running_pods()
+            with patience.forgiving():
+                running = self.running_pods()
         self.delete()
 
     def running_pods(self) -> int:

@@ -11,21 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, ForbiddenError, UnreachableError
 from dtj_client.progress import Progress, ignore
 
 Json = dict[str, Any]
 GROUP, VERSION = "dtj.dev", "v1alpha1"
 KIND = f"distributedtrainingjobs.{GROUP}"
 JOB_LABEL = "dtj.dev/job-name"
+TRAINER = "trainer"
 _BLOCK = 1 << 18  # bytes that are sent between two signs of progress
 
 _NOT_FOUND = re.compile(re.escape(KIND) + r' "(?P<name>[^"]*)" not found')
 _LOG_LINE = re.compile(r"[EIW]\d{4} ")  # of the libraries in kubectl
-# What kubectl says -> our sentence, and the fix.
+_CHOOSE = "choose a cluster: kubectl config get-contexts lists them, --context and --kubeconfig name one"
+# What kubectl says -> our sentence, the fix, and the class of the error if it is a narrower one.
 _EXPLAINED = [
-    (re.compile(pattern), message, fix)
-    for pattern, message, fix in (
+    (re.compile(pattern), message, fix, kind[0] if kind else ClientError)
+    for pattern, message, fix, *kind in (
         (
             r"the server doesn't have a resource type|no matches for kind"
             r"|could not find the requested resource",
@@ -36,6 +38,7 @@ _EXPLAINED = [
             r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<kind>[^"]*)"',
             "{user} may not {verb} {kind} here",
             "ask for a role that allows {verb} on {kind}, such as edit",
+            ForbiddenError,
         ),
         (
             r'context (?:"|was not found for specified context: )(?P<name>[^"\s]+)',
@@ -59,20 +62,44 @@ _EXPLAINED = [
             "choose another name, or delete it first",
         ),
         (
-            r"current-context is not set",
+            r'namespaces "(?P<name>[^"]*)" not found',
+            "there is no namespace {name}",
+            "choose one with --namespace; kubectl get namespaces lists them",
+        ),
+        (
+            r"must be logged in to the server",
+            "the cluster does not accept the login in the kubeconfig",
+            "log in again; kubectl get pods must work",
+        ),
+        (
+            r"^error: stat (?P<path>.+): no such file or directory",
+            "there is no kubeconfig {path}",
+            "correct --kubeconfig or the variable KUBECONFIG",
+        ),
+        (
+            r"current-context is not set|current-context must exist",
             "the kubeconfig has no current context",
             "kubectl config use-context NAME chooses one, kubectl config get-contexts lists them",
         ),
         (  # kubectl create advises to switch validation off, which would not help
             r"failed to download openapi: (?P<why>[^;]+)",
             "kubectl cannot reach a cluster: {why}",
-            "check kubectl config current-context",
+            _CHOOSE,
+            UnreachableError,
         ),
         (
             r"connection refused|was refused|no such host|i/o timeout|no configuration has been provided"
-            r"|current-context must exist",
+            r"|^Unable to connect to the server",
             "kubectl cannot reach a cluster: {said}",
-            "check kubectl config current-context",
+            _CHOOSE,
+            UnreachableError,
+        ),
+        (
+            r"etcdserver: |currently unable to handle the request|[Tt]oo many requests|handshake timeout"
+            r"|connection reset|connection lost|unexpected EOF|Timeout: request did not complete",
+            "the API server gave no answer: {said}",
+            "try again",
+            UnreachableError,
         ),
     )
 ]
@@ -116,15 +143,14 @@ class Kubectl:
         # A command with an input changes the cluster. In a session of its own, Ctrl-C does not kill it.
         done = subprocess.run(
             self.command(*words),
-            input=given,
+            input=None if given is None else given.encode(),
             capture_output=True,
-            text=True,
             check=False,
             start_new_session=given is not None,
         )
         if done.returncode:
-            raise self._error(done.stderr.strip())
-        return done.stdout
+            raise self.error(done.stderr)
+        return done.stdout.decode(errors="replace")  # as text, Python would read \r as the end of a line
 
     def send(self, data: bytes, *words: str, progress: Progress = ignore) -> None:
         """Run kubectl with the bytes as its standard input. Raises ClientError if it fails."""
@@ -138,7 +164,7 @@ class Kubectl:
                     progress(min(start + _BLOCK, len(data)), len(data))
             _, said = process.communicate()
         if process.returncode:
-            raise self._error(said.decode(errors="replace").strip())
+            raise self.error(said)
 
     def may(self, verb: str, kind: str) -> bool:
         """Whether the user has a right in the namespace."""
@@ -164,10 +190,10 @@ class Kubectl:
 
         Its notes, such as that there is nothing to list, come last.
         """
-        done = subprocess.run(self.command(*words), stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(self.command(*words), stderr=subprocess.PIPE, check=False)
         if done.returncode:
-            raise self._error(done.stderr.strip())
-        sys.stderr.write(done.stderr)
+            raise self.error(done.stderr)
+        sys.stderr.write(done.stderr.decode(errors="replace"))
 
     def job(self, name: str) -> Json:
         """Return a job."""
@@ -211,17 +237,20 @@ class Kubectl:
         answer: Json = json.loads(self.run(*words, given=given))
         return answer
 
-    def _error(self, said: str) -> ClientError:
+    def error(self, stderr: bytes) -> ClientError:
         """What kubectl said, in one sentence, with the fix if it is known."""
+        return self._error(stderr.decode(errors="replace").strip())
+
+    def _error(self, said: str) -> ClientError:
         said = "\n".join(line for line in said.splitlines() if not _LOG_LINE.match(line))
         if missing := _NOT_FOUND.search(said):
             return ClientError(
                 f"there is no job {missing['name']} in this namespace", self._near(missing["name"])
             )
-        for pattern, message, fix in _EXPLAINED:
+        for pattern, message, fix, kind in _EXPLAINED:
             if found := pattern.search(said):
                 words = {"said": said, **found.groupdict("")}
-                return ClientError(message.format_map(words), fix.format_map(words))
+                return kind(message.format_map(words), fix.format_map(words))
         return ClientError(said.removeprefix("error: ") or "kubectl failed without a message")
 
     def _near(self, name: str) -> str:
@@ -237,14 +266,21 @@ def index_of(pod: Json, job: str) -> int:
     return int(pod["metadata"]["name"].removeprefix(f"{job}-"))
 
 
+def container_of(job: Json) -> str:
+    """The container that runs the ranks: as in the contract, the one with this name, else the first."""
+    names = [str(each["name"]) for each in job["spec"]["template"]["spec"]["containers"]]
+    return TRAINER if TRAINER in names else names[0]
+
+
 def parse_indices(text: str) -> set[int]:
     """The replicas or ranks of a list such as 0-3,7. Raises ClientError."""
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not numbers:
             raise ClientError(f"{text!r} is not a list of numbers", "write numbers and ranges, such as 0-3,7")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        found.update(numbers)
     return found
 
 

@@ -1,21 +1,25 @@
 """The logs of all replicas of a job as one."""
 
 import heapq
+import io
 import queue
 import re
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import ClientError, ForbiddenError, Patience
 from dtj_client.kubectl import Json, Kubectl, index_of
 from dtj_client.progress import Progress, ignore
 
+_TIME = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))(?: |$)")
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 AT_ONCE = 8  # logs that are read at the same time
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
+TRIES = 5  # for the log of an ended pod; its node may be gone
+_NO_LOG = ("waiting to start", "ContainerCreating", '" not found')  # so far, or any more
 _ENDED = ("Succeeded", "Failed")  # phases of a pod
 
 
@@ -38,10 +42,26 @@ class Line:
 
 
 def parse(replica: int, lines: Iterable[str]) -> Iterator[Line]:
-    """Yield the lines of `kubectl logs --timestamps`."""
+    """Yield the lines of `kubectl logs --timestamps`.
+
+    A progress bar draws its line again after a carriage return: each drawing becomes a line, as it does under
+    dtj. A line without a time, such as the kubelet's about a log that it does not have, has that of the line
+    before.
+    """
+    at = ""
     for raw in lines:
-        at, _, text = raw.rstrip("\n").partition(" ")
-        yield Line(at, replica, text)
+        text = raw.rstrip("\r\n")
+        if found := _TIME.match(text):
+            at, text = utc(found["at"]), text[found.end() :]
+        elif not text:
+            continue
+        for part in [each for each in text.split("\r") if each] or [""]:
+            yield Line(at, replica, part)
+
+
+def utc(at: str) -> str:
+    """The time as all nodes write it that are set to UTC, so that times sort as text."""
+    return at if at.endswith("Z") else f"{datetime.fromisoformat(at).astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
 def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
@@ -64,10 +84,10 @@ def snapshot(
         try:
             said = kubectl.run("logs", pod["metadata"]["name"], "--timestamps", *flags)
         except ClientError as error:
-            if "waiting to start" in error.message or "ContainerCreating" in error.message:
+            if any(text in error.message for text in _NO_LOG):
                 return []
             raise
-        return list(parse(index_of(pod, job), said.splitlines()))
+        return list(parse(index_of(pod, job), said.split("\n")))
 
     found: list[list[Line]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -79,90 +99,100 @@ def snapshot(
 
 def follow_job(
     kubectl: Kubectl, job: str, replicas: Sequence[int], *flags: str, finished: Callable[[], bool]
-) -> Iterator[Line]:
+) -> Generator[Line, None, None]:
     """Yield lines as they come, also of pods that replace others, until the job has finished.
 
     flags      for kubectl logs
     finished   whether the job is over, so that no further pod comes
     """
-    lines: queue.Queue[Line | None] = queue.Queue()
-    stop = threading.Event()
+    following = _Following(kubectl, job, flags, finished)
     for replica in replicas:
-        arguments = (kubectl, job, replica, lines, stop, finished, flags)
-        threading.Thread(target=_follow_replica, args=arguments, daemon=True).start()
+        threading.Thread(target=following.replica, args=(replica,), daemon=True).start()
     left = len(replicas)
     try:
         while left:
-            line = lines.get()
+            line = following.lines.get()
+            if isinstance(line, ClientError):
+                raise line
             if line is None:
                 left -= 1
             else:
                 yield line
     finally:
-        stop.set()
+        following.end()
 
 
-def _follow_replica(
-    kubectl: Kubectl,
-    job: str,
-    replica: int,
-    lines: "queue.Queue[Line | None]",
-    stop: threading.Event,
-    finished: Callable[[], bool],
-    flags: Sequence[str],
-) -> None:
-    """Follow one pod after the other of a replica; the last item is None."""
-    read: set[str] = set()  # uids of pods whose logs were read to the end
-    newest: dict[str, str] = {}  # time of the last line by uid
-    try:
-        while not stop.is_set():
-            over = finished()
-            found = kubectl.run(
-                "get",
-                "pod",
-                f"{job}-{replica}",
-                "--ignore-not-found",
-                "-o",
-                "jsonpath={.metadata.uid} {.status.phase}",
-            )
-            uid, _, phase = found.partition(" ")
-            if uid and uid not in read and phase not in ("", "Pending"):
-                before = newest.get(uid, "")
-                newest[uid] = _follow_pod(kubectl, f"{job}-{replica}", replica, lines, stop, flags, before)
-                if over or phase in _ENDED:
-                    read.add(uid)
-                    continue  # a further pod may be there
-            elif over:
-                return
-            time.sleep(NEXT_POD_S)
-    except ClientError as error:
-        lines.put(Line("", replica, f"(no more lines of this replica: {error.message})"))
-    finally:
-        lines.put(None)
+@dataclass
+class _Following:
+    """Reads the logs of the replicas, each in a thread.
 
-
-def _follow_pod(
-    kubectl: Kubectl,
-    pod: str,
-    replica: int,
-    lines: "queue.Queue[Line | None]",
-    stop: threading.Event,
-    flags: Sequence[str],
-    newest: str,
-) -> str:
-    """Follow a pod until its log or the connection ends; return the time of its last line.
-
-    newest   only lines after this time; empty: those that `flags` choose
+    lines  of all replicas; None: a replica has no more, an error: nor has any other
     """
-    since = [f"--since-time={newest}"] if newest else flags  # in whole seconds: some lines come again
-    command = kubectl.command("logs", pod, "--timestamps", "--follow", *since)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        for line in parse(replica, process.stdout):
-            if stop.is_set():
+
+    kubectl: Kubectl
+    job: str
+    flags: Sequence[str]
+    finished: Callable[[], bool]
+    lines: "queue.Queue[Line | ClientError | None]" = field(default_factory=queue.Queue)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+    _processes: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+
+    def end(self) -> None:
+        """End the threads, and their processes: a quiet log would keep them."""
+        self._is_over.set()
+        for each in tuple(self._processes):
+            each.kill()
+
+    def replica(self, index: int) -> None:
+        """Follow one pod after the other of a replica."""
+        pod = f"{self.job}-{index}"
+        fields = ("--ignore-not-found", "-o", "jsonpath={.metadata.uid} {.status.phase}")
+        newest: dict[str, str] = {}  # time of the last line by uid of the pod
+        left: dict[str, int] = {}  # by uid: how often an ended pod's log may be asked for; 0: it was read
+        patience = Patience()
+        try:
+            while not self._is_over.is_set():
+                with patience.forgiving():
+                    over = self.finished()
+                    uid, _, phase = self.kubectl.run("get", "pod", pod, *fields).partition(" ")
+                    if uid and left.setdefault(uid, TRIES) and phase not in ("", "Pending"):
+                        is_whole = self._pod(pod, index, uid, newest)
+                        if over or phase in _ENDED:
+                            left[uid] = 0 if is_whole else left[uid] - 1
+                            continue  # a further pod may be there
+                    elif over:
+                        return
+                self._is_over.wait(NEXT_POD_S)
+        except ClientError as error:
+            self.lines.put(error)
+        finally:
+            self.lines.put(None)
+
+    def _pod(self, pod: str, index: int, uid: str, newest: dict[str, str]) -> bool:
+        """Follow a pod until its log or the connection ends; return whether kubectl is content.
+
+        newest   by uid: only lines after this time; none: those that the flags choose
+        """
+        flags, after = self.flags, newest.get(uid, "")
+        if after:  # in whole seconds: some lines come again
+            flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
+        command = self.kubectl.command("logs", pod, "--timestamps", "--follow", *flags)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            self._processes.add(process)
+            if self._is_over.is_set():
                 process.kill()
-                break
-            if line.at > newest:
-                newest = line.at
-                lines.put(line)
-    return newest
+            # A carriage return does not end a line here, as it would without `newline`.
+            lines = io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="\n")
+            for line in parse(index, lines):
+                if line.at > after:
+                    newest[uid] = line.at
+                    self.lines.put(line)
+            said = process.stderr.read()
+        self._processes.discard(process)
+        if process.returncode:
+            error = self.kubectl.error(said)
+            if isinstance(error, ForbiddenError) or error.message.startswith("invalid argument"):
+                raise error
+        return process.returncode == 0

@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import Json
+from dtj_client.kubectl import TRAINER, Json
 
 AGENT_PORT = 29400
-TRAINER = "trainer"
 AT_ONCE = 8  # pods that are asked at the same time
 _RANK = re.compile(r"(?m)^(?=rank \d+, pid )")
 

@@ -80,7 +80,8 @@ def read_file(path: str) -> tuple[Json, list[Json]]:
         kinds = ", ".join(sorted({str(each["kind"]) for each in found})) or "nothing"
         raise ClientError(
             f"{name} has {len(jobs)} DistributedTrainingJobs (found: {kinds})",
-            "submit takes one job; kubectl dtj convert makes one of a job of another system",
+            "submit takes a file with one; kubectl dtj convert makes one of a PyTorchJob, TrainJob, Job or "
+            "sbatch script",
         )
     (job,) = jobs
     if not isinstance(job.get("metadata"), dict):

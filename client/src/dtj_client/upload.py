@@ -43,6 +43,7 @@ def upload(
     """
     source = Path(__file__).with_name("pod_upload.py").read_text()
     digest = hashlib.sha256(data).hexdigest()
+    _check(kubectl, place.claim)
     with _running(kubectl, job, place.claim) as writer:
         pod = _started(kubectl, writer, place.claim, sleep)
         target = f"{_FOLDER}/{place.path}"
@@ -54,6 +55,16 @@ def upload(
             raise ClientError(
                 f"the code was not copied to claim {place.claim}: {said}", error.fix or _FIX
             ) from error
+
+
+def _check(kubectl: Kubectl, claim: str) -> None:
+    """Raise ClientError if there is no such claim: its pod would wait for it until the time is over."""
+    try:
+        found = kubectl.run("get", "persistentvolumeclaims", claim, "--ignore-not-found", "-o", "name")
+    except ClientError:  # no right to read claims
+        return
+    if not found:
+        raise ClientError(f"there is no claim {claim} in this namespace", "kubectl get pvc lists them")
 
 
 @contextlib.contextmanager

@@ -133,5 +133,5 @@ def test_what_cannot_be_shown_is_one_sentence_and_a_fix(alice: dict[str, str]) -
 
     assert "alice may not list distributedtrainingjobs here\n  fix: ask for a role" in said("-A")
     unreachable = said("--kubeconfig=/dev/null")
-    assert unreachable.startswith("error: kubectl cannot reach a cluster")
+    assert unreachable.startswith("error: the kubeconfig has no current context")
     assert unreachable.count("\n") == 2

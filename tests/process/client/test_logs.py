@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
+import os
+import select
 from pathlib import Path
 
 import pytest
 
 from dtj_client import logs
+from dtj_client.errors import ForbiddenError
 from dtj_client.kubectl import Kubectl
 
-# One pod, which ends with the third of its logs. The first connection breaks between two lines of a second.
+PATIENCE_S = 60.0  # ends a test that hangs
+# One pod, which ends with the third of its logs. The first connection breaks between two lines of a second,
+# and then the API server gives no answer once.
 KUBECTL = """#!/bin/sh
 cd "$(dirname "$0")"
+[ -e 1 ] && [ ! -e 1.5 ] && touch 1.5 && echo "Unable to connect to the server: EOF" >&2 && exit 1
 case "$*" in
   *"get pod"*) [ -e 3 ] && phase=Succeeded || phase=Running; printf 'uid-1 %s' $phase ;;
-  *--since=9m) touch 1; echo '2026-01-01T00:00:01.1Z one'; exit 1 ;;
+  *--since=9m) touch 1; printf '2026-01-01T00:00:01.1Z one\\377\\r 9%%\\n'; exit 1 ;;
   *--since-time=2026-01-01T00:00:01.1Z)
-    touch 2; printf '2026-01-01T00:00:01.1Z one\\n2026-01-01T00:00:01.2Z two\\n' ;;
+    touch 2; printf '2026-01-01T00:00:01.1Z one\\n2026-01-01T00:00:01.2Z two\\n'; [ -e 3 ] ;;
   *--since-time=2026-01-01T00:00:01.2Z)
     touch 3; printf '2026-01-01T00:00:01.2Z two\\n2026-01-01T00:00:09Z three\\n' ;;
 esac
 """
 
 
-def test_log_continues_after_a_broken_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "NEXT_POD_S", 0)
-    program = tmp_path / "kubectl"
-    program.write_text(KUBECTL)
+
+
+def kubectl(folder: Path, text: str) -> Kubectl:
+    program = folder / "kubectl"
+    program.write_text(text)
     program.chmod(0o755)
-    kubectl = Kubectl(program=str(program))
-    found = logs.follow_job(kubectl, "digits", [0], "--since=9m", finished=(tmp_path / "3").exists)
-    assert [line.text for line in found] == ["one", "two", "three"]
+    return Kubectl(program=str(program))
+
+
+def test_log_continues_after_a_broken_connection(tmp_path: Path) -> None:
+    over = (tmp_path / "3").exists
+    found = logs.follow_job(kubectl(tmp_path, KUBECTL), "digits", [0], "--since=9m", finished=over)
+    assert [line.text for line in found] == ["one\N{REPLACEMENT CHARACTER}", " 9%", "two", "three"]
+    assert (tmp_path / "1.5").exists()
+
+
+def test_missing_right_ends_the_log(tmp_path: Path) -> None:
+    """The log would be empty until the job has finished."""
+    refuses = """#!/bin/sh
+case "$*" in
+  *"get pod"*) printf 'uid-1 Running' ;;
+  *) echo 'pods "digits-0" is forbidden: User "alice" cannot get resource "pods/log"' >&2; exit 1 ;;
+esac
+"""
+    found = logs.follow_job(kubectl(tmp_path, refuses), "digits", [0], finished=bool)
+    with pytest.raises(ForbiddenError, match="alice may not get pods/log here"):
+        list(found)
+
+
+def test_reader_who_has_enough_ends_kubectl_of_a_quiet_job(tmp_path: Path) -> None:
+    quiet = """#!/bin/sh
+case "$*" in
+  *"get pod"*) printf 'uid-1 Running' ;;
+  *) echo "2026-01-01T00:00:01.1Z $$"; exec sleep 600 ;;
+esac
+"""
+    found = logs.follow_job(kubectl(tmp_path, quiet), "digits", [0], finished=bool)
+    process = os.pidfd_open(int(next(found).text))
+    found.close()
+    assert select.select([process], [], [], PATIENCE_S)[0]
+    os.close(process)

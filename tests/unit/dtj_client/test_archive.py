@@ -71,7 +71,9 @@ def test_folder_that_is_too_large_is_refused_with_the_largest_files(
     monkeypatch.setattr(archive, "LIMIT", 200)
     write(tmp_path, train_py="print(1)")
     (tmp_path / "weights.bin").write_bytes(os.urandom(5000))
-    with pytest.raises(ClientError, match=r"(?s)weights\.bin.*--code-claim.*--no-code"):
+    with pytest.raises(
+        ClientError, match=r"(?s)weights\.bin with 4 KiB, train\.py with 0 KiB\).*--code-claim.*--no-code"
+    ):
         pack(tmp_path)
     assert len(pack(tmp_path, has_claim=True).data) > 5000
 

@@ -8,6 +8,7 @@ import yaml
 
 from dtj_client.cli import main
 from dtj_client.job import Job
+from dtj_client.templates import Template
 
 
 def run(*words: str) -> int:
@@ -21,6 +22,7 @@ def run(*words: str) -> int:
     [
         (["submit", "--replcas", "4", "--no-code", "--", "train.py"], "--replcas"),
         (["submit", "--dry-run"], "name a program"),
+        (["submit", "--env", "=1", "--", "train.py"], "--env =1: write NAME=VALUE"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
         (["submit", "--no-code", "--code-claim=runs", "--", "train.py"], "--no-code sends none"),
@@ -51,6 +53,34 @@ def test_dry_run_of_a_file_takes_the_name_of_the_option(capsys: pytest.CaptureFi
     ]
     assert claim["metadata"]["name"] == "runs"
     assert job == {**given, "metadata": {"name": "second"}}
+
+
+TEMPLATE = "spec: {template: {spec: {containers: [{name: trainer, image: me/train:1}]}}}"
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "yaml"), ("-o", "json")])
+def test_dry_run_says_what_would_go_along_and_where_each_field_comes_from(
+    options: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    part = Template(name="a", shared=False, description="", text=TEMPLATE)
+    monkeypatch.setattr("dtj_client.templates.find", lambda _kubectl, _name: part)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / ".env").touch()
+    assert run("submit", "--template=a", "--dry-run", *options, "train.py", "--lr", "1") == 0
+    shown = capsys.readouterr()
+    assert shown.err == (
+        "sending 1 file, 0 KiB, in a ConfigMap\nnot sent, because they look like secrets: .env\n"
+    )
+    origin = "# spec.template.spec.containers[trainer].image: template a\n"
+    assert (origin in shown.out) is ("json" not in options)
+    *_, made = yaml.safe_load_all(shown.out)
+    job = made["items"][1] if "json" in options else made
+    (trainer,) = job["spec"]["template"]["spec"]["containers"]
+    assert trainer["command"] == ["dtj", "run", "train.py", "--lr", "1"]
 
 
 def test_ctrl_c_during_stop_says_that_the_job_stays(

@@ -19,6 +19,8 @@ from dtj_client.kubectl import Kubectl
         (["-n", "team", "logs", ""], ["digits", "mnist", ":4"]),
         (["status", "-o", "j"], ["json", ":4"]),
         (["convert", ""], [":0"]),
+        (["submit", "-f", ""], [":0"]),
+        (["submit", "--", "tr"], [":0"]),
     ],
 )
 def test_completion(

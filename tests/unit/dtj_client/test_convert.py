@@ -94,6 +94,19 @@ def test_pytorchjob_with_another_template_for_the_master_and_elastic_workers() -
     assert "not carried over: spec.elasticPolicy.rdzvBackend: c10d" in left
 
 
+def test_of_several_limits_of_restarts_the_others_are_listed() -> None:
+    old = yaml.safe_load(PYTORCHJOB)
+    old["spec"] |= {"elasticPolicy": {"maxRestarts": 7}}
+    found = only(yaml.safe_dump(old))
+    assert found.job["spec"]["recovery"] == {"maxRestarts": 7}
+    assert "not carried over: spec.runPolicy.backoffLimit: 3" in found.notes
+    for each in old["spec"]["pytorchReplicaSpecs"].values():
+        each["restartPolicy"] = "Never"
+    found = only(yaml.safe_dump(old))
+    assert found.job["spec"]["recovery"] == {"maxRestarts": 0}
+    assert "not carried over: spec.elasticPolicy.maxRestarts: 7" in found.notes
+
+
 @pytest.mark.parametrize("kind", ["Master", "Worker"])
 def test_pytorchjob_with_one_kind_of_replica(kind: str) -> None:
     old = yaml.safe_load(PYTORCHJOB)
@@ -343,6 +356,7 @@ def test_sbatch_script_that_starts_one_process_for_each_task() -> None:
     found = only("#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n#SBATCH -c2\nsrun -u python train.py\n")
     assert found.job["spec"]["processesPerReplica"] == 4
     assert trainer(found.job)["command"] == ["python", "train.py"]
+    assert [note for note in found.notes if "lacks its code" in note]
     assert trainer(found.job)["resources"] == {"requests": {"cpu": "8"}}
     assert "not carried over: srun -u" in found.notes
 
@@ -362,7 +376,13 @@ def test_output_is_yaml_with_the_notes_as_comments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("kind: Pod", "found: Pod"), ("", "nothing"), ("a: [", "neither")]
+    ("text", "said"),
+    [
+        ("kind: Pod", "found: Pod"),
+        ("", "nothing"),
+        ("a: [", "neither"),
+        ("kind: DistributedTrainingJob", "already\n  fix: kubectl dtj submit -f"),
+    ],
 )
 def test_no_job(text: str, said: str) -> None:
     with pytest.raises(ClientError, match=said):

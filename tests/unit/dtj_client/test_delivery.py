@@ -60,3 +60,14 @@ def test_same_code_has_the_same_place(folder: Path) -> None:
 def test_large_code_without_a_claim_is_refused(folder: Path) -> None:
     with pytest.raises(ClientError, match=r"(?s)fit into a ConfigMap.*--code-claim"):
         prepared(folder)
+
+
+@pytest.mark.parametrize("program", ["link.py", "ignored.py", "../train.py", "/train.py"])
+def test_program_that_would_be_missing_in_the_pods_is_refused(folder: Path, program: str) -> None:
+    (folder / "train.py").write_text("")
+    (folder / "link.py").symlink_to("train.py")
+    (folder / "ignored.py").write_text("")
+    (folder / ".dtjignore").write_text("ignored.py")
+    with pytest.raises(ClientError, match="does not go along"):
+        delivery.prepare(Request(name="digits", command=[program]), {}, folder)
+    assert delivery.prepare(Request(name="digits", command=["./train.py"]), {}, folder).config_map

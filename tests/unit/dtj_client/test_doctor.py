@@ -146,3 +146,20 @@ def test_cluster_that_cannot_be_reached_is_the_only_line() -> None:
     broken = ClientError("kubectl cannot reach a cluster", "check it")
     (only,) = examine(Cluster(answers(**{"--raw": broken})))
     assert (only.result, only.fix) == (Result.BAD, "check it")
+
+
+def test_other_context_and_a_pod_without_one_are_named() -> None:
+    def first(known: Json, *options: str) -> str:
+        cluster = Cluster(known)
+        object.__setattr__(cluster, "options", options)
+        return next(examine(cluster)).text
+
+    assert first(answers(), "--context=other") == "cluster: context other"
+    assert first(answers(config=ClientError("no current context"))) == "cluster: the one of this pod"
+
+
+def test_quota_that_forbids_what_jobs_do_not_need_is_not_used_up() -> None:
+    none = {"services.nodeports": "0"}
+    forbids = {"metadata": {"name": "q"}, "status": {"hard": none, "used": none}}
+    said = [str(each) for each in examine(Cluster(answers(resourcequotas={"items": [forbids]})))]
+    assert "ok   quotas: 1 in this namespace, none is used up" in said

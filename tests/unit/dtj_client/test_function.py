@@ -1,5 +1,6 @@
 """A function as a program of its own."""
 
+import functools
 import json
 import string as letters
 from collections.abc import Callable
@@ -20,6 +21,9 @@ HANDLE = object()
 class Point:
     def __init__(self, x: float) -> None:
         self.x = x
+
+    def norm(self) -> float:
+        return abs(self.x)
 
 
 def double(x: float) -> float:
@@ -70,6 +74,8 @@ exec("def function(): pass", from_text)
         (closure(1), (), "it uses x of the function around it"),
         (lambda: None, (), "cannot send a lambda"),
         (from_text["function"], (), "Python has no source of it"),
+        (functools.partial(train, 3.0), (), "cannot send a value of type partial"),
+        (Point(1.0).norm, (), "cannot send a value of type method"),
         (train, (HANDLE,), "cannot send an argument: a value of type object"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtj_client.errors import ClientError
+from dtj_client.errors import PATIENCE_S, ClientError, Patience, UnreachableError
 from dtj_client.kubectl import Kubectl, parse_indices, replicas_of
 
 JOB = {"metadata": {"name": "digits"}, "spec": {"replicas": 4}}
@@ -14,7 +14,7 @@ def test_list_of_replicas() -> None:
     assert list(replicas_of(JOB, {3, 1})) == [1, 3]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1;2"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1;2", "3-1"])
 def test_bad_list_of_replicas(text: str) -> None:
     with pytest.raises(ClientError, match="such as 0-3,7"):
         parse_indices(text)
@@ -52,17 +52,73 @@ def test_cluster_without_the_operator(said: str) -> None:
             'Get "http://a/openapi/v2": dial tcp 127.0.0.1:8080: connect: connection refused; '
             "if you choose to ignore these errors, turn validation off with --validate=false",
             'kubectl cannot reach a cluster: Get "http://a/openapi/v2": dial tcp 127.0.0.1:8080: '
-            "connect: connection refused\n  fix: check kubectl config current-context",
+            "connect: connection refused\n  fix: choose a cluster: kubectl config get-contexts lists them, "
+            "--context and --kubeconfig name one",
         ),
         (
             "error: current-context is not set",
             "the kubeconfig has no current context\n  fix: kubectl config use-context NAME chooses one, "
             "kubectl config get-contexts lists them",
         ),
+        (
+            "error: current-context must exist in order to minify",
+            "the kubeconfig has no current context\n  fix: kubectl config use-context NAME chooses one, "
+            "kubectl config get-contexts lists them",
+        ),
+        (
+            'error: context "nowhere" does not exist',
+            "there is no context nowhere in the kubeconfig\n  fix: kubectl config get-contexts lists them",
+        ),
+        (
+            "error: stat /a b/config: no such file or directory",
+            "there is no kubeconfig /a b/config\n  fix: correct --kubeconfig or the variable KUBECONFIG",
+        ),
+        (
+            "error: You must be logged in to the server (Unauthorized)",
+            "the cluster does not accept the login in the kubeconfig\n"
+            "  fix: log in again; kubectl get pods must work",
+        ),
+        (
+            'Error from server (NotFound): error when creating "STDIN": namespaces "team" not found',
+            "there is no namespace team\n"
+            "  fix: choose one with --namespace; kubectl get namespaces lists them",
+        ),
     ],
 )
 def test_no_cluster(said: str, shown: str) -> None:
     assert str(Kubectl()._error(said)) == shown
+
+
+def test_missing_right_names_the_verb_and_the_kind() -> None:
+    said = (
+        'Error from server (Forbidden): pods "digits-0" is forbidden: User "alice" cannot create resource '
+        '"pods/exec" in API group "" in the namespace "team"'
+    )
+    assert str(Kubectl()._error(said)) == (
+        "alice may not create pods/exec here\n"
+        "  fix: ask for a role that allows create on pods/exec, such as edit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"), [(["digits", "mnist"], "did you mean digits?"), ([], "kubectl dtj get lists the jobs")]
+)
+def test_missing_job_has_near_names(names: list[str], fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kubectl, "job_names", lambda _self: names)
+    said = 'Error from server (NotFound): distributedtrainingjobs.dtj.dev "digit" not found'
+    assert str(Kubectl()._error(said)) == f"there is no job digit in this namespace\n  fix: {fix}"
+
+
+def test_old_server_names_the_field_that_it_does_not_know() -> None:
+    said = (
+        'Error from server (BadRequest): error when creating "STDIN": DistributedTrainingJob in version '
+        '"v1alpha1" cannot be handled as a DistributedTrainingJob: strict decoding error: unknown field '
+        '"spec.quantum"'
+    )
+    assert str(Kubectl()._error(said)) == (
+        "the API of this cluster has no field spec.quantum\n"
+        "  fix: correct its name; or update the operator and its CRD, if they are older than the job"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,3 +137,23 @@ def test_no_cluster(said: str, shown: str) -> None:
 def test_rule_of_the_api_is_one_sentence(why: str, shown: str) -> None:
     said = f'The DistributedTrainingJob "digits" is invalid: spec.replicas: {why}'
     assert str(Kubectl()._error(said)) == shown
+
+
+def test_cluster_without_an_answer_is_asked_again_for_some_minutes() -> None:
+    now = [1.0]
+    patience = Patience(lambda: now[0])
+
+    def ask() -> None:
+        with patience.forgiving():
+            raise Kubectl()._error("Unable to connect to the server: net/http: TLS handshake timeout")
+
+    ask()
+    now[0] += PATIENCE_S
+    ask()
+    with patience.forgiving():
+        pass  # an answer
+    now[0] += PATIENCE_S
+    ask()
+    now[0] += PATIENCE_S + 1
+    with pytest.raises(UnreachableError):
+        ask()

@@ -16,6 +16,21 @@ def test_lines_of_all_replicas_are_in_the_order_of_time() -> None:
     assert [str(line) for line in merge([zero, one])] == ["0| first", "1| second word", "0| third", "1| "]
 
 
+def test_progress_bar_is_lines_and_a_line_without_a_time_has_the_last_one() -> None:
+    said = "2026-01-01T00:00:01.5Z \r 10%\r 20%\r\nunable to retrieve the log\n2026-01-01T00:00:02Z\n"
+    assert list(parse(0, said.split("\n"))) == [
+        Line("2026-01-01T00:00:01.5Z", 0, " 10%"),
+        Line("2026-01-01T00:00:01.5Z", 0, " 20%"),
+        Line("2026-01-01T00:00:01.5Z", 0, "unable to retrieve the log"),
+        Line("2026-01-01T00:00:02Z", 0, ""),
+    ]
+
+
+def test_times_of_a_node_with_another_time_zone_sort_with_the_others() -> None:
+    (line,) = parse(0, ["2026-01-01T01:00:01.123456789+01:00 x"])
+    assert line.at == "2026-01-01T00:00:01.123456Z"
+
+
 def test_lines_of_some_ranks() -> None:
     texts = ["[rank 1] a", "dtj: generation 2", "[rank 10] b", '{"rank": 1, "message": "c"}', "x [rank 1] d"]
     lines = [Line("", 0, text) for text in texts]
@@ -32,7 +47,8 @@ class WithoutPods(Kubectl):
     status: dict[str, Any]
 
     def job(self, name: str) -> dict[str, Any]:
-        return {"metadata": {"name": name}, "spec": {"replicas": 1}, "status": self.status}
+        pod = {"spec": {"containers": [{"name": "trainer"}]}}
+        return {"metadata": {"name": name}, "spec": {"replicas": 1, "template": pod}, "status": self.status}
 
     def pods(self, name: str) -> list[dict[str, Any]]:
         return []

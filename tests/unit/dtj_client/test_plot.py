@@ -4,6 +4,7 @@ import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
+import matplotlib.font_manager  # noqa: F401 - on a new machine it starts fc-list, which a test may not
 import pytest
 
 from dtj.telemetry.metrics import as_json, as_text

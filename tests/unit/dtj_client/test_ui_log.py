@@ -28,14 +28,17 @@ def test_each_line_is_shown_once_and_no_line_is_lost() -> None:
     asked.clear()
     # The clock of replica 1 is behind.
     answers[:] = [
-        said((0, 20, "a"), (1, 10, "b")),
+        said((0, 20, "9%\ra\r"), (1, 10, "b")),
         said((0, 20, "a"), (1, 10, "b"), (1, 12, "c"), (0, 21, "d")),
     ]
-    log = Log(Cluster(), "digits", (0, 1), first=7)
+    containers = [{"name": "proxy"}, {"name": "trainer"}]
+    job = {"metadata": {"name": "digits"}, "spec": {"template": {"spec": {"containers": containers}}}}
+    log = Log(Cluster(), job, (0, 1), first=7)
     assert [(number, line.text) for number, line in log.after(0)] == [(1, "b"), (2, "a")]
     assert [(number, line.text) for number, line in log.after(2)] == [(3, "c"), (4, "d")]
     first, second = asked
     assert "dtj.dev/job-name=digits,dtj.dev/replica-index in (0,1)" in first
     assert "--tail=7" in first
+    assert "--container=trainer" in first
     assert "--since-time=2026-01-01T11:59:50+00:00" in second
     assert "--tail=5000" in second, "with a selector kubectl prints only ten lines of each pod by default"

@@ -31,17 +31,27 @@ TEMPLATE: Json = {
 class Cluster(Kubectl):
     """Its pods have this phase; `sent` is what came with which words; `stored` has not been deleted yet."""
 
-    def __init__(self, phase: str = "Running", refuses: ClientError | None = None) -> None:
+    def __init__(
+        self, phase: str = "Running", refuses: ClientError | None = None, claims: str | None = "runs"
+    ) -> None:
         super().__init__()
-        values: Json = {"phase": phase, "refuses": refuses, "stored": {}, "made": [], "sent": []}
+        values: Json = {"phase": phase, "refuses": refuses, "claims": claims}
+        values |= {"stored": {}, "made": [], "sent": []}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     phase: str
     refuses: ClientError | None
+    claims: str | None
     stored: Json
     made: list[Json]
     sent: list[tuple[bytes, tuple[str, ...]]]
+
+    def run(self, *words: str, given: str | None = None) -> str:
+        assert words[:3] == ("get", "persistentvolumeclaims", "runs")
+        if self.claims is None:
+            raise ClientError("alice may not get persistentvolumeclaims here")
+        return self.claims
 
     def create(self, manifest: Json) -> Json:
         self.stored[manifest["metadata"]["name"]] = manifest
@@ -73,8 +83,16 @@ def copied(cluster: Cluster) -> Json:
     return made
 
 
-def test_archive_is_sent_to_a_pod_that_runs_where_the_job_may_run() -> None:
-    cluster = Cluster()
+def test_claim_that_does_not_exist_is_not_waited_for() -> None:
+    cluster = Cluster(claims="")
+    with pytest.raises(ClientError, match="there is no claim runs in this namespace\n  fix: kubectl get pvc"):
+        copied(cluster)
+    assert not cluster.made
+
+
+@pytest.mark.parametrize("claims", ["persistentvolumeclaim/runs", None])
+def test_archive_is_sent_to_a_pod_that_runs_where_the_job_may_run(claims: str | None) -> None:
+    cluster = Cluster(claims=claims)
     made = copied(cluster)
     pod = made["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -30,13 +30,13 @@ class Feed:
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
         core = f"/api/v1/namespaces/{namespace}"
         self.used = time.monotonic()
-        self._kubectl, self._name = kubectl, name
+        self._kubectl, self._job = kubectl, job
         self._pods = Watch(kubectl, f"{core}/pods", f"labelSelector={quote(f'{JOB_LABEL}={name}')}")
         about = f"involvedObject.uid={job['metadata']['uid']}"
         self._events = Watch(kubectl, f"{core}/events", f"fieldSelector={quote(about)}")
         self._agent = Agent(kubectl, f"{name}-0")
         self._steps = StepTimes()
-        self._curves_log = Log(kubectl, name, (0,), first=_LINES_FOR_CURVES)
+        self._curves_log = Log(kubectl, job, (0,), first=_LINES_FOR_CURVES)
         self._readings: list[Reading] = []
         self._read_to = 0
         self._logs: dict[tuple[int, ...], Log] = {}
@@ -87,7 +87,7 @@ class Feed:
     def log(self, replicas: Collection[int], after: int) -> list[Json]:
         """Lines of these replicas after this number. Raises ClientError."""
         key = tuple(sorted(replicas))
-        log = self._logs.setdefault(key, Log(self._kubectl, self._name, key, first=_LINES_TO_SHOW))
+        log = self._logs.setdefault(key, Log(self._kubectl, self._job, key, first=_LINES_TO_SHOW))
         return [
             {"number": number, "at": line.at, "replica": line.replica, "rank": line.rank, "text": line.text}
             for number, line in log.after(after)

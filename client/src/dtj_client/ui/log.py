@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 
-from dtj_client.kubectl import JOB_LABEL, Kubectl
-from dtj_client.logs import Line
+from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, container_of
+from dtj_client.logs import Line, utc
 
 KEPT = 5000  # lines
 _LATE = timedelta(seconds=30)  # a replica's clock may be behind that of another one by this much
@@ -21,7 +21,8 @@ def parse(said: str, job: str) -> Iterator[Line]:
         found = _PREFIXED.match(raw)
         index = found["pod"].removeprefix(f"{job}-") if found else ""
         if found and index.isdecimal():
-            yield Line(found["at"], int(index), found["text"][:_LONG])
+            drawn = found["text"].rstrip("\r").rpartition("\r")[2]  # of a progress bar the last state
+            yield Line(utc(found["at"]), int(index), drawn[:_LONG])
 
 
 class Log:
@@ -31,10 +32,12 @@ class Log:
     first     lines of each pod to begin with
     """
 
-    def __init__(self, kubectl: Kubectl, job: str, replicas: Collection[int] | None, *, first: int) -> None:
+    def __init__(self, kubectl: Kubectl, job: Json, replicas: Collection[int] | None, *, first: int) -> None:
+        name = job["metadata"]["name"]
         chosen = "" if replicas is None else f",dtj.dev/replica-index in ({','.join(map(str, replicas))})"
-        self._kubectl, self._job, self._first = kubectl, job, first
-        self._selector = f"{JOB_LABEL}={job}{chosen}"
+        self._kubectl, self._job, self._first = kubectl, name, first
+        self._container = container_of(job)
+        self._selector = f"{JOB_LABEL}={name}{chosen}"
         self._lines: deque[tuple[int, Line]] = deque(maxlen=KEPT)
         self._number = 0
         self._newest: dict[int, str] = {}  # time of the last line of each replica
@@ -53,7 +56,13 @@ class Log:
             newest = datetime.fromisoformat(max(self._newest.values()))
             since = (f"--since-time={(newest - _LATE).isoformat(timespec='seconds')}",)
             lines = KEPT
-        flags = ("--prefix", "--timestamps", "--ignore-errors", f"--tail={lines}")
+        flags = (
+            f"--container={self._container}",
+            "--prefix",
+            "--timestamps",
+            "--ignore-errors",
+            f"--tail={lines}",
+        )
         said = self._kubectl.run("logs", "-l", self._selector, *flags, *since)
         new = sorted(line for line in parse(said, self._job) if line.at > self._newest.get(line.replica, ""))
         for line in new:
