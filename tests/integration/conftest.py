@@ -34,7 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     needed = [
         *(PROGRAMS if "programs" in fixtures else ()),
-        *(controlplane.GANG_PROGRAMS if "gang_plane" in fixtures else ()),
+        *(controlplane.gang_release().programs if "gang_plane" in fixtures else ()),
         *(["crane"] if "released" in fixtures else ()),
     ]
     if needed and not session.config.option.collectonly:
