@@ -1,6 +1,7 @@
 """Pods are lost under a strategy whose ranks cannot hand over state: their buddies have copies of it."""
 
 import contextlib
+import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -64,3 +65,21 @@ def test_lost_pod_continues_from_the_copy_that_its_buddy_keeps(
         steps = trace(out, rank)
         assert [step for step, _ in steps][-(10 - resumed_at) :] == list(range(resumed_at, 10))
         assert len(set(steps)) == 10, "a step that was done again differs"
+
+
+def test_drained_pod_continues_from_the_copy_that_its_buddy_keeps(start: Start, tmp_path: Path) -> None:
+    """Nothing can be saved, so the ranks of all pods stop; that uses up no restart."""
+    out = tmp_path / "out"
+    job = Pods(start, out, replicas=PODS, STEPS=100, WAIT_AT=COPIED + 2, DTJ_MAX_RESTARTS=0)
+    words = ("--parallel", "fsdp", "--memory-every", 3)
+    pods = [job.run(index, *words, program=PROGRAMS / "gpt.py") for index in range(PODS)]
+    for rank in range(PODS):
+        buddy = pods[(rank + 1) % PODS]
+        wait_for(partial(keeps, buddy.pid, rank, COPIED), "the copies to be sent")
+    job.evict(pods[1], 1)
+    (out / "go").touch()
+    assert pods[1].wait().code == 128 + signal.SIGTERM
+    pods[1] = job.run(1, *words, program=PROGRAMS / "gpt.py")
+    ended = [pod.wait() for pod in pods]
+    assert [each.code for each in ended] == [0] * PODS, [each.err for each in ended]
+    assert "resuming from memory, step " in ended[0].err + ended[0].out

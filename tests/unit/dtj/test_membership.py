@@ -627,6 +627,18 @@ def test_pod_that_was_asked_to_terminate_is_not_healed() -> None:
     assert found.state.in_place == 0
 
 
+def test_ranks_that_stop_with_a_pod_that_was_asked_to_terminate_wait_for_its_replacement() -> None:
+    """All ranks of a sharded run stop after the same step if nothing can be saved: no rank has failed."""
+    found = formed(restarts=0)
+    found.stop("pod-1", NOW)
+    for rank in (1, 0, 2):
+        assert found.ended(replace(end(rank, 143), signal=None), 1, NOW) == []
+    assert found.deadline is None
+    assert found.leave("pod-1", NOW) == []
+    assert found.join(hello(1, "again"), NOW) == [Form(2, frozenset(), 3)]
+    assert (found.state.in_place, found.failure) == (0, None)
+
+
 def test_replacement_of_a_pod_that_was_asked_to_terminate_is_healed() -> None:
     found = formed()
     found.stop("pod-1", NOW)

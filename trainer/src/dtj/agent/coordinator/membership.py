@@ -239,8 +239,8 @@ class Membership:
         if generation != self.state.generation or not self.is_formed:
             self._blame(self._last_incident, ending)  # too late to be counted, but it may be the cause
             return []
-        if ending.rank // self.job.processes in self.stopping:
-            return []
+        if ending.rank // self.job.processes in self.stopping or (self.stopping and ending.stopped_unsaved):
+            return []  # the generation ends when the replica that stops has left
         self._gone.add(ending.rank)
         everyone = len(self._gone) == len(self.job.ranks)
         if ending.failed:

@@ -48,6 +48,11 @@ class Ending:
         return self.code not in {contract.EXIT_DONE, contract.EXIT_STOPPED} and not self.by_agent
 
     @property
+    def stopped_unsaved(self) -> bool:
+        """It exited by itself, as all ranks do when one pod is asked to stop and nothing can be saved."""
+        return self.signal is None and self.code == contract.EXIT_SIGNAL + signal.SIGTERM
+
+    @property
     def is_final(self) -> bool:
         """A restart in place cannot help: a bad recipe, or another process owns the run's folder."""
         return self.cause in {"BadRecipe", "Superseded"}
