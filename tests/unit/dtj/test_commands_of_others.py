@@ -1,7 +1,9 @@
 """`dtj` runs commands of other installed packages."""
 
 import sys
+import tomllib
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -31,6 +33,31 @@ def outcome(*words: str) -> int | str | None:
 def test_command_of_another_package_gets_all_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome("submit", "--help") == 7
     assert capsys.readouterr().out == "ran ['submit', '--help']\n"
+
+
+def test_verb_of_a_missing_client_names_its_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "entry_points", EntryPoints().select)
+    assert outcome("submit", "--replicas", "2") == 78
+    needs = "needs the package dtj-client\n  fix: pip install ./client, in a checkout of dtj\n"
+    assert capsys.readouterr().err == f"dtj: dtj submit {needs}"
+    assert outcome("--help") == 0
+    assert "dtj-client: pip install ./client" in capsys.readouterr().out
+
+
+def test_verbs_are_those_of_the_client() -> None:
+    project = tomllib.loads(Path("client/pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["dtj.commands"].keys() == cli._OF_THE_CLIENT
+
+
+def test_help_is_a_whole_sentence_a_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert outcome("--help") == 0
+    found = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert not [line for line in found.splitlines() if not line.endswith(".") or line.endswith("...")]
 
 
 def test_own_commands_win(capsys: pytest.CaptureFixture[str]) -> None:

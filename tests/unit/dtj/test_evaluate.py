@@ -1,11 +1,12 @@
 """Evaluation: exact sums, modes of modules, and what a warm-up runs under; checks of weights."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torchmetrics import SumMetric
 
 from dtj.errors import DtjError
@@ -45,6 +46,33 @@ def test_sum_of_scores_does_not_depend_on_their_type(dtype: torch.dtype, value: 
         group=None,
     )
     assert scored == value
+
+
+class AppleGPU(TorchFunctionMode):
+    """The CPU as "mps", which has no float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        is_there = getattr(kwargs.get("device"), "type", None) == "mps" or func is torch.Tensor.sum
+        if is_there and kwargs.get("dtype") is torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        if is_there and "device" in kwargs:
+            kwargs["device"] = CPU
+        return func(*args, **kwargs)
+
+
+def test_evaluation_on_apple_silicon_needs_no_float64() -> None:
+    strategy = single()
+    strategy.device = torch.device("mps")
+    with AppleGPU():
+        scored = evaluate(
+            lambda mb: mb.float(),
+            feed(5, batch=2, once=True, shuffle=False),
+            strategy=strategy,
+            precision=Precision("fp32", CPU),
+            group=None,
+        )
+    assert scored == 2
 
 
 def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import ast
 import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,27 @@ OBJECT_COLLECTIVES = {
 def test_plain_data_arrives_as_it_was_sent() -> None:
     value = {"step": 3, "names": ["a", None], "sizes": (torch.Size([2, 3]), torch.float32), 7: 0.5, "t": True}
     assert exchange._decode(exchange._encode(value, CPU)) == value
+
+
+def test_tensor_of_another_ranks_accelerator_arrives_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused optimizer has its step there. Unpickled as it is, it would take memory of that accelerator."""
+    opened: list[str] = []
+
+    def restored(storage: Any, location: str) -> Any:
+        if location != "accelerator:1":
+            return None
+        opened.append(location)
+        return storage
+
+    registered = [*torch.serialization._package_registry, (0, lambda _: "accelerator:1", restored)]
+    registered.sort(key=lambda each: each[0])
+    monkeypatch.setattr(torch.serialization, "_package_registry", registered)
+    data = exchange._encode({"step": torch.tensor(3.0)}, CPU)
+    torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    assert opened == ["accelerator:1"], "the stand-in is an accelerator for torch"
+    opened.clear()
+    assert exchange._decode(data)["step"] == 3
+    assert opened == []
 
 
 def test_message_that_would_execute_code_is_an_error(tmp_path: Path) -> None:

@@ -235,12 +235,37 @@ def test_url_that_cannot_hold_checkpoints_is_refused(url: str, message: str) -> 
         locate(url)
 
 
-def test_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # if it was imported
-    with pytest.raises(RecipeError, match="s3://bucket/run needs a package that is not installed") as raised:
-        locate("s3://bucket/run")
-    assert raised.value.fix == "pip install 'dtj-trainer[s3]'"
+def test_packages_are_named_for_a_protocol_that_nothing_knows() -> None:
+    with pytest.raises(RecipeError) as raised:
+        locate("s4://bucket/run")
+    assert all(name in raised.value.fix for name in ("s3fs", "gcsfs", "adlfs"))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "module", "fix"),
+    [
+        pytest.param("s3", "s3fs", "pip install s3fs", id="s3"),
+        pytest.param("gs", "gcsfs", "pip install gcsfs", id="gs"),
+        pytest.param("gcs", "gcsfs", "pip install gcsfs", id="the other name of gs"),
+        pytest.param("az", "adlfs", "pip install adlfs", id="az"),
+        pytest.param("abfs", "adlfs", "pip install adlfs", id="the other name of az"),
+        pytest.param("sftp", "paramiko", "install what is missing", id="a file system of fsspec's own"),
+    ],
+)
+def test_missing_package_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, module: str, fix: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    monkeypatch.delitem(
+        sys.modules["fsspec.registry"]._registry, protocol, raising=False
+    )  # if it was imported
+    url = f"{protocol}://bucket/run"
+    with pytest.raises(
+        RecipeError, match=f"{url} needs a package that is not installed .*{module}"
+    ) as raised:
+        locate(url)
+    assert raised.value.fix.startswith(fix)
 
 
 def test_url_of_a_file_is_a_local_folder() -> None:

@@ -1,5 +1,6 @@
 """Every strategy trains the same model as a hand-written loop in one process; some need less memory."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 from dtj.errors import RecipeError
 from dtj.models.gpt import GPT, Shape
+from dtj.parallel import zero
 from dtj.parallel.average import buckets
 from dtj.parallel.fsdp import FullyShard
 from dtj.parallel.layout import lay_out
@@ -118,6 +120,36 @@ def test_owners_of_parameters_have_similar_loads() -> None:
     loads = [sum(p.numel() for p in parameters if owners[p] == rank) for rank in range(3)]
     assert sum(loads) == 30
     assert max(loads) - min(loads) <= 9
+
+
+def test_zero1_sends_updated_parameters_with_a_few_buckets_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with a second copy of all parameters. The stand-in for a collective fills in what others send."""
+    in_flight: list[torch.Tensor] = []
+    most = 0
+
+    class Sent:
+        def __init__(self, flat: torch.Tensor, src: int) -> None:
+            self.flat, self.src = flat, src
+
+        def wait(self) -> None:
+            in_flight.pop(0)
+            self.flat.fill_(self.src)
+
+    def broadcast(flat: torch.Tensor, *, src: int, async_op: bool) -> Sent:
+        nonlocal most
+        assert async_op
+        in_flight.append(flat)
+        most = max(most, len(in_flight))
+        return Sent(flat, src)
+
+    monkeypatch.setattr(zero, "buckets", lambda tensors: ([each] for each in tensors))
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    parameters = [nn.Parameter(torch.full((2,), -1.0)) for _ in range(3 * zero._IN_FLIGHT)]
+    owners = assign_owners(parameters, 4)
+    sharded: Any = SimpleNamespace(layout=SimpleNamespace(data_size=4), _owner=owners)
+    zero.ZeroOne._exchange(sharded, torch.optim.SGD(parameters))
+    assert [p.tolist() for p in parameters] == [[owners[p]] * 2 for p in parameters]
+    assert (most, in_flight) == (zero._IN_FLIGHT, [])
 
 
 def test_blocks_of_a_model() -> None:

@@ -18,7 +18,6 @@ from dtj.errors import RecipeError
 
 # A request reads at least as much, since zipfile and torch.load ask for a few bytes at a time.
 _READ_AHEAD = 8 * 2**20
-_INSTALL = {"s3": "pip install 'dtj-trainer[s3]'", "gs": "pip install gcsfs", "az": "pip install adlfs"}
 
 
 @dataclass(frozen=True)
@@ -143,21 +142,31 @@ def _system(url: str) -> tuple[Any, str]:
     """The file system of fsspec for the protocol, and the path without it. fsspec keeps these systems."""
     from fsspec.core import url_to_fs  # noqa: PLC0415 - only object stores need it
 
-    protocol = url.partition("://")[0]
     try:
         # Without the cache of listings: other processes write, too.
         system, path = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         raise RecipeError(
             f"{url} needs a package that is not installed ({error})",
-            fix=_INSTALL.get(protocol, "install the package of fsspec for it in the image"),
+            fix=_how_to_install(url.partition("://")[0]),
         ) from error
     except ValueError as error:
         raise RecipeError(
             f"{url} cannot hold checkpoints: {error}",
-            fix="a folder, or a URL that fsspec knows, for example s3://bucket/path",
+            fix="use a folder, or a URL that fsspec knows, such as s3:// (pip install s3fs), gs:// (gcsfs) "
+            "or az:// (adlfs)",
         ) from error
     return system, path.rstrip("/")
+
+
+def _how_to_install(protocol: str) -> str:
+    """The package that fsspec imports for a protocol, also for its other names: gcs, abfs, s3a."""
+    from fsspec.registry import known_implementations  # noqa: PLC0415
+
+    package = known_implementations[protocol]["class"].partition(".")[0]
+    if package == "fsspec":  # which has the class, but imports a package that only its message names
+        return "install what is missing in the image"
+    return f"pip install {package}"
 
 
 class _Ranges(io.RawIOBase):

@@ -25,6 +25,14 @@ from dtj.telemetry import metric_files
 
 _UNITS = {"MB": 10**6, "GB": 10**9}
 _OTHERS = "dtj.commands"  # group of entry points: each loads a main(argv), which never returns
+# What dtj-client adds to that group: without it these are named with what to install.
+_OF_THE_CLIENT = frozenset(
+    {
+        *("convert", "delete", "doctor", "events", "get", "logs", "resume", "scale", "stacks", "status"),
+        *("stop", "submit", "suspend", "templates", "top", "ui", "wait"),
+    }
+)
+_INSTALL_CLIENT = "pip install ./client, in a checkout of dtj"
 
 
 def _option(name: str) -> Any:
@@ -93,6 +101,8 @@ def main(argv: list[str] | None = None) -> None:
         for command in entry_points(group=_OTHERS, name=words[0]):
             command.load()(words)
     try:
+        if words and words[0] in _OF_THE_CLIENT:
+            raise RecipeError(f"dtj {words[0]} needs the package dtj-client", fix=_INSTALL_CLIENT)
         code = _dtj.main(argv, prog_name="dtj", standalone_mode=False)
     except click.ClickException as error:
         _complain(error.format_message(), fix=_usage(error))
@@ -111,9 +121,8 @@ class _Group(click.Group):
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands of other packages by name: their help would need an import of each."""
         others = sorted({each.name for each in entry_points(group=_OTHERS)} - set(self.commands))
-        if others:
-            with formatter.section("Jobs on a cluster"):
-                formatter.write_text(", ".join(others))
+        with formatter.section("Jobs on a cluster"):
+            formatter.write_text(", ".join(others) or f"need the package dtj-client: {_INSTALL_CLIENT}")
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -128,7 +137,11 @@ def _flagged(command: Any) -> Any:
     return command
 
 
-@_dtj.command("run", context_settings={"allow_interspersed_args": False})
+@_dtj.command(
+    "run",
+    short_help="Run a script on every rank, or a job without a cluster.",
+    context_settings={"allow_interspersed_args": False},
+)
 @_flagged
 @torchrun.options
 @click.option("-m", "--module", is_flag=True, help="Treat SCRIPT as a module name, as in python -m.")
@@ -221,7 +234,7 @@ def _train(
     return _launch(program.recipe(target, words), given)
 
 
-@_dtj.command("export")
+@_dtj.command("export", short_help="Write the weights in a checkpoint to a file or folder.")
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--part", default="model", help="Name that run.state gave the model. [default: model]")

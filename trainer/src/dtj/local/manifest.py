@@ -99,8 +99,9 @@ def load(path: str) -> LocalJob:
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}", fix="name a file with a job") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise RecipeError(f"{path} is not YAML: {where}", fix="correct the file") from error
+        place = getattr(error, "problem_mark", None)  # the text quotes lines
+        where = "" if place is None else f" in line {place.line + 1}, column {place.column + 1}"
+        raise RecipeError(f"{path} is not YAML{where}", fix="correct the file") from error
     jobs = [each for each in found if isinstance(each, Mapping) and each.get("kind") == KIND]
     if len(jobs) != 1:
         kinds = sorted({str(each.get("kind")) if isinstance(each, Mapping) else "text" for each in found})
