@@ -6,6 +6,7 @@ restart is the only recovery that always works.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
@@ -68,10 +69,15 @@ LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no wor
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
+GONE_PAUSE_S = 15.0  # between two checks of an optional kind whose watch fails
 
 V = TypeVar("V", bound=View)
 
 _log = logging.getLogger(__name__)
+
+
+class NotServed(Exception):  # noqa: N818
+    """An optional kind is gone or has another version, as after an upgrade: the operator must start again."""
 
 
 class App:
@@ -238,7 +244,10 @@ class App:
     async def _follow(
         self, feature: Gangs | Kueue, source_of: Callable[[str], Source[V]], cache: Cache[V]
     ) -> None:
-        """Look now and then whether the API server serves an optional kind, and once it does, watch it."""
+        """Look now and then whether the API server serves an optional kind, and once it does, watch it.
+
+        Raises NotServed when it no longer does.
+        """
         while True:
             try:
                 version = await feature.discover(self._steady)
@@ -251,21 +260,38 @@ class App:
             await asyncio.sleep(self._settings.resync_s)
         reflectors = self._reflect(source_of(version), cache)
         self._reflectors = (*self._reflectors, *reflectors)
-        async with asyncio.TaskGroup() as tasks:
-            for reflector in reflectors:
-                tasks.create_task(reflector.run())
-            for reflector in reflectors:
-                await reflector.tried.wait()
-            if not all(reflector.synced.is_set() for reflector in reflectors):
-                feature.lack_rights()
-                feature.settled.set()  # jobs do not wait for a right that may never be given
-            for reflector in reflectors:
-                await reflector.synced.wait()
-            feature.use(version)
-            feature.settled.set()
-            if self._leads:  # it was installed after the operator
-                for key in self._known():
-                    self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
+        for reflector in reflectors:
+            self._start_task(f"watch of {reflector.what}", reflector.run())
+        for reflector in reflectors:
+            await reflector.tried.wait()
+        if not all(reflector.synced.is_set() for reflector in reflectors):
+            feature.lack_rights()
+            feature.settled.set()  # jobs do not wait for a right that may never be given
+        for reflector in reflectors:
+            await reflector.synced.wait()
+        feature.use(version)
+        feature.settled.set()
+        if self._leads:  # it was installed after the operator
+            for key in self._known():
+                self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
+        await self._until_gone(feature, version, reflectors)
+        raise NotServed(f"the API server no longer serves {reflectors[0].what} of {version}")
+
+    async def _until_gone(
+        self, feature: Gangs | Kueue, version: str, reflectors: Sequence[Reflector[Any]]
+    ) -> None:
+        """Return once an optional kind was found gone, or served in another version, twice in a row.
+
+        Once is not enough: an API server that has just started does not serve all custom resources yet.
+        """
+        found_gone = 0
+        while found_gone < 2:
+            await asyncio.sleep(GONE_PAUSE_S)
+            gone = False
+            if any(reflector.problem for reflector in reflectors):
+                with contextlib.suppress(Unavailable):
+                    gone = await feature.discover(self._steady) != version
+            found_gone = found_gone + 1 if gone else 0
 
     async def _lead(self) -> None:
         for reflector in self._required:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from dtj_operator import app as app_module
 from dtj_operator import settings
 from dtj_operator.app import App
 from dtj_operator.kube import lease
@@ -179,6 +181,50 @@ async def test_known_jobs_are_handled_while_the_api_server_cannot_list_the_jobs(
     lists.broken.add(JOBS)
     async with running(lists, "--no-leader-election"):
         await until(lists, lambda: lists.looked == ["known"])
+
+
+class OptionalKind(Lists):
+    """Serves an optional kind until it is `removed`; the watch of it ends then."""
+
+    def __init__(self, version: str, plural: str) -> None:
+        super().__init__()
+        self.version, self.plural = f"/apis/{version}", plural
+        self.watched, self.removed = asyncio.Event(), asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if not request.path.startswith(self.version):
+            return await super().handle(request)
+        if self.removed.is_set():
+            return web.json_response({"reason": "NotFound"}, status=404)
+        if "watch" in request.query:
+            self.watched.set()
+            await self.removed.wait()
+            return web.StreamResponse()
+        if request.path == self.version:
+            return web.json_response({"resources": [{"name": self.plural}]})
+        return await super().handle(request)
+
+
+@pytest.mark.parametrize(
+    ("version", "plural"),
+    [
+        pytest.param("scheduling.k8s.io/v1alpha2", "podgroups", id="Kubernetes was upgraded"),
+        pytest.param("kueue.x-k8s.io/v1beta2", "workloads", id="Kueue was uninstalled"),
+    ],
+)
+async def test_operator_starts_again_when_an_optional_kind_is_gone(
+    version: str, plural: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exits: asyncio.Queue[int] = asyncio.Queue()
+    monkeypatch.setattr(os, "_exit", exits.put_nowait)
+    monkeypatch.setattr(app_module, "GONE_PAUSE_S", 0.01)
+    lists = OptionalKind(version, plural)
+    async with running(lists, "--no-leader-election"), asyncio.timeout(60):
+        await lists.watched.wait()
+        lists.removed.set()
+        assert await exits.get() == 1
+
+    assert f"the API server no longer serves {plural} of {version}" in caplog.text
 
 
 @pytest.mark.parametrize(

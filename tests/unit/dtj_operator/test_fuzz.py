@@ -48,7 +48,10 @@ POD: Json = {
     "affinity": {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}},
         "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []},
     },
+    "tolerations": [{"key": "spot"}],
+    "schedulingGates": [{"name": "g"}],
     "terminationGracePeriodSeconds": 30,
 }
 SPEC: Json = {

@@ -310,6 +310,26 @@ async def test_unchanged_step_is_not_reported(agents: Agents) -> None:
     assert len(agents.news_at) == 1
 
 
+async def test_agents_of_a_lost_zone_do_not_delay_the_polls_of_the_others() -> None:
+    asked: dict[str, list[float]] = {}
+
+    async def ask(address: str) -> bytes:
+        asked.setdefault(address, []).append(now())
+        if address.startswith("lost"):
+            await asyncio.sleep(1e9)  # until the poll is given up
+        return identified(b'{"attempt": 0, "step": 1}')
+
+    turns: Turns[Key] = Turns(lambda _: None, per_second=5, at_least_s=60)
+    poller = Poller(ask, lambda _: None, now, turns, poll_s=10)
+    for number in range(120):
+        poller.follow(Key("ns", f"lost-{number}"), "u", 0, f"lost-{number}")
+    poller.follow(KEY, "u", 0, "10.0.0.1")
+    await asyncio.sleep(45)
+    await poller.close()
+
+    assert [round(at) for at in asked["10.0.0.1"]] == [0, 10, 20, 30, 40]
+
+
 async def test_pod_that_does_not_answer_is_polled_less_often(agents: Agents) -> None:
     agents.poller.follow(KEY, "u", 0, "10.0.0.1")
     await asyncio.sleep(600)

@@ -49,11 +49,12 @@ class _PodGroup(Wire):
 
 
 def _view(group: _PodGroup) -> PodGroupView:
-    blocked = (c for c in group.status.conditions if c.type in _SCHEDULED and c.status == "False")
+    decided = [c for c in group.status.conditions if c.type in _SCHEDULED]
     return PodGroupView(
         **group.metadata.identity(),
         min_count=group.spec.scheduling_policy.gang.min_count,
-        waits_for=next((condition.message for condition in blocked), ""),
+        decided=bool(decided),
+        waits_for=next((condition.message for condition in decided if condition.status == "False"), ""),
     )
 
 

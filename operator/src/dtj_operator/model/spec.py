@@ -166,8 +166,8 @@ class Job:
     @property
     def grace_s(self) -> int:
         """The pods' termination grace period in seconds."""
-        grace_s: int = self.template["spec"].get("terminationGracePeriodSeconds", names.DEFAULT_GRACE_S)
-        return grace_s
+        grace_s: int | None = self.template["spec"].get("terminationGracePeriodSeconds")
+        return names.DEFAULT_GRACE_S if grace_s is None else grace_s
 
     @cached_property
     def accelerators(self) -> dict[str, int]:

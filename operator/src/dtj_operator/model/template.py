@@ -65,6 +65,7 @@ class _NodeAffinity(_Part):
 class _Affinity(_Part):
     node_affinity: _NodeAffinity | None = None
     pod_affinity: _Near | None = None
+    pod_anti_affinity: _Near | None = None
 
 
 class _Spec(_Part):
@@ -74,6 +75,8 @@ class _Spec(_Part):
     security_context: dict[str, Any] | None = None
     node_selector: dict[str, Any] | None = None
     affinity: _Affinity | None = None
+    tolerations: list[Any] | None = None
+    scheduling_gates: list[Any] | None = None
     termination_grace_period_seconds: int | None = None
 
 

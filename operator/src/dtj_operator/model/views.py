@@ -112,6 +112,7 @@ class PodGroupView(ObjectView, frozen=True, gc=False, kw_only=True):
     """A PodGroup that carries our label."""
 
     min_count: int = 1
+    decided: bool = False  # the scheduler has tried to place it, with or without success
     waits_for: str = ""  # why the scheduler cannot place it, in the scheduler's words
 
 

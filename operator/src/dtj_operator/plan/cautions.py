@@ -2,7 +2,8 @@
 
 unknown topology   no node has the label that names the domains. With mode Required the job waits, with
                    Preferred it runs anywhere
-gangs off          the cluster serves PodGroups, but cannot use them: the pods are placed one by one
+gangs off          the cluster serves PodGroups, but cannot use them: the pods are placed one by one. If the
+                   scheduler ignores them, that shows only once it has placed a part of a gang
 """
 
 from dtj_operator.model.children import Refusal

@@ -25,8 +25,21 @@ def group_to_join(s: Snapshot) -> str | None:
     return name if joined + len(s.missing) >= needed else None
 
 
+def waits_for_terminating(s: Snapshot, group: str | None) -> bool:
+    """Whether new pods would join terminating ones, as after the preemption of a whole gang.
+
+    The scheduler counts pods that terminate: it would bind new pods to nodes, and the rest could not follow.
+    """
+    known = _current(s)
+    if group is None or known is None:
+        return False
+    members = [pod for pod in s.owned if pod.pod_group == group]
+    staying = sum(not pod.deleting and not pod.ended for pod in members)
+    return staying < known.min_count and any(pod.deleting for pod in members)
+
+
 def actions(s: Snapshot) -> tuple[Action, ...]:
-    """What must be done before pods that join the PodGroup are created."""
+    """Create the PodGroup if it is absent: pods that name it wait for it, new ones and existing ones."""
     if group_to_join(s) is None or _current(s) is not None:
         return ()
     return (CreatePodGroup(pod_group(s.job, s.memory.attempt, s.gang_api)),)
@@ -49,6 +62,24 @@ def waits_for(s: Snapshot) -> str:
     if known is None or not known.waits_for:
         return ""
     return f"PodGroup {known.name} needs capacity for {known.min_count} pods at once: {known.waits_for}"
+
+
+def placed_one_by_one(s: Snapshot) -> str:
+    """How one can tell that the scheduler ignores PodGroups; empty if it does not, or nothing shows it.
+
+    A scheduler that knows PodGroups writes a condition of each one that it tries to place.
+    """
+    known = _current(s)
+    if known is None or known.decided:
+        return ""
+    members = [pod for pod in s.current.values() if pod.pod_group == known.name]
+    bound = sum(bool(pod.node) for pod in members)
+    if not 0 < bound < known.min_count or not any(pod.unschedulable for pod in members):
+        return ""
+    return (
+        f"{bound} of at least {known.min_count} pods that PodGroup {known.name} needs have a node, and the "
+        "scheduler has not tried to place the PodGroup"
+    )
 
 
 def wants_gang(s: Snapshot) -> bool:

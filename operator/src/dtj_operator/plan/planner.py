@@ -129,7 +129,8 @@ def _converge(s: Snapshot) -> Decision:
     taken = {old.name for old in s.obsolete}
     absent = [i for i in s.missing if names.pod_name(s.job.name, i) not in taken]
     if not absent:
-        return Decision(actions=_networking(s) + retired, requeue_at=soonest(again, _revert_at(s)))
+        made = _networking(s) + gang.actions(s)
+        return Decision(actions=made + retired, requeue_at=soonest(again, _revert_at(s)))
     if s.now < backoff_until(s):
         return Decision(actions=retired, requeue_at=soonest(backoff_until(s), again))
     foreign = [kind for kind, child in s.children.items() if child is Child.FOREIGN]
@@ -139,8 +140,10 @@ def _converge(s: Snapshot) -> Decision:
     unknown = queue.obstacles(s)
     if unknown:
         return Decision(actions=retired, refusals=unknown, requeue_at=s.now + FOREIGN_POLL_S)
-    avoided = avoid.avoided(s)
     group, settings = gang.group_to_join(s), queue.pod_settings(s)
+    if gang.waits_for_terminating(s, group):
+        return Decision(actions=retired, requeue_at=again)
+    avoided = avoid.avoided(s)
     pods = tuple(
         CreatePod(
             pod(

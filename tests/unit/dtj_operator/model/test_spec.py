@@ -244,6 +244,21 @@ PVC = {"persistentVolumeClaim": {"claimName": "runs"}}
             id="a part of the pod that the operator extends",
         ),
         param(
+            job().pod_spec(affinity={"podAntiAffinity": "x"}),
+            "spec.template.spec.affinity.podAntiAffinity",
+            id="a part that an exclusive domain extends",
+        ),
+        param(
+            job().pod_spec(tolerations=5),
+            "spec.template.spec.tolerations",
+            id="a part that the admission by a queue extends",
+        ),
+        param(
+            job().pod_spec(schedulingGates=True),
+            "spec.template.spec.schedulingGates",
+            id="a part that a queue with a topology extends",
+        ),
+        param(
             job().replicas(2).container(resources={"limits": {"nvidia.com/gpu": 3_000_000_000}}),
             "spec.processesPerReplica",
             id="more accelerators than the world size of a status can count",
@@ -261,7 +276,9 @@ def test_an_invalid_field_is_reported_with_its_value_and_the_fix(bad, field) -> 
 def test_parts_of_the_template_may_be_null_as_in_any_pod() -> None:
     empty = {"resources": None, "securityContext": {"capabilities": None}, "env": None, "volumeMounts": None}
 
-    assert job().container(**empty).pod_spec(volumes=None, affinity=None).job().error is None
+    made = job().container(**empty).pod_spec(volumes=None, affinity=None, terminationGracePeriodSeconds=None)
+    assert made.job().error is None
+    assert made.job().grace_s == 30
 
 
 def test_a_long_value_is_cut_because_the_api_server_refuses_a_long_status() -> None:

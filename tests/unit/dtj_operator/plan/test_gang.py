@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from dtj_operator.model.memory import REPLICA
+from dtj_operator.model.views import PodGroupView
 from dtj_operator.plan.actions import CreatePod, CreatePodGroup, DeletePodGroup
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report.conditions import obstacle
-from tests.support.builders import JobBuilder, job, pod, pod_group
+from tests.support.builders import JobBuilder, PodBuilder, job, pod, pod_group
 
 param = pytest.param
 Json = dict[str, Any]
@@ -73,6 +74,14 @@ def test_group_has_the_priority_of_its_pods() -> None:
     assert group["spec"]["priorityClassName"] == "high"
 
 
+def test_group_that_is_gone_is_created_again_for_the_pods_that_name_it() -> None:
+    members = (pod(0).in_group("digits-0"), pod(1).in_group("digits-0"))
+    waiting = PAIR.was("Pending").having(*members)
+    assert [group["metadata"]["name"] for group in created(waiting)] == ["digits-0"]
+    assert not created(waiting.placed_as_gang(pod_group(deleting=True)))
+    assert not created(PAIR.was("Pending").having(pod(0), pod(1)))
+
+
 def test_group_is_preempted_as_a_whole_unless_fewer_pods_can_train() -> None:
     (whole,) = created(PAIR)
     assert whole["spec"]["disruptionMode"] == {"all": {}}
@@ -127,6 +136,25 @@ def test_replaced_pod_joins_only_if_the_group_can_be_complete(others: list[Any],
     assert joined(given) == {"digits-0": group}
 
 
+@pytest.mark.parametrize(
+    ("fewest", "group"),
+    [
+        param(3, {}, id="all pods are needed: the new one waits"),
+        param(1, {"digits-0": "digits-0"}, id="one pod can train"),
+    ],
+)
+def test_new_pod_is_not_placed_beside_pods_of_its_gang_that_terminate(
+    fewest: int, group: dict[str, str]
+) -> None:
+    """A whole gang is preempted, and its first pod is gone before the others."""
+    leaving, stays = (pod(i).running().in_group("digits-0") for i in (1, 2))
+    given = THREE.having(leaving.deleting(), stays).placed_as_gang(pod_group(min_count=fewest))
+    given = given.was(
+        "Running", memory={"recoveryScope": REPLICA, "replacing": {"0": "", "1": leaving.pod.uid}}
+    )
+    assert joined(given) == group
+
+
 def test_groups_of_earlier_attempts_are_deleted_and_those_of_others_kept() -> None:
     theirs = pod_group(1, owner_uid="another")
     running = PAIR.was("Running", attempt=2).having(*(pod(i, attempt=2).running() for i in range(2)))
@@ -152,3 +180,27 @@ def test_condition_tells_what_the_gang_waits_for() -> None:
     assert f"{said}; pod digits-1: {more}; add or free" in told.message
     placed = PAIR.was("Running").having(pod(0).running().on("a"), pod(1).running().on("b"))
     assert obstacle(placed.placed_as_gang(pod_group(waits_for=said)).snapshot()) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "second", "reason"),
+    [
+        param(pod_group(), pod(1).unschedulable("0/1 nodes"), "GangsOff", id="a part of the gang is placed"),
+        param(pod_group(), pod(1), None, id="the others may be bound in a moment"),
+        param(
+            pod_group(decided=True), pod(1).unschedulable("0/1 nodes"), "Unschedulable", id="one was replaced"
+        ),
+        param(
+            pod_group(min_count=1),
+            pod(1).unschedulable("0/1 nodes"),
+            "Unschedulable",
+            id="an elastic job has enough pods",
+        ),
+    ],
+)
+def test_condition_tells_that_the_scheduler_ignores_groups(
+    group: PodGroupView, second: PodBuilder, reason: str | None
+) -> None:
+    given = PAIR.was("Pending").having(pod(0).on("a").in_group("digits-0"), second.in_group("digits-0"))
+    found = obstacle(given.placed_as_gang(group).snapshot())
+    assert (None if found is None else found.reason) == reason

@@ -136,7 +136,8 @@ def _is_pinned(s: Snapshot) -> bool:
 
 
 def _recent(s: Snapshot) -> list[FaultyNode]:
-    return [faulty for faulty in s.memory.faulty_nodes if s.now - faulty.at < AVOID_S]
+    # A fault far in the future was recorded before the clock was set back: when it was is unknown.
+    return [faulty for faulty in s.memory.faulty_nodes if abs(s.now - faulty.at) < AVOID_S]
 
 
 def _lost_together(s: Snapshot, fault: Fault) -> list[str]:

@@ -1,5 +1,6 @@
 """When has a job succeeded?"""
 
+from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame
 from dtj_operator.plan.actions import Succeed
 from dtj_operator.plan.policies.size import excluded
@@ -44,10 +45,17 @@ def _too_late(s: Snapshot) -> set[int]:
     begun = {i for i, pod in s.current.items() if pod.phase != "Pending"}
     if requeue_at(s) is not None:
         return set(range(s.size)) - set(s.vanished) - begun
-    placed = {i: pod.condition("PodScheduled") for i, pod in s.current.items()}
-    late = {
-        i
-        for i, condition in placed.items()
-        if condition and condition.since and condition.since > run_finished_at - TOO_LATE_S
-    }
+    late = {i for i, pod in s.current.items() if _was_bound_too_late(s, pod, run_finished_at)}
     return set(range(s.size)) - set(s.vanished) - (begun - late)
+
+
+def _was_bound_too_late(s: Snapshot, pod: PodView, run_finished_at: float) -> bool:
+    """By the clocks of the cluster, which may differ: what this process has seen can only refute it.
+
+    After a restart of the operator all pods seem to be bound just now.
+    """
+    scheduled, exited = pod.condition("PodScheduled"), s.current[0].seen.exited
+    if scheduled is None or not scheduled.since or scheduled.since <= run_finished_at - TOO_LATE_S:
+        return False
+    bound = pod.seen.bound
+    return bound is None or exited is None or bound > exited - TOO_LATE_S

@@ -10,8 +10,8 @@ from dtj_operator.model.memory import FINAL, RECOVERING, RUNNING, SUCCEEDED, SUS
 from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
-from dtj_operator.plan.cautions import cautions, unknown_topology
-from dtj_operator.plan.gang import waits_for
+from dtj_operator.plan.cautions import GANGS_OFF, cautions, unknown_topology
+from dtj_operator.plan.gang import placed_one_by_one, waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
 from dtj_operator.plan.queue import QUEUED
@@ -37,6 +37,8 @@ Found = tuple[str, bool, str, str]  # type, status, reason, message
 
 _FIXES = {
     "Unschedulable": "add or free the missing resources, or request less in the template",
+    GANGS_OFF: "switch on the feature gate GenericWorkload of kube-scheduler, in Kubernetes 1.36 also "
+    "GangScheduling",
     "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
 }
 # Our default if the template does not set it; many images with torch run as root.
@@ -59,6 +61,9 @@ def obstacle(s: Snapshot) -> Refusal | None:
     gang = waits_for(s)
     if gang and any(not pod.node for pod in s.current.values()):
         return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
+    partly = placed_one_by_one(s)
+    if partly:
+        return _blocked(GANGS_OFF, f"{partly}{_of_a_pod(s)}")
     waiting = sorted((pod for pod in s.current.values() if not pod.deleting), key=lambda pod: pod.index)
     return next((found for pod in waiting if (found := _obstacle(s, pod)) is not None), None)
 

@@ -71,6 +71,11 @@ def recorded(given: JobBuilder) -> list[tuple[str, int]]:
             id="faults expire after an hour",
         ),
         param(
+            SEEN.but(pod(1).crashed().on("n1")).was("Running", **faulty(("n1", 5, -3600))),
+            [("n1", 1)],
+            id="a fault in the future, from before the clock was set back",
+        ),
+        param(
             SEEN.but(pod(1).running().on("n1").deleting()),
             [],
             id="an eviction does not count against the node",

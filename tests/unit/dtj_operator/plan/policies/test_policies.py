@@ -75,6 +75,11 @@ JUST_OVER = OVER.but(LAST_WORD.seen(exited=NOW - 9))
         param(JUST_OVER.but(pod(2).running().placed(NOW - 9)), None, id="its end may not be seen yet"),
         param(JUST_OVER.but(pod(2)), Succeed("AllRanksSucceeded"), id="a replica that never started"),
         param(OVER.but(pod(2).running().placed(NOW - 11)), None, id="a replica that may have taken part"),
+        param(
+            OVER.but(pod(2).running().placed(NOW - 9).seen(bound=NOW - 20)),
+            None,
+            id="a replica that was bound earlier, only that the clock of replica 0's node is behind",
+        ),
         param(OVER.but(pod(2).running()), None, id="a replica whose bind time is unknown"),
         param(OVER.but(pod(2), pod(1).running()), None, id="a replica that takes part for certain"),
         param(

@@ -75,6 +75,8 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
         ),
         param(SHORTENED, None, id="shortage: not tried again yet"),
         param(SHORTENED.seeing(now=NOW + 600), (3, True), id="shortage: tried again"),
+        param(SHORTENED.seeing(now=NOW - 13_800), None, id="shortage: not tried again for four hours"),
+        param(SHORTENED.seeing(now=NOW - 13_801), (3, True), id="shortage: the clock was set back"),
         param(SHORTENED.replicas(4), (4, True), id="shortage: another spec.replicas is tried at once"),
         param(SHORTENED.replicas(2), None, id="shortage: spec.replicas is reduced to this size"),
         param(job().replicas(3).running(), None, id="a fixed size"),
