@@ -1,4 +1,4 @@
-"""A control plane of Kubernetes 1.36 whose scheduler places gangs; namespaces with nodes of their own."""
+"""A control plane whose scheduler places gangs; namespaces with nodes of their own."""
 
 from __future__ import annotations
 

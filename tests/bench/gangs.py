@@ -1,4 +1,4 @@
-"""Jobs that start whole, beside jobs whose pods are placed one by one, by a real kube-scheduler 1.36.
+"""Jobs that start whole, beside jobs whose pods are placed one by one, by a real kube-scheduler.
 
 Two jobs of which one fits; a queue of jobs that is drained; one large job.
 """

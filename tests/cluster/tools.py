@@ -47,9 +47,16 @@ PROGRAMS = {
         "kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-controller-manager", 50
     ),
     "kube-scheduler-1.36": Program("kubernetes-1.36", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
+    # The first one that serves PodGroups as v1beta1.
+    "kube-apiserver-1.37": Program("kubernetes-1.37", "k8s.io/kubernetes/cmd/kube-apiserver", 170),
+    "kube-controller-manager-1.37": Program(
+        "kubernetes-1.37", "k8s.io/kubernetes/cmd/kube-controller-manager", 50
+    ),
+    "kube-scheduler-1.37": Program("kubernetes-1.37", "k8s.io/kubernetes/cmd/kube-scheduler", 30),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl", 35),
     "kubelet": Program("kubernetes", "k8s.io/kubernetes/cmd/kubelet", 60),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 170),
+    "network-policies": Program("network-policies", ".", 100),
     "pause": Program("pause", ".", 10),
     "training-operator": Program(
         "training-operator", "github.com/kubeflow/training-operator/cmd/training-operator.v1", 90

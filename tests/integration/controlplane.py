@@ -4,7 +4,7 @@ There is no controller manager, so nothing is garbage collected and namespaces n
 scheduler and no kubelet either; tests/integration/kubelet.py simulates both. Every control plane has its own
 ports and folder, so several can run at the same time.
 
-`placing_gangs` starts one of Kubernetes 1.36 with PodGroups, and with a scheduler.
+`placing_gangs` starts one with PodGroups, and with a scheduler: of Kubernetes 1.36, or of 1.37 on request.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -30,9 +31,7 @@ from tests.support.ports import free_port
 Json = dict[str, Any]
 START_S = 240  # about 5 s on an idle machine
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
-GANG_PROGRAMS = ("kube-apiserver-1.36", "kube-controller-manager-1.36", "kube-scheduler-1.36")
-GANG_GATES = ("GenericWorkload", "GangScheduling")
-MORE_GANG_GATES = ("TopologyAwareWorkloadScheduling", "WorkloadAwarePreemption")
+TOPOLOGY_GATE = "TopologyAwareWorkloadScheduling"
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
@@ -53,6 +52,51 @@ AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata", "users": AUDITED}, {"level": "None"}],
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangRelease:
+    """How a minor version of Kubernetes places gangs.
+
+    version      like "1.36"
+    api_version  of its PodGroups
+    gates        the feature gates that gangs need
+    more_gates   those for preemption of whole gangs and for domains
+    """
+
+    version: str
+    api_version: str
+    gates: Sequence[str]
+    more_gates: Sequence[str]
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The programs of its control plane."""
+        names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+        return tuple(f"{name}-{self.version}" for name in names)
+
+
+# A program refuses to start with a feature gate that its version does not know.
+GANG_RELEASES = (
+    GangRelease(
+        version="1.36",
+        api_version="scheduling.k8s.io/v1alpha2",
+        gates=("GenericWorkload", "GangScheduling"),
+        more_gates=("WorkloadAwarePreemption", TOPOLOGY_GATE),
+    ),
+    GangRelease(
+        version="1.37",
+        api_version="scheduling.k8s.io/v1beta1",
+        gates=("GenericWorkload",),
+        more_gates=(TOPOLOGY_GATE,),
+    ),
+)
+
+
+def gang_release() -> GangRelease:
+    """Return the release of DTJ_TEST_KUBERNETES if it places gangs, else the oldest one that does."""
+    asked = os.environ.get(tools.KUBERNETES)
+    return next((each for each in GANG_RELEASES if each.version == asked), GANG_RELEASES[0])
 
 
 class Server:
@@ -213,19 +257,22 @@ def started(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @contextlib.contextmanager
 def placing_gangs(
-    folder: Path, *, gates: Sequence[str] = GANG_GATES, scheduler: Sequence[str] = ()
+    folder: Path, *, more_gates: bool = False, scheduler: Sequence[str] = (), ignored: bool = False
 ) -> Iterator[ControlPlane]:
-    """Start a control plane of Kubernetes 1.36 that serves PodGroups, and a scheduler.
+    """Start a control plane that serves PodGroups, and a scheduler, both of `gang_release`.
 
     Of the controller manager only the controller runs that releases PodGroups whose pods have ended.
 
-    gates      the feature gates that are switched on
-    scheduler  further flags of the scheduler
+    more_gates  also those for preemption of whole gangs and for domains
+    scheduler   further flags of the scheduler
+    ignored     the scheduler has none of the gates, so it ignores PodGroups
     """
+    release = gang_release()
+    gates = (*release.gates, *(release.more_gates if more_gates else ()))
     on = f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
-    programs = tools.ensure(*PROGRAMS, *GANG_PROGRAMS)
-    served = ["--runtime-config=scheduling.k8s.io/v1alpha2=true", on]
-    chosen = programs | {"kube-apiserver": programs["kube-apiserver-1.36"]}
+    programs = tools.ensure(*PROGRAMS, *release.programs)
+    served = [f"--runtime-config={release.api_version}=true", on]
+    chosen = programs | {"kube-apiserver": programs[f"kube-apiserver-{release.version}"]}
     with started(prepare(chosen, folder, flags=served)) as plane, contextlib.ExitStack() as stack:
         connected = [
             f"--kubeconfig={plane.kubectl.kubeconfig}",
@@ -233,13 +280,13 @@ def placing_gangs(
             "--bind-address=127.0.0.1",
         ]
         flags = {
-            "kube-scheduler": [*scheduler],
-            "kube-controller-manager": ["--controllers=podgroup-protection-controller"],
+            "kube-scheduler": [*scheduler, *([] if ignored else [on])],
+            "kube-controller-manager": ["--controllers=podgroup-protection-controller", on],
         }
         for name, own in flags.items():
             port = f"--secure-port={free_port()}"
-            given = [*connected, *own, port, f"--cert-dir={folder}/{name}", on]
-            server = Server(folder / f"{name}.log", programs[f"{name}-1.36"], *given)
+            given = [*connected, *own, port, f"--cert-dir={folder}/{name}"]
+            server = Server(folder / f"{name}.log", programs[f"{name}-{release.version}"], *given)
             server.start()
             stack.callback(server.kill)
         yield plane

@@ -1,4 +1,4 @@
-"""A control plane of Kubernetes 1.36 with PodGroups and a scheduler, and nodes without kubelets."""
+"""A control plane with PodGroups and a scheduler, and nodes without kubelets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,17 +25,29 @@ from tests.integration.operator.conftest import Cluster, grant
 __all__ = ["helm"]
 Json = dict[str, Any]
 PODS_THAT_FIT = 4
-POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
+GANG_API = controlplane.gang_release().api_version
+POD_GROUPS = f"/apis/{GANG_API}/namespaces/{{}}/podgroups"
 
 
 @pytest.fixture(scope="session")
 def gang_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Return a control plane with our CRD and the chart's roles."""
-    gates = (*controlplane.GANG_GATES, *controlplane.MORE_GANG_GATES)
-    with controlplane.placing_gangs(tmp_path_factory.mktemp("gangs"), gates=gates) as plane:
-        controlplane.install_crd(plane)
-        grant(helm, plane)
-        yield plane
+    with controlplane.placing_gangs(tmp_path_factory.mktemp("gangs"), more_gates=True) as plane:
+        yield equipped(helm, plane)
+
+
+@pytest.fixture
+def plane_that_ignores_gangs(helm: Helm, tmp_path: Path) -> Iterator[ControlPlane]:
+    """Return one that serves PodGroups, and whose scheduler does not know them."""
+    with controlplane.placing_gangs(tmp_path, ignored=True) as plane:
+        yield equipped(helm, plane)
+
+
+def equipped(helm: Helm, plane: ControlPlane) -> ControlPlane:
+    """Install our CRD and the chart's roles."""
+    controlplane.install_crd(plane)
+    grant(helm, plane)
+    return plane
 
 
 @contextlib.contextmanager
@@ -80,19 +93,26 @@ class GangCluster(Cluster):
         return {each["metadata"]["name"]: each for each in listed["items"]}
 
 
-@pytest.fixture
-async def cluster(gang_plane: ControlPlane) -> AsyncIterator[GangCluster]:
-    """Return a namespace with a node of its own, and an operator that watches it."""
+@contextlib.asynccontextmanager
+async def operated(plane: ControlPlane) -> AsyncIterator[GangCluster]:
+    """Add a namespace with a node of its own, and an operator that watches it."""
     name = f"gang-{uuid.uuid4().hex[:6]}"
-    gang_plane.kubectl("create", "namespace", name)
-    async with rest.connect(gang_plane) as api, watching(api, name) as witness:
-        with node(gang_plane, name, test=name):
-            async with process.kept(gang_plane, watch=name) as operator:
+    plane.kubectl("create", "namespace", name)
+    async with rest.connect(plane) as api, watching(api, name) as witness:
+        with node(plane, name, test=name):
+            async with process.kept(plane, watch=name) as operator:
                 yield GangCluster(api, name)
                 operator.check()
         conflicts = "PodGroup"  # the witness does not follow PodGroups, so it cannot know who owns them
         assert [said for said in witness.violations() if conflicts not in said] == []
-    assert not gang_plane.forbidden()
+    assert not plane.forbidden()
+
+
+@pytest.fixture
+async def cluster(gang_plane: ControlPlane) -> AsyncIterator[GangCluster]:
+    """Return a namespace of the control plane that places gangs."""
+    async with operated(gang_plane) as cluster:
+        yield cluster
 
 
 @pytest.fixture

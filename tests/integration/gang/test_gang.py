@@ -8,12 +8,13 @@ import pytest
 
 from tests.integration import api as rest
 from tests.integration.controlplane import ControlPlane
-from tests.integration.gang.conftest import POD_GROUPS, GangCluster, node
+from tests.integration.gang.conftest import GANG_API, POD_GROUPS, GangCluster, node, operated
 from tests.integration.kubelet import Kubelet, runs
 from tests.integration.operator.test_fence import refused_for_foreign
 from tests.support.predicates import condition, phase
 
 Json = dict[str, Any]
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 pytestmark = pytest.mark.xdist_group("gang")  # in one process, since their control plane is expensive
 
 
@@ -74,10 +75,9 @@ async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangC
 
 async def test_gang_is_preempted_as_a_whole_and_that_is_a_disruption(cluster: GangCluster, kubelet: Kubelet):
     """Another gang of higher priority needs the place of one pod; once it is gone, the job starts again."""
-    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     low, urgent = f"low-{cluster.namespace}", f"urgent-{cluster.namespace}"
     for value, name in enumerate((low, urgent)):
-        await cluster.api.create(classes, {"metadata": {"name": name}, "value": value})
+        await cluster.api.create(PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
     await cluster.submit(pod_spec={"priorityClassName": low}, recovery={"scope": "Replica"})
     await kubelet.until_running("job-0", "job-1", "job-2")
 
@@ -98,8 +98,44 @@ async def test_gang_is_preempted_as_a_whole_and_that_is_a_disruption(cluster: Ga
     assert running["status"]["restarts"]["counted"] == 0
 
 
+async def test_gang_that_may_not_preempt_waits_for_its_turn(cluster: GangCluster, kubelet: Kubelet):
+    """Its priority is higher, but its class has preemptionPolicy: Never."""
+    patient = f"patient-{cluster.namespace}"
+    first = {"metadata": {"name": patient}, "value": 10, "preemptionPolicy": "Never"}
+    await cluster.api.create(PRIORITY_CLASSES, first)
+    await cluster.submit()
+    running = await kubelet.until_running("job-0", "job-1", "job-2")
+
+    await cluster.submit("patient", replicas=2, pod_spec={"priorityClassName": patient})
+    unschedulable = condition("PodsReady", "False", "Unschedulable")
+    await cluster.until(
+        lambda job: unschedulable(job) and "due to preemptionPolicy=Never" in job["status"]["message"],
+        "patient",
+    )
+    assert (await cluster.pod_groups())["patient-0"]["spec"]["priority"] == 10
+    for index in range(2):
+        placed_with = kubelet.pods[f"patient-{index}"]["spec"]
+        assert (placed_with["priority"], placed_with["preemptionPolicy"]) == (10, "Never")
+    for name, pod in running.items():
+        assert kubelet.pods[name]["metadata"]["uid"] == pod["metadata"]["uid"]
+
+    for index in range(3):
+        await kubelet.finish(f"job-{index}")
+    await cluster.until(phase("Running"), "patient")
+
+
+async def test_scheduler_that_ignores_groups_is_named(plane_that_ignores_gangs: ControlPlane):
+    """Nothing tells before it has placed a part of a gang."""
+    async with operated(plane_that_ignores_gangs) as cluster:
+        await cluster.submit(replicas=6)
+        waiting = await cluster.until(condition("PodsReady", "False", "GangsOff"))
+        assert "4 of at least 6 pods that PodGroup job-0 needs have a node" in waiting["status"]["message"]
+        assert "feature gate GenericWorkload of kube-scheduler" in waiting["status"]["message"]
+        await cluster.until_event("GangsOff")
+
+
 async def test_stolen_token_cannot_touch_a_foreign_pod_group(cluster: GangCluster, gang_plane: ControlPlane):
-    kind = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "theirs"}}
+    kind = {"apiVersion": GANG_API, "kind": "PodGroup", "metadata": {"name": "theirs"}}
     theirs = {**kind, "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
     async with rest.connect(gang_plane, "operator") as thief:
         await refused_for_foreign(thief, cluster.api, POD_GROUPS.format(cluster.namespace), theirs)
@@ -112,6 +148,36 @@ async def test_replica_is_replaced_in_the_group_of_the_others(cluster: GangClust
     await kubelet.finish("job-1", 1)
 
     assert group_of(await until_replaced(kubelet, first["job-1"])) == "job-0"
+
+
+async def test_group_that_a_user_deletes_is_not_joined_again(cluster: GangCluster, kubelet: Kubelet):
+    """The API server keeps it until its last pod has ended."""
+    await cluster.submit(recovery={"scope": "Replica", "backoffSeconds": 0})
+    first = await kubelet.until_running("job-0", "job-1", "job-2")
+    await cluster.api.delete(f"{POD_GROUPS.format(cluster.namespace)}/job-0")
+
+    await kubelet.finish("job-1", 1)
+
+    assert group_of(await until_replaced(kubelet, first["job-1"])) is None
+
+
+async def test_group_that_is_gone_while_its_pods_wait_is_created_again(
+    cluster: GangCluster, kubelet: Kubelet
+):
+    """Someone removed its finalizer; without it the scheduler would leave the pods alone forever."""
+    await cluster.submit("first")
+    await cluster.until(phase("Running"), "first")
+    await cluster.submit()
+    await cluster.until(condition("PodsReady", "False", "Unschedulable"))
+    path = f"{POD_GROUPS.format(cluster.namespace)}/job-0"
+    old = await cluster.api.get(path)
+    await cluster.api.delete(path)
+    await cluster.api.patch(path, {"metadata": {"finalizers": None}})
+
+    for index in range(3):
+        await kubelet.finish(f"first-{index}")
+    await cluster.until(phase("Running"))
+    assert (await cluster.pod_groups())["job-0"]["metadata"]["uid"] != old["metadata"]["uid"]
 
 
 async def test_restarted_and_resumed_jobs_have_a_group_per_attempt(cluster: GangCluster, kubelet: Kubelet):

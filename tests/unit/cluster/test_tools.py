@@ -13,6 +13,7 @@ USUAL = ".".join(config.kubernetes_version().removeprefix("v").split(".")[:2])
     [
         ("kube-apiserver", "1.34", "kube-apiserver-1.34"),
         ("kube-apiserver", "1.36", "kube-apiserver-1.36"),
+        ("kube-apiserver", "1.37", "kube-apiserver-1.37"),
         pytest.param("kube-apiserver", USUAL, "kube-apiserver", id="the usual version"),
         pytest.param("kubectl", "1.36", "kubectl", id="the version is that of the API server alone"),
     ],
@@ -30,5 +31,5 @@ def test_version_of_every_api_server_is_that_of_its_lock_file():
 
 def test_unknown_version_names_those_that_exist(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(tools.KUBERNETES, "1.20")
-    with pytest.raises(ClusterError, match=f"no API server of Kubernetes 1.20\n.*1.34, {USUAL}, 1.36"):
+    with pytest.raises(ClusterError, match=f"no API server of Kubernetes 1.20\n.*1.34, {USUAL}, 1.36, 1.37"):
         tools.ensure("kube-apiserver")
