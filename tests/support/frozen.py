@@ -1,11 +1,5 @@
-"""Imported last by a process that others are forked from.
+"""Imported last by a process that others are forked from, so that they share its memory."""
 
-Keeps the garbage collector off what is imported: a collection in a forked process would copy all its pages.
-"""
+from dtj.agent.rank.preload import share_with_forks
 
-import atexit
-import gc
-
-gc.collect()
-gc.freeze()
-atexit.register(gc.unfreeze)  # else libraries whose objects are left at the end report leaks
+share_with_forks()
