@@ -131,8 +131,8 @@ class Cluster:
         )
 
     async def until(self, holds: Any, name: str = "job") -> Json:
-        """Wait until `holds` is true for a job."""
-        return await self.api.until(f"{self.jobs}/{name}", holds)
+        """Wait until a job has a status, and `holds` is true for the job."""
+        return await self.api.until(f"{self.jobs}/{name}", lambda job: "status" in job and holds(job))
 
 
 def job(name: str = "job", **spec: Any) -> Json:
