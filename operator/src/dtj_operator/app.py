@@ -6,7 +6,6 @@ restart is the only recovery that always works.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import platform
@@ -26,17 +25,17 @@ from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
 from dtj_operator.health import Health
-from dtj_operator.kube import paths, wire
-from dtj_operator.kube.api import METADATA_LIST, Api, decode
+from dtj_operator.kube import optional, paths, wire
+from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
 from dtj_operator.kube.caches import Caches
 from dtj_operator.kube.children import NETWORK_POLICY, SERVICE, ChildCache
-from dtj_operator.kube.discovery import missing_right
-from dtj_operator.kube.errors import ApiError, Unavailable
+from dtj_operator.kube.discovery import missing_right, serves_jobs
 from dtj_operator.kube.lease import Lease
 from dtj_operator.kube.node_leases import NodeLeases
 from dtj_operator.kube.nodes import NodeCache
+from dtj_operator.kube.optional import Feature
 from dtj_operator.kube.pod_groups import Gangs, PodGroupCache
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.kube.reflector import (
@@ -69,7 +68,6 @@ LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no wor
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
-GONE_PAUSE_S = 15.0  # between two checks of an optional kind whose watch fails
 
 V = TypeVar("V", bound=View)
 
@@ -221,77 +219,29 @@ class App:
         self._no_jobs = ""
 
     async def _problem_with_jobs(self) -> str:
-        if not await self._serves_jobs():
+        if not await serves_jobs(self._steady):
             return f"the API server does not serve {names.PLURAL} {names.API_VERSION}: install the CRD"
         for namespace in self._namespaces:
             if problem := await missing_right(self._steady, namespace):
                 return f"cannot read the jobs: {problem}"
         return ""
 
-    async def _serves_jobs(self) -> bool:
-        """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
-        try:
-            groups = decode(await self._steady.get("/apis"))["groups"]
-            kinds = decode(await self._steady.get(f"/apis/{names.API_VERSION}"))["resources"]
-        except ApiError as error:
-            if not isinstance(error, Unavailable):
-                return False
-            raise
-        return any(group["name"] == names.GROUP for group in groups) and any(
-            kind["name"] == names.PLURAL for kind in kinds
-        )
-
-    async def _follow(
-        self, feature: Gangs | Kueue, source_of: Callable[[str], Source[V]], cache: Cache[V]
-    ) -> None:
+    async def _follow(self, feature: Feature, source_of: Callable[[str], Source[V]], cache: Cache[V]) -> None:
         """Look now and then whether the API server serves an optional kind, and once it does, watch it.
 
         Raises NotServed when it no longer does.
         """
-        while True:
-            try:
-                version = await feature.discover(self._steady)
-            except Unavailable:
-                await asyncio.sleep(UNSERVED_PAUSE_S)
-                continue
-            if version:
-                break
-            feature.settled.set()
-            await asyncio.sleep(self._settings.resync_s)
+        version = await optional.until_served(feature, self._steady, self._settings.resync_s)
         reflectors = self._reflect(source_of(version), cache)
         self._reflectors = (*self._reflectors, *reflectors)
         for reflector in reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
-        for reflector in reflectors:
-            await reflector.tried.wait()
-        if not all(reflector.synced.is_set() for reflector in reflectors):
-            feature.lack_rights()
-            feature.settled.set()  # jobs do not wait for a right that may never be given
-        for reflector in reflectors:
-            await reflector.synced.wait()
-        feature.use(version)
-        feature.settled.set()
+        await optional.until_cached(feature, version, reflectors)
         if self._leads:  # it was installed after the operator
             for key in self._known():
                 self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
-        await self._until_gone(feature, version, reflectors)
+        await optional.until_gone(feature, self._steady, version, reflectors)
         raise NotServed(f"the API server no longer serves {reflectors[0].what} of {version}")
-
-    async def _until_gone(
-        self, feature: Gangs | Kueue, version: str, reflectors: Sequence[Reflector[Any]]
-    ) -> None:
-        """Return once an optional kind was found gone, or served in another version, twice in a row.
-
-        Once is not enough: an API server that has just started does not serve all custom resources yet.
-        """
-        found_gone = 0
-        while found_gone < 2:
-            await asyncio.sleep(GONE_PAUSE_S)
-            gone = False
-            if any(reflector.problem for reflector in reflectors):
-                with contextlib.suppress(Unavailable):
-                    gone = await feature.discover(self._steady) != version
-            found_gone = found_gone + 1 if gone else 0
 
     async def _lead(self) -> None:
         for reflector in self._required:

@@ -4,16 +4,14 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from dtj_operator import app as app_module
 from dtj_operator import settings
 from dtj_operator.app import App
-from dtj_operator.kube import lease
+from dtj_operator.kube import lease, optional
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
 
@@ -217,7 +215,7 @@ async def test_operator_starts_again_when_an_optional_kind_is_gone(
 ) -> None:
     exits: asyncio.Queue[int] = asyncio.Queue()
     monkeypatch.setattr(os, "_exit", exits.put_nowait)
-    monkeypatch.setattr(app_module, "GONE_PAUSE_S", 0.01)
+    monkeypatch.setattr(optional, "GONE_PAUSE_S", 0.01)
     lists = OptionalKind(version, plural)
     async with running(lists, "--no-leader-election"), asyncio.timeout(60):
         await lists.watched.wait()
@@ -225,28 +223,6 @@ async def test_operator_starts_again_when_an_optional_kind_is_gone(
         assert await exits.get() == 1
 
     assert f"the API server no longer serves {plural} of {version}" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("groups", "kinds", "served"),
-    [
-        pytest.param(
-            ["dtj.dev"], ["distributedtrainingjobs", "distributedtrainingjobs/status"], True, id="served"
-        ),
-        pytest.param(["apps"], ["distributedtrainingjobs"], False, id="not in the list of groups yet"),
-        pytest.param(["dtj.dev"], ["others"], False, id="another kind of the group"),
-    ],
-)
-async def test_kind_is_served_if_both_documents_name_it(groups: Any, kinds: Any, served: bool) -> None:
-    app = App(settings.parse([], {}), Configuration())
-
-    async def get(path: str) -> bytes:
-        found = {"groups": groups} if path == "/apis" else {"resources": kinds}
-        return web.json_response({k: [{"name": name} for name in v] for k, v in found.items()}).body  # type: ignore[return-value]
-
-    app._steady.get = get  # type: ignore[method-assign, assignment]
-    assert await app._serves_jobs() is served
-    await app.stop()
 
 
 def test_peers_that_may_read_the_agents_of_all_jobs_are_a_json_list(

@@ -1,10 +1,11 @@
-"""Which optional APIs the API server serves, and whether the operator may read the jobs."""
+"""What the API server serves, and whether the operator may read the jobs."""
 
 from collections.abc import Iterable
 
 from dtj_operator.kube import paths, wire
 from dtj_operator.kube.api import METADATA_LIST, Api, decode
 from dtj_operator.kube.errors import ApiError, Refused, Unavailable
+from dtj_operator.model import names
 
 _SILENCE_S = 30.0  # of a watch, before its first byte
 
@@ -21,6 +22,20 @@ async def first_served(api: Api, versions: Iterable[str], plural: str) -> str:
         if any(resource["name"] == plural for resource in found):
             return version
     return ""
+
+
+async def serves_jobs(api: Api) -> bool:
+    """Whether both documents name our kind in which kopf looks for it; kopf looks only once."""
+    try:
+        groups = decode(await api.get("/apis"))["groups"]
+        kinds = decode(await api.get(f"/apis/{names.API_VERSION}"))["resources"]
+    except ApiError as error:
+        if not isinstance(error, Unavailable):
+            return False
+        raise
+    return any(group["name"] == names.GROUP for group in groups) and any(
+        kind["name"] == names.PLURAL for kind in kinds
+    )
 
 
 async def missing_right(api: Api, namespace: str | None) -> str:

@@ -7,12 +7,33 @@ import pytest
 from dtj_operator import scope, settings
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.discovery import missing_right
+from dtj_operator.kube.discovery import missing_right, serves_jobs
 from tests.unit.dtj_operator.kube.server import Handler, refuses, says, serving, streams
 
 param = pytest.param
 LISTED = says({"metadata": {"resourceVersion": "7"}, "items": []})
 JOBS = "/apis/dtj.dev/v1alpha1/namespaces/a/distributedtrainingjobs"
+
+
+@pytest.mark.parametrize(
+    ("groups", "kinds", "expected"),
+    [
+        param(["dtj.dev"], ["distributedtrainingjobs", "distributedtrainingjobs/status"], True, id="served"),
+        param(["apps"], ["distributedtrainingjobs"], False, id="not in the list of groups yet"),
+        param(["dtj.dev"], ["others"], False, id="another kind of the group"),
+    ],
+)
+async def test_kind_is_served_if_both_documents_name_it(
+    groups: list[str], kinds: list[str], expected: bool
+) -> None:
+    script = [
+        says({"groups": [{"name": name} for name in groups]}),
+        says({"resources": [{"name": name} for name in kinds]}),
+    ]
+    async with serving(*script) as server:
+        api = Api(server.config, Bucket(1e9), Random(1))
+        assert await serves_jobs(api) is expected
+        await api.close()
 
 
 @pytest.mark.parametrize(
