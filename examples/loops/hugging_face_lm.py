@@ -34,7 +34,7 @@ run.state(model=model, opt=opt, data=data)
 for batch in run.steps(12):
     for mb in batch:
         tokens = (mb["labels"][:, 1:] != -100).sum()  # the model shifts the labels by one
-        loss = run.backward(model(**mb, use_cache=False).loss, count=tokens)
+        loss = run.backward(model(**mb).loss, count=tokens)
     run.log(loss=loss, grad_norm=run.clip(1.0))
     opt.step()
     opt.zero_grad()

@@ -233,7 +233,7 @@ def test_mfu_does_not_count_what_is_recomputed() -> None:
             *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in "ab")
         )
         if is_recomputed:
-            memory.recompute(model)
+            memory.recompute(model, model)
         m = metrics.Meter(total_steps=1, clock=Clock(), peak_flops=1e12)
         with m.counting(2):
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()

@@ -196,7 +196,7 @@ class Run:
         deferred.check_values(model, has_file=bool(file))
         layers = blocks(model)
         if self._settings.recompute:
-            memory.recompute(layers or [model])
+            memory.recompute(model, layers or [model])
         if self._settings.compile:
             memory.compile_in_place(layers or [model], self.device)
         self._strategy.ddp_options = {

@@ -16,12 +16,17 @@ from dtj.errors import RecipeError
 from dtj.telemetry import flops
 
 
-def recompute(blocks: Iterable[nn.Module]) -> None:
+def recompute(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     """Activation checkpointing: keep only the input of each block, and run its forward again in backward.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a third more computation, activations
     of one block at a time. The second forward draws the same random numbers (dropout).
+    A model of transformers keeps the keys and values of each forward for the generation of text. The second
+    forward would add its own to them, so `config.use_cache` becomes False.
     """
+    for config in (getattr(module, "config", None) for module in model.modules()):
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
     for block in blocks:
         block.forward = partial(_checkpointed, block.forward)
 
