@@ -24,7 +24,8 @@ def recompute(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     A model of transformers keeps the keys and values of each forward for the generation of text. The second
     forward would add its own to them, so `config.use_cache` becomes False.
     """
-    for config in (getattr(module, "config", None) for module in model.modules()):
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
     for block in blocks:
