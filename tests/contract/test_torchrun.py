@@ -15,6 +15,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from dtj import contract
 from dtj.agent import torchrun
 from dtj.agent.placement import Placement
+from dtj.cli import commands
 from dtj.errors import RecipeError
 from dtj_operator.plan.children.env import PodContext, environment
 from tests.support.builders import UID, JobBuilder
@@ -83,6 +84,13 @@ def test_options_of_torchrun_have_the_same_meaning(flags: list[str], env: dict[s
     assert given(flags) == {"ROLE_NAME": "default"} | env
 
 
+def test_every_option_of_torchrun_is_known() -> None:
+    """One that a new torch adds must be accepted or refused."""
+    theirs = {option for action in get_args_parser()._actions for option in action.option_strings}
+    ours = {option for parameter in commands._dtj.commands["run"].params for option in parameter.opts}
+    assert theirs - {"-h", "--help"} <= ours
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -91,13 +99,21 @@ def test_options_of_torchrun_have_the_same_meaning(flags: list[str], env: dict[s
         (["--rdzv-backend=etcd"], "--rdzv-backend is etcd"),
         (["--rdzv_conf=timeout=9"], "no option --rdzv-conf: the agents of dtj meet"),
         (["-t", "3"], "no option --tee: the output of all ranks is on stdout"),
-        (["--no-python"], "no option --no-python"),
+        (["--no-python"], "no option --no-python: the ranks are forked"),
+        (["--virtual-local-rank"], "no option --virtual-local-rank: each rank sees all GPUs"),
+        (["--signals_to_handle=SIGTERM,SIGUSR1"], "no option --signals-to-handle: SIGTERM and SIGINT reach"),
     ],
 )
 def test_option_of_torchrun_without_a_counterpart_is_refused_with_the_reason(flags: list[str], message: str):
     get_args_parser().parse_args([*flags, "train.py"])
     with pytest.raises(RecipeError, match=re.escape(message)):
         given(flags)
+
+
+def test_option_of_torchrun_without_an_effect_is_accepted():
+    flags = ["--start-method=fork", "--monitor-interval=5", "--run-path"]
+    get_args_parser().parse_args([*flags, "train.py"])
+    assert given(flags) == {"ROLE_NAME": "default"}
 
 
 def given(flags: list[str]) -> dict[str, str]:

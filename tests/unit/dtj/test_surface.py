@@ -94,12 +94,6 @@ def test_commands_and_flags() -> None:
         *("--max-restarts", "--no-buddy", "--save-every", "--termination-log"),
         *("--nproc-per-node", "--nproc_per_node", "--max_restarts"),  # as torchrun spells them
     }
-    of_torchrun = {p.opts[0] for p in torchrun.options(click.command()(lambda: None)).params}
-    assert of_torchrun == {
-        *("--nnodes", "--node-rank", "--master-addr", "--master-port", "--standalone", "--role"),
-        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),  # the last one only to refuse it
-        *("--no-python", "--log-dir", "-r", "-t", "--local-ranks-filter"),
-    }
     commands = cli._dtj.commands
     flags = {
         name: {option for p in command.params if isinstance(p, click.Option) for option in p.opts}

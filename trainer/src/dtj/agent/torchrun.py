@@ -1,6 +1,7 @@
 """torchrun's options for `dtj run`: the same names, so that a command line only changes its first word.
 
-What has no counterpart is refused with the reason, instead of being ignored.
+What has no counterpart is refused with the reason, instead of being ignored. Only what has no effect here is
+accepted and ignored.
 """
 
 import os
@@ -14,14 +15,31 @@ import click
 from dtj import contract
 from dtj.errors import RecipeError
 
+_LOGS = "the output of all ranks is on stdout and stderr, with the rank in front of each line"
 _REFUSED = {
     "--rdzv-conf": "the agents of dtj meet without a configurable rendezvous",
+    "--local-addr": "machine 0 sees from where the others connect; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME "
+    "choose the network of the ranks",
     "--no-python": "the ranks are forked from a process that has torch imported, so they run Python",
-    "--log-dir": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
-    "--redirects": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
-    "--tee": "the output of all ranks is on stdout and stderr, with the rank in front of each line",
+    "--log-dir": _LOGS,
+    "--redirects": _LOGS,
+    "--tee": _LOGS,
+    "--log-line-prefix-template": _LOGS,
+    "--logs-specs": _LOGS,
+    "--duplicate-stdout-filters": _LOGS,
+    "--duplicate-stderr-filters": _LOGS,
     "--local-ranks-filter": "use --ranks to print the lines of some ranks only",
+    "--event-log-handler": "the log and GET /status tell what torchrun's events tell",
+    "--numa-binding": "ranks are not bound to processors",
+    "--virtual-local-rank": "each rank sees all GPUs of the machine, and uses that of its LOCAL_RANK",
+    "--signals-to-handle": "SIGTERM and SIGINT reach the ranks, other signals do not",
+    "--shutdown-timeout": "ranks have 5 s after a signal, or until they have saved",
+    "--print-completion": "`_DTJ_COMPLETE=bash_source dtj` prints the completion of dtj for bash",
 }
+_SHORT = {"--redirects": "-r", "--tee": "-t"}
+_REFUSED_FLAGS = {"--no-python", "--virtual-local-rank"}  # the others have a value
+# How torchrun starts ranks and looks after them: ranks of dtj start faster, and their end is noticed at once.
+_WITHOUT_EFFECT = ("--start-method", "--monitor-interval")
 _BACKENDS = ("c10d", "static")
 
 
@@ -50,6 +68,8 @@ def options(command: Any) -> Any:
         click.option("--standalone", is_flag=True, help="One machine, whatever the environment says."),
         click.option("--role", default="default", help="ROLE_NAME of the ranks."),
     ]
+    added += [click.option(*_both(name), expose_value=False, hidden=True) for name in _WITHOUT_EFFECT]
+    added += [click.option(*_both("--run-path"), is_flag=True, expose_value=False, hidden=True)]  # as always
     added += [_refusing(name, why) for name, why in _REFUSED.items()]
     for one in reversed(added):
         command = one(command)
@@ -114,9 +134,9 @@ def _refusing(name: str, why: str) -> Callable[[Any], Any]:
         if value is not None:
             raise RecipeError(f"dtj run has no option {name}: {why}", fix=f"leave out {name}")
 
-    short = {"--redirects": ("-r",), "--tee": ("-t",)}.get(name, ())
-    how: dict[str, Any] = {"is_flag": True, "default": None} if name == "--no-python" else {}
-    return click.option(*short, *_both(name), callback=refuse, expose_value=False, hidden=True, **how)
+    names = (*_both(name), _SHORT[name]) if name in _SHORT else _both(name)
+    how: dict[str, Any] = {"is_flag": True, "default": None} if name in _REFUSED_FLAGS else {}
+    return click.option(*names, callback=refuse, expose_value=False, hidden=True, **how)
 
 
 def _both(name: str) -> tuple[str, ...]:
