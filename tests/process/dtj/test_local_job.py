@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +73,40 @@ def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
     assert command.wait().code == 75
     assert all(is_dead(pid) for pid in replicas)
     assert list((tmp_path / "saved").glob("step-*"))
+
+
+# `dtj`, asked to stop at the moment when it is about to replace a replica.
+STOPPED_BEFORE_A_REPLACEMENT = """
+import os, signal, sys
+from dtj.cli import commands
+from dtj.local import replicas
+
+def log(message):
+    print(message, file=sys.stderr)
+    if "replaced" in message:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+replicas._log = log
+commands.main()
+"""
+LOSES_ITS_AGENT = """
+import os, pathlib, signal, time
+
+killed = pathlib.Path(os.environ["OUT"], "killed")
+if os.environ["GROUP_RANK"] == "1" and not killed.exists():
+    killed.touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_no_replica_is_replaced_after_a_signal(tmp_path: Path) -> None:
+    """A replacement would not get the signal, and the command would never end."""
+    (tmp_path / "script.py").write_text(LOSES_ITS_AGENT)
+    job = manifest(tmp_path)
+    job.write_text(job.read_text().replace(str(SMALL), str(tmp_path / "script.py")))
+    command = [sys.executable, "-c", STOPPED_BEFORE_A_REPLACEMENT, "run", "-f", str(job), "--local"]
+    env = {**os.environ, "DTJ_PRELOAD": "0"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert "replaced (1 of 10 restarts" in ended.stderr
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr

@@ -74,21 +74,25 @@ class _Replicas:
             _log(f"no effect on this machine: {', '.join(self._job.ignored)}")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._forward)
-        for index in range(self._job.replicas):
-            self._start(index)
+        if not all(self._start(index) for index in range(self._job.replicas)):
+            self._code = contract.EXIT_SIGNAL + signal.SIGTERM
         while self._pids:
             pid, status = os.waitpid(-1, 0)
             if pid in self._pids:
                 self._ended(self._pids.pop(pid), os.waitstatus_to_exitcode(status))
         return self._code
 
-    def _start(self, index: int) -> None:
+    def _start(self, index: int) -> bool:
+        """Start a replica; return whether it was: not after a signal, which it would not get."""
         ours = os.getpid()
         with signals_blocked():  # so that a signal finds the new replica in the list
+            if self._is_stopping:
+                return False
             pid = os.fork()
             if pid == 0:
                 _be(self._job, self._place(index), self._main, runner=ours)
             self._pids[pid] = index
+        return True
 
     def _place(self, index: int) -> Place:
         return Place(
@@ -110,7 +114,8 @@ class _Replicas:
             f"replica {index} {_how(code)}: replaced "
             f"({self._lost} of {self._job.max_restarts} restarts of replicas used)"
         )
-        self._start(index)
+        if not self._start(index):
+            self._fail(index, code)
 
     def _fail(self, index: int, code: int) -> None:
         """Keep the code of the first cause, and end the others, which may wait for this replica."""
