@@ -1,6 +1,7 @@
 """`kubectl dtj submit`: the code of a folder, or a job from a file."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,25 @@ FILE = click.Path()  # the completion of the shell offers files
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
 
 
+class _Submit(click.Command):
+    """Tells where the options of `dtj run` stand; click guesses at another option of submit."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words behind `submit`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            near = get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0.8)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise click.UsageError(
+                f"No such option: {error.option_name}.{meant} Options of dtj run stand behind its name, such "
+                "as: -- dtj run --nproc 4 train.py",
+                ctx,
+            ) from None
+
+
 @click.command(
+    cls=_Submit,
     short_help="Run a program of this folder, or a job from a file.",
     context_settings={"allow_interspersed_args": False},
 )

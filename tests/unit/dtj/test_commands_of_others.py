@@ -1,5 +1,6 @@
 """`dtj` runs commands of other installed packages."""
 
+import os
 import sys
 import tomllib
 from importlib.metadata import EntryPoint, EntryPoints
@@ -68,3 +69,29 @@ def test_own_commands_win(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_the_commands_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome("--help") == 0
     assert capsys.readouterr().out.endswith("Jobs on a cluster:\n  submit\n")
+
+
+@pytest.mark.parametrize("command", [("run", "train.py"), ("train", "dtj.recipes.digits:recipe")])
+def test_words_of_submit_are_taken_and_those_without_an_effect_named(
+    command: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    environ = dict(os.environ)
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(cli, "launch", lambda *_: 5)
+    verb, target = command
+    words = ("--replicas", "4", "--image=me/mine", "--follow", "--env", "LR=3e-4", "--env=EMPTY=")
+    assert outcome(verb, *words, "--", target) == 5
+    assert (environ["LR"], environ["EMPTY"]) == ("3e-4", "")
+    assert capsys.readouterr().err == (
+        "dtj: no effect on this machine: --replicas (--nproc N starts N ranks here), --image, --follow\n"
+    )
+
+
+def test_variable_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome("train", "--env", "LR", "dtj.recipes.digits:recipe") == 78
+    assert "--env LR: write NAME=VALUE" in capsys.readouterr().err

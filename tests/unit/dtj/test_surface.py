@@ -10,6 +10,7 @@ from dtj.agent.wire.probe import Probe
 from dtj.agent.wire.protocol import PROTOCOL, CoordinatorState, Form, Hello, Keeper, RankState
 from dtj.agent.wire.signs import Activity, Heartbeat
 from dtj.cli import commands as cli
+from dtj.cli import of_submit
 from dtj.healing.handover import ProgramPoint
 from dtj.ranks.agreement import Message
 
@@ -100,6 +101,8 @@ def test_commands_and_flags() -> None:
         for name, command in commands.items()
     }
     flags["run"] -= {o for p in torchrun.options(click.command()(lambda: None)).params for o in p.opts}
+    for command in ("run", "train"):
+        flags[command] -= {o for p in of_submit.options(click.command()(lambda: None)).params for o in p.opts}
     assert flags == {
         "run": common | {"-m", "--module", "-f", "--file", "--local"},
         "train": common | {"-h", "--help"},

@@ -20,7 +20,8 @@ def run(*words: str) -> int:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["submit", "--replcas", "4", "--no-code", "--", "train.py"], "--replcas"),
+        (["submit", "--replcas", "4", "--", "train.py"], "option: --replcas. Did you mean --replicas?"),
+        (["submit", "--nproc=4", "--", "train.py"], "--nproc. Options of dtj run stand behind its name"),
         (["submit", "--dry-run"], "name a program"),
         (["submit", "--env", "=1", "--", "train.py"], "--env =1: write NAME=VALUE"),
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),

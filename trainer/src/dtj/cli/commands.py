@@ -18,7 +18,7 @@ from dtj.agent.options import Options
 from dtj.agent.placement import Placement
 from dtj.agent.rank import program
 from dtj.agent.rank.main import Program
-from dtj.cli import recipe_cli
+from dtj.cli import of_submit, recipe_cli
 from dtj.errors import DtjError, RecipeError
 from dtj.local import manifest, replicas
 from dtj.telemetry import metric_files
@@ -132,6 +132,7 @@ def _dtj() -> None:
 
 
 def _flagged(command: Any) -> Any:
+    command = of_submit.options(command)
     for flag in reversed(_FLAGS):
         command = flag(command)
     return command
@@ -306,6 +307,8 @@ def _check_folder_of(target: Path) -> None:
 def _launch(what: Program, given: Mapping[str, Any]) -> int:
     if alone.leave_job_to_first_agent(os.environ):
         _note("another agent runs this replica of the job; this one runs alone, without the job's variables")
+    if words := of_submit.without_effect(click.get_current_context()):
+        _note(f"no effect on this machine: {words}")
     os.environ.update(_environment(given))
     placement = Placement.read(os.environ, nproc=given["nproc"])
     options = Options.read(
