@@ -1,4 +1,4 @@
-"""Options of `dtj submit` for `dtj run` and `dtj train`, so that only the verb changes on the way to a cluster.
+"""Options of `dtj submit` for `dtj run` and `dtj train`: only the verb changes on the way to a cluster.
 
 Most have no effect on one machine, and the command says so.
 """
@@ -20,7 +20,7 @@ _FLAGS = ("--no-code", "--follow")
 
 
 def options(command: Any) -> Any:
-    """Add them to a click command. They are not in its help: nobody needs them on one machine."""
+    """Add them to a click command. They are not in its help, which is about one machine."""
     hidden: dict[str, Any] = {"expose_value": False, "hidden": True, "callback": _note}
     for name in _WITH_VALUE:
         command = click.option(name, **hidden)(command)
