@@ -54,7 +54,7 @@ def losses(ended: Finished) -> list[float]:
 def alone(finish_once: Train) -> list[float]:
     """Losses of the model of examples/strategies in one process."""
     found = losses(train(finish_once, "text-none", "--log-every", 1))
-    assert len(found) > 10
+    assert len(found) >= 8
     return found
 
 
