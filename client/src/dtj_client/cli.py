@@ -16,7 +16,7 @@ from typing import TextIO
 import click
 
 from dtj_client import __version__
-from dtj_client.cli_shared import NAME, echo, ended, follow_to_the_end, for_kubectl, output, shown
+from dtj_client.cli_shared import NAME, Duration, echo, ended, follow_to_the_end, for_kubectl, output, shown
 from dtj_client.cli_submit import submit
 from dtj_client.cli_ui import ui
 from dtj_client.convert import as_yaml
@@ -232,7 +232,7 @@ def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
 
 @dtj.command(short_help="Wait until the job has finished.")
 @NAME
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="[default: no limit]")
+@click.option("--timeout", type=Duration(), help="Such as 90s or 10m. [default: no limit]")
 @for_kubectl
 @click.pass_obj
 def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
@@ -286,12 +286,7 @@ def scale(kubectl: Kubectl, name: str, replicas: int) -> None:
 @dtj.command(short_help="Let the job save a checkpoint, then delete it.")
 @NAME
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="For the pods to end. [default: no limit]",
-)
+@click.option("--timeout", type=Duration(), help="For the pods to end, such as 10m. [default: no limit]")
 @for_kubectl
 @click.pass_obj
 def stop(kubectl: Kubectl, name: str, yes: bool, timeout: float | None) -> None:

@@ -1,6 +1,7 @@
 """What commands share: options, arguments, and the end of a command that waits for a job."""
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,25 @@ def _job_names(context: click.Context, _argument: click.Parameter, typed: str) -
         return [name for name in (context.obj or Kubectl()).job_names() if name.startswith(typed)]
     except ClientError:  # an error would be printed into the command line
         return []
+
+
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([dhms]?)")
+_DURATION = re.compile(r"[0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?[dhms])+")
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """Seconds, also written as kubectl writes durations: 90, 90s, 10m, 1h30m, 2d."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds."""
+        if isinstance(value, float):
+            return value
+        if not _DURATION.fullmatch(value):
+            self.fail(f"{value!r} is not a duration: write seconds, or such as 90s, 10m, 1h30m", param, ctx)
+        return sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(value))
 
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from dtj_client.kubectl import index_of
@@ -10,6 +11,8 @@ Json = dict[str, Any]
 
 LINES_OF_TRACEBACK = 12
 BAR = 40  # columns
+MOST_ROWS = 24  # for replicas: a screen
+FEW = 5
 # The parts of goodput: key of the status, its letter in the bar, its name.
 _SHARES = (
     ("productive", "#", "productive"),
@@ -107,14 +110,36 @@ def _divide(parts: Sequence[int], columns: int) -> list[int]:
 
 def _replicas(job: Json, pods: Sequence[Json]) -> Iterator[str]:
     by_index = {index_of(pod, job["metadata"]["name"]): pod for pod in pods}
-    rows = [("replica", "pod", "node")]
+    found = []
     for index in range(int(job["spec"].get("replicas", 1))):
         pod = by_index.get(index)
         state = "no pod" if pod is None else pod_state(pod)
-        rows.append((str(index), state, pod["spec"].get("nodeName", "-") if pod else "-"))
+        found.append((index, state, pod["spec"].get("nodeName", "-") if pod else "-"))
+    few = [(str(index), state, node) for index, state, node in found]
+    rows = [("replica", "pod", "node"), *(few if len(few) <= MOST_ROWS else _by_state(found))]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for row in rows:
         yield f"  {row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}"
+
+
+def _by_state(replicas: Sequence[tuple[int, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """A row for each state; states of a few replicas have a row for each, since one looks for their nodes."""
+    for state in dict.fromkeys(state for _, state, _ in replicas):
+        members = [(index, node) for index, each, node in replicas if each == state]
+        if len(members) <= FEW:
+            yield from ((str(index), state, node) for index, node in members)
+        else:
+            nodes = {node for _, node in members}
+            place = nodes.pop() if len(nodes) == 1 else f"{len(nodes - {'-'})} nodes"
+            yield _spans([index for index, _ in members]), state, place
+
+
+def _spans(indices: Sequence[int]) -> str:
+    """Such as 0-3,7; only their number if that is long."""
+    ends = [b for b, after in zip(indices, [*indices[1:], None], strict=True) if after != b + 1]
+    starts = [indices[0], *(b for a, b in pairwise(indices) if b != a + 1)]
+    spans = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return ",".join(spans) if len(spans) <= FEW else f"{len(indices)} replicas"
 
 
 def pod_state(pod: Json) -> str:

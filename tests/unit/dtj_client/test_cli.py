@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from dtj_client.cli import main
+from dtj_client.cli_shared import Duration
 from dtj_client.job import Job
 from dtj_client.templates import Template
 
@@ -27,12 +28,24 @@ def run(*words: str) -> int:
         (["submit", "-f", "job.yaml", "--", "train.py"], "the file has the command"),
         (["submit", "-f", "job.yaml", "--gpus", "2"], "--gpus does not go with -f"),
         (["submit", "--no-code", "--code-claim=runs", "--", "train.py"], "--no-code sends none"),
+        (
+            ["wait", "digits", "--timeout=10 minutes"],
+            "'10 minutes' is not a duration: write seconds, or such as",
+        ),
+        (["wait", "digits", "--timeout=-1"], "'-1' is not a duration"),
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert run(*words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("0", 0), ("1.5", 1.5), ("90s", 90), ("1h30m", 5400), ("1d", 86400)]
+)
+def test_timeout_is_a_duration(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
 
 
 def test_help_is_a_whole_sentence_a_verb(

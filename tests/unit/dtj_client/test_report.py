@@ -56,6 +56,24 @@ def test_running_job() -> None:
     ]
 
 
+def test_many_replicas_are_grouped_by_state_and_the_odd_ones_keep_their_rows() -> None:
+    pods = [pod(index, f"node-{index % 50}", phase="Running") for index in range(100) if index not in {7, 40}]
+    pods[3]["metadata"]["deletionTimestamp"] = "2026-01-01T11:00:00Z"
+    lines = shown({"phase": "Running"}, *pods, replicas=100).splitlines()
+    assert lines[1:-1] == [
+        "  replica             pod          node",
+        "  0-2,4-6,8-39,41-99  Running      50 nodes",
+        "  3                   Terminating  node-3",
+        "  7                   no pod       -",
+        "  40                  no pod       -",
+    ]
+
+
+def test_scattered_replicas_are_counted() -> None:
+    pods = [pod(index, phase="Running") for index in range(0, 100, 2)]
+    assert "  50 replicas  Running  node-a" in shown({}, *pods, replicas=100).splitlines()
+
+
 @pytest.mark.parametrize(
     ("goodput", "lines"),
     [
