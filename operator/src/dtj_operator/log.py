@@ -16,7 +16,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 @contextlib.contextmanager
 def about(job: str) -> Iterator[None]:
-    """Add a job to every line logged inside the context."""
+    """Add a job, namespace/name, to every line logged inside the context."""
     token = _job.set(job)
     try:
         yield
@@ -25,7 +25,7 @@ def about(job: str) -> Iterator[None]:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, job, and the fields of `extra`."""
+    """One JSON object per line: time, level, logger, message, namespace, job, and the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(self.fields(record), default=str)
@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         if (job := _job.get()) is not None:
-            line["job"] = job
+            line |= zip(("namespace", "job"), job.split("/"), strict=False)
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

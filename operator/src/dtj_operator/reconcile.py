@@ -25,6 +25,7 @@ from dtj_operator.model.times import soonest
 from dtj_operator.plan.actions import CreatePod, DeleteJob, DeletePod, Verdict
 from dtj_operator.plan.planner import plan, plan_gone
 from dtj_operator.plan.report import pace
+from dtj_operator.plan.report.decisions import decision_line
 from dtj_operator.plan.report.status import events, new_status
 from dtj_operator.plan.snapshot import Gone, Snapshot
 from dtj_operator.progress import Poller
@@ -120,6 +121,8 @@ class Reconciler:
     async def _take_step(self, key: Key, s: Snapshot, job: Json) -> _Step:
         decision = plan(s)
         outcome = await self._applier.apply(key, s.job.uid, decision.actions)
+        if DeleteJob() in decision.actions:
+            _log.info("decided", extra={"decision": "DeleteJob", "reason": "ttlSecondsAfterFinished"})
         if s.job.deleting or DeleteJob() in decision.actions:
             self._poller.forget(key)
             again_at = s.now if outcome.unfinished else decision.requeue_at
@@ -194,9 +197,9 @@ class Reconciler:
                 regarding, kind=event.type, reason=event.reason, note=event.note, once_per=event.once_per
             )
         job_metrics.JOBS.wrote(key, s, verdict, status)
-        if status["phase"] != s.memory.phase:
-            fields = {"from": s.memory.phase, "to": status["phase"], "attempt": status.get("attempt", 0)}
-            _log.info("phase changed", extra={**fields, "why": status.get("message", "")})
+        decided = decision_line(s, verdict, status)
+        if decided is not None:
+            _log.info("decided", extra=decided)
 
     def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
         pod = s.current.get(0)

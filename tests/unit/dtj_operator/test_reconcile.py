@@ -165,3 +165,11 @@ async def test_reconcile_ends_where_a_deleted_pod_still_terminates() -> None:
     again_s, did = await steps(Cluster(FAILED, lingering=True))
     assert did == ["read the job", "write Recovering", "delete digits-1"]
     assert again_s != 0
+
+
+@pytest.mark.asyncio
+async def test_decision_is_logged_once_with_the_replica_at_fault(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dtj_operator.reconcile")
+    await steps(Cluster(FAILED))
+    decided = [vars(record) for record in caplog.records if record.message == "decided"]
+    assert [(each["decision"], each["replica"], each["replaces"]) for each in decided] == [("Replace", 1, [1])]
