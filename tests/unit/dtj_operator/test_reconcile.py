@@ -172,4 +172,6 @@ async def test_decision_is_logged_once_with_the_replica_at_fault(caplog: pytest.
     caplog.set_level("INFO", "dtj_operator.reconcile")
     await steps(Cluster(FAILED))
     decided = [vars(record) for record in caplog.records if record.message == "decided"]
-    assert [(each["decision"], each["replica"], each["replaces"]) for each in decided] == [("Replace", 1, [1])]
+    assert [(each["decision"], each["replica"], each["replaces"]) for each in decided] == [
+        ("Replace", 1, [1])
+    ]
