@@ -62,6 +62,8 @@ def decided(given: JobBuilder) -> tuple[int, bool] | None:
         param(STARTING, None, id="scope Job: a pod that is not created yet"),
         param(refused(STARTING, for_s=120), (2, True), id="scope Job: refused by a quota for two minutes"),
         param(refused(STARTING, for_s=119), None, id="scope Job: refused, and a second left"),
+        param(refused(STARTING, for_s=-3600), (2, True), id="scope Job: the clock was set back since"),
+        param(refused(STARTING, for_s=-1), None, id="scope Job: refused just now, by a clock a second ahead"),
         param(refused(STARTING.elastic(3, 4), for_s=120), None, id="scope Job: refused, and it needs all"),
         param(
             STARTING.having(placed(0), pod(1).unschedulable(since=NOW - 500), UNSCHEDULABLE),
