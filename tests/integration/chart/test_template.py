@@ -311,6 +311,41 @@ REFUSED = [
     ("a group of values that is null", {"fence": None}, "at '': missing property 'fence'"),
     ("a port that is null", {"metrics": {"port": None}}, "at '/metrics': missing property 'port'"),
     ("no repository", {"image": {"repository": None}}, "at '/image': missing property 'repository'"),
+    (
+        "a repository with a tag",
+        {"image": {"repository": "registry.example/dtj/operator:1.0"}},
+        "at '/image/repository': 'registry.example/dtj/operator:1.0' does not match pattern",
+    ),
+    (
+        "a repository with a digest",
+        {"image": {"repository": f"dtj/operator@sha256:{'a' * 64}"}},
+        "at '/image/repository': 'dtj/operator@sha256",
+    ),
+    (
+        "a repository as a URL",
+        {"image": {"repository": "https://registry.example/dtj/operator"}},
+        "at '/image/repository': 'https://registry.example/dtj/operator' does not match pattern",
+    ),
+    (
+        "one port for metrics and health",
+        {"metrics": {"port": 8081}},
+        "metrics.port and health.port are both 8081: set one of them to another port",
+    ),
+    (
+        "a common label that the selector has",
+        {"commonLabels": {"app.kubernetes.io/name": "mine"}},
+        "commonLabels: the chart itself sets the label app.kubernetes.io/name: remove it",
+    ),
+    (
+        "a pod label that the selector has",
+        {"podLabels": {"app.kubernetes.io/instance": "mine"}},
+        "podLabels: the chart itself sets the label app.kubernetes.io/instance: remove it",
+    ),
+    (
+        "a pod label that is a common label",
+        {"commonLabels": {"team": "a"}, "podLabels": {"team": "b"}},
+        "podLabels.team is set in commonLabels too: remove one of them",
+    ),
     ("an invalid label", {"commonLabels": {"team": "a b"}}, "at '/commonLabels/team': 'a b' does not match"),
     ("an extra object that is empty", {"extraObjects": [{}]}, "at '/extraObjects/0': missing properties"),
     ("a name too long for a Service", {"fullnameOverride": "a" * 56}, "at '/fullnameOverride': 'aaa"),
@@ -320,3 +355,17 @@ REFUSED = [
 @pytest.mark.parametrize(("values", "words"), [pytest.param(*row[1:], id=row[0]) for row in REFUSED])
 def test_values_that_are_rejected(helm: Helm, values: Json, words: str):
     assert words in helm("template", "dtj", str(CHART), given=values, fails=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["operator", "localhost:5000/operator", "[fd00::1]:5000/dtj/operator", "r.example/a_b/c.d/e--f"],
+)
+def test_repository_of_any_registry_is_accepted(helm: Helm, name: str):
+    assert f"image: {name}:" in helm.template({"image": {"repository": name}}).replace('"', "")
+
+
+def test_cluster_without_admission_policies_is_refused(helm: Helm):
+    """The fence needs them; Kubernetes serves them from 1.30 on."""
+    said = helm("template", "dtj", str(CHART), "--kube-version=1.29.9", fails=True)
+    assert "chart requires kubeVersion: >=1.30.0-0" in said
