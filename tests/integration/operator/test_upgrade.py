@@ -67,9 +67,21 @@ class Release:
         self._helm = helm
         self._flags = (f"--namespace={process.NAMESPACE}", f"--kubeconfig={plane.kubectl.kubeconfig}")
 
-    def becomes(self, chart: Path, **values: Json) -> None:
-        """Install this chart, or upgrade to it."""
-        self._helm("upgrade", RELEASE, str(chart), "--install", "--reset-values", *self._flags, given=values)
+    def becomes(self, chart: Path, *, keep: str = "--reset-values", **values: Any) -> None:
+        """Install this chart, or upgrade to it.
+
+        keep   Helm's flag for the values of the release
+        """
+        self._helm("upgrade", RELEASE, str(chart), "--install", keep, *self._flags, given=values)
+
+    def values(self) -> Json:
+        """Return the values that were given to the release."""
+        given: Json = json.loads(self._helm("get", "values", RELEASE, "--output=json", *self._flags))
+        return given
+
+    def roll_back(self) -> None:
+        """Return to the chart and the values before the last upgrade."""
+        self._helm("rollback", RELEASE, *self._flags)
 
     def remove(self) -> None:
         """Uninstall it; the CRD and the jobs stay."""
@@ -141,6 +153,34 @@ async def test_job_runs_on_when_the_operator_is_upgraded_before_the_crd(
         job = await reconciled(cluster, activeDeadlineSeconds=43_200)
         assert untouched(job, kubelet)
         assert job["status"]["worldSize"] == 2
+
+
+async def test_job_runs_on_when_the_chart_is_rolled_back(
+    release: Release,
+    granted: ControlPlane,
+    cluster: Cluster,
+    kubelet: Kubelet,
+    witness: Witness,
+    previous: Path,
+):
+    """Helm restores the CRD before too; what the older one does not have is removed from stored jobs."""
+    release.becomes(previous, replicas=1)
+    release.becomes(CHART, keep="--reset-then-reuse-values")
+    assert release.values() == {"replicas": 1}
+    async with process.running(granted, watch=cluster.namespace, identity="newer") as newer:
+        await cluster.submit()
+        await cluster.until(lambda job: phase("Running")(job) and "worldSize" in job["status"])
+
+        release.roll_back()
+
+        await cluster.until(lambda job: "cleanPodPolicy" not in job["spec"])
+        assert untouched(await reconciled(cluster, activeDeadlineSeconds=86_400), kubelet)
+        await newer.stop()
+    async with process.running(granted, watch=cluster.namespace, identity="older"):
+        assert untouched(await reconciled(cluster, activeDeadlineSeconds=43_200), kubelet)
+        await kubelet.finish("job-0")
+        await kubelet.finish("job-1")
+        await cluster.until(phase("Succeeded"))
 
 
 def with_versions(stored: str, *served: str) -> Json:
