@@ -139,11 +139,24 @@ def asking_for(container: Json | None = None, **pod: Any) -> Json:
     return body
 
 
+def first(**fields: Any) -> Json:
+    """Return an init container with these fields."""
+    return {"name": "first", "image": "a", **fields}
+
+
+PRIVILEGED: Json = {"securityContext": {"privileged": True}}
+CLAIM: Json = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+SCRATCH: Json = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}
 FORBIDDEN = [
     ("hostPath volumes", asking_for(volumes=[{"name": "a", "hostPath": {"path": "/"}}])),
     ("hostPath volumes", job("new", checkpoint={"volume": {"hostPath": {"path": "/"}}})),
-    ("privileged containers", asking_for({"securityContext": {"privileged": True}})),
+    ("privileged containers", asking_for(PRIVILEGED)),
+    ("hostPath volumes", asking_for(volumes=[SCRATCH, {"name": "a", "hostPath": {"path": "/"}}])),
+    ("privileged containers", asking_for(initContainers=[first(), first(name="second", **PRIVILEGED)])),
+    ("privileged containers", asking_for(initContainers=[first(restartPolicy="Always", **PRIVILEGED)])),
+    ("privileged containers", asking_for(ephemeralContainers=[first(**PRIVILEGED)])),
     ("hostNetwork, hostPID", asking_for(hostPID=True)),
+    ("hostNetwork, hostPID", asking_for(hostIPC=True)),
     ("hostNetwork, hostPID", asking_for(hostNetwork=True)),
     ("ServiceAccounts other", asking_for(serviceAccountName="builder")),
     ("ServiceAccounts other", asking_for(serviceAccount="builder")),
@@ -161,6 +174,10 @@ async def test_author_of_a_job_needs_the_rights_of_its_pods(
     await author.create_patiently(cluster.jobs, job())
     for words, body in FORBIDDEN:
         assert words in await refusal(author, "POST", cluster.jobs, body)
+    allowed = asking_for(
+        volumes=[SCRATCH], initContainers=[first()], hostIPC=False, serviceAccountName="default"
+    )
+    await author.call("POST", cluster.jobs, allowed, query=DRY)
 
     # A user who only suspends or scales a job does not choose its pods.
     kubectl("delete", "rolebinding", "pods", where)
