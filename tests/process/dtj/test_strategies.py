@@ -312,11 +312,11 @@ def test_optimizer_state_of_no_parameter_is_restored_whole_in_a_sharded_run(
     [
         pytest.param("ddp", 1.0, 1.0, id="ddp holds all of both"),
         pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer state"),
-        pytest.param("fsdp", 0.31, 0.27, id="fsdp holds a quarter of both"),
+        pytest.param("fsdp", 0.27, 0.27, id="fsdp holds a quarter of both"),
     ],
 )
 def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float) -> None:
-    """The root of an FSDP model, a twentieth of this one, stays gathered after the last forward."""
+    """After an evaluation: between forward and backward the root of an FSDP model, 5 % of it, is gathered."""
     train(finish, tmp_path / "out", "--nproc", 4, "--parallel", strategy)
     whole = sum(p.numel() for p in GPT(SHAPE).parameters())
     lines = [line.split() for line in (tmp_path / "out" / "memory.txt").read_text().splitlines()]

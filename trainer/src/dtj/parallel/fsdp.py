@@ -60,3 +60,14 @@ def shard(model: nn.Module, mesh: Any, *, half: torch.dtype | None) -> None:
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
     for module in (*blocks(model), model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+    model.register_forward_hook(_free_without_backward)
+
+
+def _free_without_backward(model: Any, _inputs: Any, _output: Any) -> None:
+    """Free the root's gathered parameters after an evaluation; FSDP would keep them until the next backward.
+
+    An optimizer or an EMA created meanwhile would hold them instead of the shards, and the next forward would
+    not see weights that were exchanged.
+    """
+    if not torch.is_grad_enabled():
+        model.reshard()
