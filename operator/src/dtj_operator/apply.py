@@ -43,6 +43,7 @@ from dtj_operator.plan.actions import (
     UpdateWorkload,
 )
 from dtj_operator.plan.children.workload import status_change
+from dtj_operator.plan.node_loss import FORCED_GRACE_S
 from dtj_operator.plan.planner import name_conflict
 
 T = TypeVar("T")
@@ -191,6 +192,9 @@ class Applier:
             if not action.unchanged:  # a newer pod has the name
                 self._pods.remove(pod)
             return not action.unchanged
+        if action.grace_s == FORCED_GRACE_S:
+            at = {"attempt": pod.attempt, "replica": pod.index, "node": pod.node}
+            _log.info("decided", extra={"decision": "ForceDelete", **at})
         left = pods.decode_pod(raw)
         # No version: its kubelet removed it between the two steps of this deletion. The watch may have
         # reported that already, and does not report it again.

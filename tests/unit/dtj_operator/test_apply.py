@@ -249,6 +249,17 @@ async def test_pod_name_already_in_use(found: Json, blocked: bool, reason: str |
     assert do.asked() == ["POST pods", "GET digits-0"], "nothing was deleted"
 
 
+@pytest.mark.parametrize(("grace_s", "logged"), [(0, ["ForceDelete"]), (5, []), (None, [])])
+async def test_only_a_forced_deletion_of_a_pod_is_logged(
+    grace_s: int | None, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dtj_operator.apply")
+    async with doing(says(stored(wanted(1)))) as do:
+        await do(DeletePod(pod(1).pod, grace_s))
+    assert [vars(record)["decision"] for record in caplog.records] == logged
+    assert [vars(record)["replica"] for record in caplog.records] == [1] * len(logged)
+
+
 async def test_deletion_of_a_pod_carries_its_uid() -> None:
     gone = {**stored(wanted(), deletionTimestamp="2026-01-01T00:00:00Z")}
     async with doing(says(gone)) as do:

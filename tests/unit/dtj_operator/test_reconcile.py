@@ -15,7 +15,7 @@ from dtj_operator.model.names import Key
 from dtj_operator.plan.actions import Action, CreatePod, DeletePod
 from dtj_operator.plan.snapshot import Snapshot
 from dtj_operator.reconcile import Reconciler
-from tests.support.builders import JobBuilder, job, pod
+from tests.support.builders import JobBuilder, at, job, pod
 from tests.unit.dtj_operator.kube.server import says, serving
 
 Json = dict[str, Any]
@@ -44,6 +44,9 @@ class World:
         pass
 
     def stop(self, _: Key) -> None:
+        pass
+
+    def forget(self, _: Key) -> None:
         pass
 
     def may_write(self, _: Key) -> bool:
@@ -175,3 +178,11 @@ async def test_decision_is_logged_once_with_the_replica_at_fault(caplog: pytest.
     assert [(each["decision"], each["replica"], each["replaces"]) for each in decided] == [
         ("Replace", 1, [1])
     ]
+
+
+@pytest.mark.asyncio
+async def test_deletion_of_a_finished_job_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dtj_operator.reconcile")
+    ended = job().wants(ttlSecondsAfterFinished=30).was("Succeeded", completionTime=at(-30))
+    await steps(Cluster(ended))
+    assert [vars(record)["decision"] for record in caplog.records] == ["DeleteJob"]
