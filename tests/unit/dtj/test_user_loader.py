@@ -46,13 +46,18 @@ def test_order_of_epochs_differs() -> None:
     assert read(f, 6) != read(f, 6)
 
 
-def test_drop_last_leaves_out_smaller_batches() -> None:
-    f = feed(divided(11, drop_last=True), rank=1, size=2)
-    assert f.steps_per_epoch == 3  # a rank has 6 samples
-    assert len(read(f, 3)) == 6
+def test_drop_last_leaves_out_smaller_batches_and_repeats_nothing() -> None:
+    ranks = [feed(divided(11, drop_last=True), rank=rank, size=2) for rank in range(2)]
+    assert [f.steps_per_epoch for f in ranks] == [2, 2]  # a rank has 5 samples
+    assert len({sample for f in ranks for sample in read(f, 2)}) == 8
     f = feed(divided(7, drop_last=True))
     assert len(read(f, f.steps_per_epoch)) == 6
     assert f.epoch == 1
+
+
+def test_loader_without_a_batch_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"DataLoader yields no batch\n.*with drop_last each rank"):
+        feed(divided(3, drop_last=True), size=2)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (3, 1)])

@@ -58,6 +58,8 @@ class UserLoader:
             self._batches = Divided(loader, rank=rank, size=size, seed=seed)
         else:
             self._batches = AsItIs(loader)
+        if self._batches.left(0) == 0:
+            raise _empty(self._kind)
         self._rank, self._size, self._seed, self._accumulate = rank, size, seed, accumulate
         self._items: Iterator[Any] | None = None
         self._next = -1  # position of the next item of `_items`
@@ -166,7 +168,7 @@ class UserLoader:
 
     def _too_short(self, done: int, left: int | None) -> RecipeError:
         if left is None or not done:
-            return RecipeError(f"the loader {self._kind} is empty", fix="check where its samples come from")
+            return _empty(self._kind)
         return RecipeError(
             f"the loader {self._kind} ended {left - len(self._data)} batches before its length says",
             fix="correct its __len__, or remove it and count in steps: run.steps(1000)",
@@ -176,8 +178,8 @@ class UserLoader:
 class Divided:
     """A DataLoader over a map-style dataset, with a sampler that gives each rank its own samples.
 
-    Without drop_last, ranks get equal numbers of samples by repeating a few at the end of an epoch, as
-    torch's DistributedSampler does.
+    As torch's DistributedSampler it gives ranks equal numbers of samples: by repeating a few at the end of an
+    epoch, with drop_last by leaving a few out.
     """
 
     unit = "samples"
@@ -189,7 +191,9 @@ class Divided:
         self._drop_last = loader.drop_last
         self._size = size
         self._length = length_of(loader.dataset)
-        self._sampler = RankSampler(self._length, rank=rank, size=size, seed=seed, shuffle=shuffle)
+        self._sampler = RankSampler(
+            self._length, rank=rank, size=size, seed=seed, shuffle=shuffle, drop_last=loader.drop_last
+        )
         kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
         kept["worker_init_fn"] = worker.Start(os.getpid(), kept["worker_init_fn"])
         self._loader = DataLoader(
@@ -215,15 +219,19 @@ class Divided:
 class RankSampler(Sampler[int]):
     """This rank's samples of an epoch, after the first `done` ones: every `size`-th, in the epoch's order."""
 
-    def __init__(self, length: int, *, rank: int, size: int, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self, length: int, *, rank: int, size: int, seed: int, shuffle: bool, drop_last: bool
+    ) -> None:
         self.epoch = 0
         self.done = 0
+        self._drop_last = drop_last
         self._length, self._rank, self._size = length, rank, size
         self._seed, self._shuffle = seed, shuffle
 
     def share(self, done: int) -> int:
-        """Samples of each rank after the first `done` of all ranks; a few are repeated to make them equal."""
-        return -(-(self._length - done) // self._size)
+        """Samples of each rank after the first `done` of all ranks; a few are repeated or left out."""
+        left = self._length - done
+        return left // self._size if self._drop_last else -(-left // self._size)
 
     def __iter__(self) -> Iterator[int]:
         places = self.done + self._rank + self._size * np.arange(self.share(self.done))
@@ -293,6 +301,13 @@ def _check(loader: Any, kind: str, accumulate: int) -> None:
             f"run.loader got a {kind}, expected a loader, which yields batches",
             fix="pass a torch DataLoader, or pass a data set to run.data",
         )
+
+
+def _empty(kind: str) -> RecipeError:
+    return RecipeError(
+        f"the loader {kind} yields no batch",
+        fix="check where its samples come from; with drop_last each rank needs a whole batch of them",
+    )
 
 
 def _length_of(batch: Any) -> int | None:

@@ -11,8 +11,8 @@ from dtj.data.user_loader import RankSampler
 
 class SameOrder(RankSampler):
     def __init__(self, dataset, *, drop_last=False) -> None:
-        length = len(dataset) // dist.get_world_size() * dist.get_world_size() if drop_last else len(dataset)
-        super().__init__(length, rank=dist.get_rank(), size=dist.get_world_size(), seed=0, shuffle=True)
+        ranks = {"rank": dist.get_rank(), "size": dist.get_world_size()}
+        super().__init__(len(dataset), **ranks, seed=0, shuffle=True, drop_last=drop_last)
 
     def set_epoch(self, epoch) -> None:
         self.epoch = epoch
