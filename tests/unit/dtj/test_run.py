@@ -197,6 +197,7 @@ def test_reduce_and_unwrap() -> None:
     assert run.unwrap(run.parallel(model)) is model
     assert run.reduce(3).item() == 3.0
     assert run.reduce(torch.tensor([1, 2]), "max").tolist() == [1, 2]
+    assert run.reduce(torch.tensor(True), "sum").dtype == torch.int64
     with pytest.raises(dtj.RecipeError, match=r"run.reduce got 'median'"):
         run.reduce(1.0, "median")
 

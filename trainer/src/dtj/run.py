@@ -553,13 +553,15 @@ class Run:
         """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.
 
         how  "mean", "sum", "max" or "min"; RecipeError for another word
-        Every rank calls it with a tensor of the same shape.
+        Every rank calls it with a tensor of the same shape. A sum of booleans counts them.
         """
         if how not in _REDUCTIONS:
             raise RecipeError(f"run.reduce got {how!r}", fix=f"choose one of {', '.join(_REDUCTIONS)}")
         mine = torch.as_tensor(value).detach().to(self.device)
         if how == "mean" and not mine.is_floating_point():
             mine = mine.float()
+        if how == "sum" and mine.dtype == torch.bool:  # else True + True is True
+            mine = mine.long()
 
         def verb() -> torch.Tensor:
             found = mine.clone()
