@@ -1,7 +1,9 @@
 """Gradients are the mean over what the losses are means over: samples, or a count such as tokens."""
 
 import contextlib
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,6 +107,29 @@ def test_gradients_of_an_earlier_loss_stay(precision: str, counts: bool) -> None
     if precision == "fp16":
         backward(lambda mb: loss_of(mb, float("inf")), batch, **how)  # type: ignore[arg-type]
         torch.testing.assert_close(weight.grad, torch.tensor([7.0]))
+
+
+def test_overflow_in_the_pass_of_one_optimizer_does_not_skip_the_step_of_the_other() -> None:
+    """As of a GAN in fp16: one loss scale, two optimizers, whose passes may overflow apart."""
+    models = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    for model in models:
+        nn.init.constant_(model.weight, 2.0)
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.5) for model in models]
+    batch = feed(data=[0.25, 0.5], batch=2).batch()  # small: the first scale is 65536
+    precision = Precision("fp16", CPU)
+    how: Any = {"strategy": single(*models), "precision": precision}
+
+    def loss_of(model: nn.Module, factor: float, mb: torch.Tensor) -> Any:
+        return factor * model(mb[:, None].float()).float().mean()
+
+    for overflows in ((True, False), (False, True)):
+        for model, optimizer, overflow in zip(models, optimizers, overflows, strict=True):
+            backward(partial(loss_of, model, math.inf if overflow else 1.0), batch, **how)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [model.weight.item() for model in models] == pytest.approx([1.5, 1.5])  # one step each
+    assert [int(o.state[m.weight]["step"]) for o, m in zip(optimizers, models, strict=True)] == [1, 1]
+    assert precision.scale == 2.0**14
 
 
 def one_weight() -> tuple[nn.Module, PlainForm]:
