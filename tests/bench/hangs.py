@@ -1,14 +1,15 @@
 """Ranks really hang, in seven ways: how long until the right rank is named and killed, with default settings?
 
 Two agents with two ranks each, as two pods would run them; the ranks sleep instead of computing. Seeds draw
-the rank. Ways whose documented limits are minutes run in jobs of their own, beside the others.
+the rank. Ways whose documented limits are minutes run in jobs of their own, beside the others. The section is
+written after each hang, so that a run that is cut short tells what it has seen.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
+import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,11 @@ from random import Random
 from tests.bench import report
 from tests.bench.control import named
 from tests.bench.control_agents import AGENTS, Pods, pods
+from tests.bench.recovery_times import percentile
 
 SEED = int(os.environ.get("DTJ_HANGS_SEED", "1"))
-EACH = int(os.environ.get("DTJ_HANGS_EACH", "4"))  # of each of the fast ways
+JOBS = int(os.environ.get("DTJ_HANGS_JOBS", "1"))  # of the fast ways, at the same time
+EACH = int(os.environ.get("DTJ_HANGS_EACH", "4"))  # of each of the fast ways, in each of these jobs
 # way -> what happens, and the limit for it in seconds
 WAYS = {
     "stopped": ("SIGSTOP", 60),
@@ -32,7 +35,11 @@ WAYS = {
     "loop": ("endless loop on one line: a third of the time for ranks at work", 360),
     "save": ("a save stalls: 15 minutes, as no save was longer than 90 s", 960),
 }
-_SLOW = ("loop", "save")
+_SLOW = {
+    "loop": int(os.environ.get("DTJ_HANGS_LOOPS", "1")),
+    "save": int(os.environ.get("DTJ_HANGS_SAVES", "1")),
+}
+_LOCK = threading.Lock()
 _NPROC = 2
 _AHEAD = 6  # steps, so that all ranks read the order in time
 _SLACK_S = 120.0
@@ -90,24 +97,23 @@ def steps(folder: Path) -> list[int]:
     return [int(file.read_text() or 0) if file.exists() else 0 for file in files]
 
 
-def job(ways: list[str], seed: int) -> list[Hang]:
-    """All hangs of one job, one after the other."""
+def job(ways: list[str], seed: int, found: list[Hang]) -> None:
+    """All hangs of one job, one after the other, added to `found`."""
     rng = Random(seed)
-    found: list[Hang] = []
     with pods("tests.bench.hangs_program", nproc=_NPROC) as agents:
         if not agents.until(lambda: min(steps(agents.folder)) > 10, within_s=600):
             raise RuntimeError(agents.log[-2000:])
         for number, way in enumerate(ways):
             rank = 0 if way == "save" else rng.randrange(AGENTS * _NPROC)  # rank 0 saves
-            found.append(one(agents, number, way, rank))
-            print(found[-1], flush=True)
-            if not found[-1].healed:
-                print(
-                    "\n".join(each for each in agents.log.splitlines() if each.startswith("dtj: ")),
-                    flush=True,
-                )
+            hang = one(agents, number, way, rank)
+            print(f"job {seed}: {hang}", flush=True)
+            with _LOCK:
+                found.append(hang)
+                report.write("hangs", text(found))
+            if not hang.healed or hang.named != (rank,):
+                print("\n".join(each for each in agents.log.splitlines() if each.startswith("dtj: ")))
+            if not hang.healed:
                 break
-    return found
 
 
 def text(hangs: list[Hang]) -> str:
@@ -121,6 +127,7 @@ def text(hangs: list[Hang]) -> str:
         "made",
         "right rank named, and no other",
         "found after p50, s",
+        "p99, s",
         "longest, s",
         "all trained on",
     ]
@@ -129,19 +136,19 @@ def text(hangs: list[Hang]) -> str:
         if made := by_way[way]:
             times = [each.found_s for each in made if each.found_s is not None]
             right = sum(each.named == (each.rank,) for each in made)
-            middle = f"{statistics.median(times):.1f}" if times else "never"
-            longest = f"{max(times):.1f}" if times else "never"
-            rows.append([what, limit_s, len(made), right, middle, longest, sum(each.healed for each in made)])
+            cells = [f"{percentile(times, share):.1f}" if times else "never" for share in (0.5, 0.99, 1.0)]
+            rows.append([what, limit_s, len(made), right, *cells, sum(each.healed for each in made)])
     return report.table(head, rows)
 
 
 def main() -> None:
-    """Run the fast ways in one job and each slow way in its own; fail if a hang was missed."""
+    """Run the fast ways in some jobs and each slow way in its own; fail if a hang was missed."""
     fast = [way for way in WAYS if way not in _SLOW] * EACH
-    Random(SEED).shuffle(fast)
-    jobs = [fast, *([way] for way in _SLOW)]
+    jobs = [Random(SEED + number).sample(fast, len(fast)) for number in range(JOBS)]
+    jobs += [[way] * times for way, times in _SLOW.items() if times]
+    found: list[Hang] = []
     with ThreadPoolExecutor(len(jobs)) as pool:
-        found = [each for made in pool.map(job, jobs, range(SEED, SEED + len(jobs))) for each in made]
-    report.write("hangs", text(found))
+        for run in [pool.submit(job, ways, SEED + number, found) for number, ways in enumerate(jobs)]:
+            run.result()
     if missed := [each for each in found if each.named != (each.rank,)]:
         raise SystemExit(f"not found, or another rank was named: {missed}")
