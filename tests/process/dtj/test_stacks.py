@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -10,11 +11,15 @@ from typing import cast
 
 import pytest
 
+from dtj.agent.rank.main import STACKS_SIGNAL
 from dtj.agent.rank.process import RankProcess
+from dtj.agent.rank.process_usage import Process, process_of
 from dtj.agent.replica import stacks
+from dtj.agent.replica.activity import ActivityReader
 from dtj.agent.replica.frames import place_of
+from dtj.agent.replica.looks import Looks
 from dtj.agent.replica.stacks import RankStacks, Stacks, as_text
-from dtj.agent.wire.probe import NOWHERE
+from dtj.agent.wire.probe import NOWHERE, USES_CPU, Probe
 from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
 from tests.process.dtj.conftest import wait_for
@@ -76,6 +81,80 @@ def test_concurrent_requests_get_the_same_answer_once(
     requests.tick(everybody)
     assert answers == ["arank 3", "brank 3", "crank 3"]
     assert requests.deadline is None
+
+
+@pytest.fixture
+def slow() -> Iterator[RankProcess]:
+    """A live rank that does nothing when it is asked; the test writes its stacks, to `orders`."""
+    before = signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+    popen = subprocess.Popen(["sleep", "600"])  # inherits that
+    signal.signal(STACKS_SIGNAL, before)
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield RankProcess(
+        rank=3, pid=popen.pid, streams={}, reports=-1, orders=write, stacks=read,
+        heartbeat=SharedHeartbeat(), generation=1, as_json=False,
+    )  # fmt: skip
+    popen.kill()
+    popen.wait()
+
+
+class Asked:
+    """An answer to a request about one rank."""
+
+    def __init__(self, process: RankProcess) -> None:
+        self._process, self._stacks = process, Stacks()
+        self.found: list[RankStacks] = []
+        self._stacks.request([process], self.found.extend)
+
+    def tick(self) -> None:
+        wait_for(lambda: time.monotonic() >= (self._stacks.deadline or 0.0), "the time to look again")
+        self._stacks.tick([self._process])
+
+
+def test_rank_that_gets_next_to_no_processor_time_is_waited_for(
+    slow: RankProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
+    asked = Asked(slow)
+    asked.tick()
+    os.write(slow.orders, b"thread 1")
+    asked.tick()
+    os.write(slow.orders, b"thread 2")
+    asked.tick()
+    assert asked.found == []
+    asked.tick()
+    assert [one.text for one in asked.found] == ["thread 1thread 2"]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_rank_that_cannot_answer_is_not_waited_for_any_longer(
+    slow: RankProcess, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
+    monkeypatch.setattr(stacks, "LONGEST_S", 600.0 if is_stopped else 0.0)
+    if is_stopped:
+        os.kill(slow.pid, signal.SIGSTOP)
+        wait_for(lambda: (state := process_of(slow.pid)) and state.state == "T", "the rank to stop")
+    asked = Asked(slow)
+    asked.tick()
+    assert [(one.responds, one.is_stopped) for one in asked.found] == [(False, is_stopped)]
+
+
+@pytest.mark.parametrize(("state", "does"), [("R", USES_CPU), ("S", ""), ("D", "")])
+def test_rank_that_waits_for_a_processor_is_at_work_although_it_does_not_respond(
+    process: RankProcess, monkeypatch: pytest.MonkeyPatch, state: str, does: str
+) -> None:
+    """Its usage could not be read either, because it began to write just then."""
+    monkeypatch.setattr(stacks, "_STACKS_S", 0.0)
+    monkeypatch.setattr(stacks, "LONGEST_S", 0.0)
+    monkeypatch.setattr(stacks, "process_of", lambda _: Process(parent=1, group=1, state=state, cpu_s=0.0))
+    asked, probes = Stacks(), dict[int, Probe]()
+    looks = Looks(asked, ActivityReader(), lambda: [process])
+    looks.request(0.0, lambda found, _: probes.update(found))
+    for tick in (asked.tick, lambda _: looks.tick(), asked.tick):
+        tick([process])
+    assert (probes[3].does, probes[3].responds) == (does, False)
 
 
 def test_pod_without_ranks_reports_that_none_is_running() -> None:

@@ -173,11 +173,12 @@ def test_answers_to_an_earlier_request_do_not_count_for_the_next() -> None:
     assert list(watched.verdicts[0]["hang"]) == [1]
 
 
-def test_verdict_waits_some_seconds_for_an_agent_that_does_not_respond() -> None:
+def test_verdict_waits_for_an_agent_that_gets_no_processor_time() -> None:
+    """An agent that is gone is silent before the wait is over."""
     watched = Watched()
     watched.run_until(END - 0.01, WAITING)
-    assert END < watched.run_until(END + 10) < END + 5
-    assert watched.verdicts == [hang({1: "no step for 32 s: rank 1 does not respond"})]
+    assert END < watched.run_until(END + 60) < 10.0 + 60.0
+    assert watched.verdicts == [hang({1: "no step for 52 s: rank 1 does not respond"})]
 
 
 def test_pause_that_is_declared_while_stacks_are_collected_is_not_a_hang() -> None:

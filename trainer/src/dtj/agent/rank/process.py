@@ -218,8 +218,11 @@ class RankProcess:
 
     def stacks_written(self) -> int:
         """Bytes of stacks that it has written so far."""
-        unread = fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4))
-        return self._stacks_read + int.from_bytes(unread, sys.byteorder)
+        return self._stacks_read + self.stacks_unread()
+
+    def stacks_unread(self) -> int:
+        """Of these, those that were not read yet."""
+        return int.from_bytes(fcntl.ioctl(self.stacks, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def kill_as_hung(self, message: str, *, is_shared: bool) -> None:
         """Kill it for a hang that it caused, or that no rank is to blame for."""

@@ -89,7 +89,7 @@ class Looks:
             probes[one.process.rank] = Probe(
                 place=one.place,
                 moved=before is not None and before.place.path != one.place.path,
-                does=does.get(pid, ""),
+                does=does.get(pid) or _without_processor(one),
                 responds=one.responds,
                 is_stopped=one.is_stopped,
                 asleep_s=looks.asleep_s.get(pid, 0.0),
@@ -108,6 +108,11 @@ def work_between(before: Usage, after: Usage, *, elapsed_s: float) -> str:
     if after.pids - before.pids:
         return "starts processes"
     return POLLS if after.wakeups > before.wakeups else ""
+
+
+def _without_processor(one: RankStacks) -> str:
+    """A rank that does not respond because it gets next to no processor time is at work."""
+    return USES_CPU if one.is_runnable and not one.responds else ""
 
 
 def _usage(alive: list[RankProcess]) -> dict[int, Usage]:

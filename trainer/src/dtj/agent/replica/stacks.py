@@ -1,7 +1,8 @@
 """Python stacks of this pod's ranks: requested by a signal, read a moment later.
 
 Nothing shows that a rank has written all its stacks, and a stopped rank writes none. So all ranks get the
-same time, and requests that arrive meanwhile get the same answer.
+same time, and more of it while one has not begun or still writes: on a busy machine a healthy rank may get
+next to no processor time. Requests that arrive meanwhile get the same answer.
 """
 
 import time
@@ -11,8 +12,11 @@ from dtj.agent.rank.process import RankProcess
 from dtj.agent.rank.process_usage import process_of
 from dtj.agent.replica.frames import place_of
 
-# Time that a rank gets to write its stacks.
+# Time that the ranks get to write their stacks; one that is late gets a little more, again and again.
 _STACKS_S = 1.0
+_AGAIN_S = 0.25
+LONGEST_S = 10.0  # in all
+_STOPPED = {"T", "t"}
 _NONE = "no stack: the process does not respond\n"
 
 
@@ -22,6 +26,7 @@ class RankStacks:
     place       of its main thread
     responds    it wrote something
     is_stopped  its process is stopped, for example by SIGSTOP or a debugger
+    is_runnable  its main thread runs, or waits for a processor
     """
 
     def __init__(self, process: RankProcess) -> None:
@@ -30,8 +35,8 @@ class RankStacks:
         self.responds = bool(text)
         self.text = text or _NONE
         self.place = place_of(text)
-        state = process_of(process.pid)
-        self.is_stopped = state is not None and state.state in "Tt"
+        state = _state_of(process)
+        self.is_stopped, self.is_runnable = state in _STOPPED, state == "R"
 
 
 def as_text(found: Iterable[RankStacks]) -> str:
@@ -48,6 +53,8 @@ class Stacks:
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[list[RankStacks]], None]] = []
+        self._until = 0.0
+        self._unread: dict[int, int] = {}  # by pid of those that were asked: bytes at the last look
         self.deadline: float | None = None
 
     def request(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
@@ -55,16 +62,39 @@ class Stacks:
         self._callbacks.append(then)
         if self.deadline is not None:
             return
+        self._unread = {}
         for process in processes:
             process.request_stacks()
-        self.deadline = time.monotonic() + _STACKS_S
+            self._unread[process.pid] = 0
+        now = time.monotonic()
+        self.deadline, self._until = now + _STACKS_S, now + LONGEST_S
 
     def tick(self, processes: Iterable[RankProcess]) -> None:
         """Time has passed."""
-        if self.deadline is None or time.monotonic() < self.deadline:
+        now = time.monotonic()
+        if self.deadline is None or now < self.deadline:
+            return
+        processes = list(processes)
+        late = [process for process in processes if self._is_late(process)]
+        if late and now < self._until:
+            self.deadline = now + _AGAIN_S
             return
         self.deadline = None
         found = [RankStacks(process) for process in processes]
         callbacks, self._callbacks = self._callbacks, []
         for then in callbacks:
             then(found)
+
+    def _is_late(self, process: RankProcess) -> bool:
+        """It was asked and can answer, but has not begun to write, or wrote more since the last look."""
+        if process.pid not in self._unread or _state_of(process) in {"", "Z", *_STOPPED}:
+            return False
+        before, now = self._unread[process.pid], process.stacks_unread()
+        self._unread[process.pid] = now
+        return now == 0 or now > before
+
+
+def _state_of(process: RankProcess) -> str:
+    """The letter of `ps`; empty if the process is gone, or cannot be read."""
+    found = process_of(process.pid)
+    return found.state if found else ""

@@ -28,9 +28,9 @@ from dtj.agent.wire.signs import Activity, Heartbeat
 
 # A rank that uses CPU, reads, writes or polls is left alone for this long, unless the user sets another time.
 WORKING_S = 900.0
-# Stacks take a second to write, twice; an agent that has not answered this long after the time between the
-# looks will not answer.
-_ANSWER_S = 5.0
+# Stacks take a second to write, on a busy machine up to ten, twice. An agent that is alive answers within
+# this time after the time between the looks; one that is not is silent by then, and is treated as away.
+_ANSWER_S = 25.0
 # Of the time before the verdict, what is left for other things than the time between the looks.
 _STACKS_S = 3.0
 _SHORTEST_LOOKS_S = 0.5
