@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,15 @@ _CLAIM = "runs"
 
 
 def job(
-    name: str, *args: str, nodes: tuple[str, ...], checkpoint: Json | None = None, **recovery: Any
+    name: str,
+    *args: str,
+    nodes: tuple[str, ...],
+    flags: Sequence[str] = (),
+    processes: int = 1,
+    checkpoint: Json | None = None,
+    **recovery: Any,
 ) -> Json:
-    """A job of two replicas with one rank each on these nodes, with a budget that is never spent."""
+    """A job of two replicas on these nodes, with a budget that is never spent; flags: of `dtj run`."""
     wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
     apart = {
@@ -39,7 +45,7 @@ def job(
             {
                 "name": "trainer",
                 "image": TRAINER,
-                "args": ["run", "/app/program.py", *args],
+                "args": ["run", *flags, "/app/program.py", *args],
                 "resources": {"requests": {"cpu": "10m", "memory": "300Mi"}},
                 "volumeMounts": [{"name": "app", "mountPath": "/app"}],
             }
@@ -48,6 +54,7 @@ def job(
     }
     spec: Json = {
         "replicas": REPLICAS,
+        "processesPerReplica": processes,
         "template": {"spec": pod},
         "recovery": {"maxRestarts": 1000, "avoidNodeAfterFaults": "Never", **recovery},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from tests.bench.recovery_jobs import REPLICAS, job
 from tests.bench.recovery_times import HANG, NODE, POD, RANK, Line, marks, parse, stages
@@ -37,10 +38,13 @@ class Trial:
 class Job:
     """A running job and the faults that can be injected into it."""
 
-    def __init__(self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str) -> None:
+    def __init__(
+        self, cluster: Cluster, kubectl: Kubectl, watch: Watch, name: str, *args: str, **how: Any
+    ) -> None:
+        """args, how: further arguments of `recovery_jobs.job`."""
         self._cluster, self._kubectl, self._watch, self.name = cluster, kubectl, watch, name
         self.pods = [f"{name}-{index}" for index in range(REPLICAS)]
-        kubectl.apply(job(name, nodes=cluster.workers))
+        kubectl.apply(job(name, *args, nodes=cluster.workers, **how))
 
     def settle(self) -> None:
         """Wait until every pod trains and the operator uses scope Replica; then some seconds more."""

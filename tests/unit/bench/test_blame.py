@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.bench.blame_plan import HOWS, PLACES, RANKS, draw, is_right
+from tests.bench.blame_status import Verdict, expect
 
 TRUTH = {"rank": 2, "how": "SIGSEGV", "life": 1}
 CAUSE: dict[str, Any] = {"rank": 2, "reason": "Signal", "exitCode": 139}
@@ -42,3 +43,11 @@ def test_plan_depends_only_on_the_seed_and_covers_all_places_faults_and_ranks() 
 def test_blame_is_right_or_wrong(wrong: dict[int, dict[str, Any]], expected: tuple[bool, bool]) -> None:
     messages = {replica: message | wrong.get(replica, {}) for replica, message in RIGHT.items()}
     assert is_right(TRUTH, messages) == expected
+
+
+def test_status_is_wrong_about_the_node_of_a_replica_that_only_lost_its_peer() -> None:
+    crash = draw(1, seed=1)[0]
+    expected = expect({"rank": 3, "how": "raise"}, {0: "worker", 1: "worker2"})
+    said = {"rank": 3, "replica": 1, "node": "worker", "reason": "PeerLost", "exitCode": 76}
+    assert Verdict(crash=crash, expected=expected, said=said).wrong == ["node", "reason", "exitCode"]
+    assert Verdict(crash=crash, expected=expected, said=expected).wrong == []

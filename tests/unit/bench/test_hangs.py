@@ -11,8 +11,8 @@ def test_hang_that_is_found_late_or_blamed_on_others_is_counted_as_made():
             Hang(way="asleep", rank=2),
         ]
     )
-    assert found.splitlines()[2:] == ["| sleeps before a collective | 60 | 3 | 1 | 40.0 | 50.0 | 2 |"]
+    assert found.splitlines()[2:] == ["| sleeps before a collective | 60 | 3 | 1 | 40.0 | 49.8 | 50.0 | 2 |"]
 
 
 def test_hang_that_is_never_found_has_no_time():
-    assert "| SIGSTOP | 60 | 1 | 0 | never | never | 0 |" in text([Hang(way="stopped", rank=0)])
+    assert "| SIGSTOP | 60 | 1 | 0 | never | never | never | 0 |" in text([Hang(way="stopped", rank=0)])

@@ -54,7 +54,7 @@ class Stacks:
     def __init__(self) -> None:
         self._callbacks: list[Callable[[list[RankStacks]], None]] = []
         self._until = 0.0
-        self._unread: dict[int, int] = {}  # by pid of those that were asked: bytes at the last look
+        self._unread: dict[int, int] = {}  # by pid of those that were asked: bytes when last seen
         self.deadline: float | None = None
 
     def request(self, processes: Iterable[RankProcess], then: Callable[[list[RankStacks]], None]) -> None:
@@ -86,7 +86,7 @@ class Stacks:
             then(found)
 
     def _is_late(self, process: RankProcess) -> bool:
-        """It was asked and can answer, but has not begun to write, or wrote more since the last look."""
+        """It was asked and can answer, but has not begun to write, or has written more since then."""
         if process.pid not in self._unread or _state_of(process) in {"", "Z", *_STOPPED}:
             return False
         before, now = self._unread[process.pid], process.stacks_unread()
