@@ -19,8 +19,8 @@ from dtj_client import __version__
 from dtj_client.cli_shared import NAME, Duration, echo, ended, follow_to_the_end, for_kubectl, output, shown
 from dtj_client.cli_submit import submit
 from dtj_client.cli_ui import ui
-from dtj_client.convert import as_yaml
 from dtj_client.convert import convert as converted
+from dtj_client.convert import text_of
 from dtj_client.doctor import Finding, Result, examine
 from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
@@ -134,7 +134,7 @@ def convert(file: TextIO) -> None:
 
     Comments above each job list what could not be carried over.
     """
-    for line in as_yaml(converted(file.read())):
+    for line in text_of(converted(file.read())):
         click.echo(line)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from click.core import ParameterSource
 
 from dtj_client import delivery, manifest, submission, templates
+from dtj_client.as_yaml import as_yaml
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
 from dtj_client.delivery import Delivery
 from dtj_client.errors import ClientError
@@ -225,4 +225,4 @@ def _text(objects: list[Json], output: str) -> str:
             )
             return json.dumps(whole, indent=2)
         case _:
-            return yaml.safe_dump_all(objects, sort_keys=False).rstrip()
+            return as_yaml(*objects)

@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 
 from dtj_client import manifest, slurm, torchrun
+from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
+from dtj_client.manifest import BY_THE_OPERATOR
 from dtj_client.templates import fields, merge
 
 Json = dict[str, Any]
@@ -21,7 +23,6 @@ _OF_THE_SERVER = ("creationTimestamp", "generation", "managedFields", "resourceV
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _RUNTIMES = ("ClusterTrainingRuntime", "TrainingRuntime")
 _TRAINING = "node"  # of a runtime's jobs and containers, the ones that train
-_BY_THE_OPERATOR = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")
 
 
 @dataclass
@@ -142,7 +143,7 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
 
 def _remove_rendezvous(trainer: Json, notes: list[str]) -> None:
     """Take out what the operator decides."""
-    for key, name in (("env", _BY_THE_OPERATOR), ("ports", ("pytorchjob-port",))):
+    for key, name in (("env", BY_THE_OPERATOR), ("ports", ("pytorchjob-port",))):
         for each in [e for e in trainer.get(key) or () if e.get("name") in name]:
             trainer[key].remove(each)
             notes.append(f"left out: {key}[{each['name']}]: the operator sets it")
@@ -292,9 +293,9 @@ _KINDS: dict[str, Callable[[Json, Json, list[str]], None]] = {
 }
 
 
-def as_yaml(converted: list[Converted]) -> Iterator[str]:
+def text_of(converted: list[Converted]) -> Iterator[str]:
     """Yield the jobs, each below comments with its notes."""
     for each in converted:
         yield "---"
-        yield from (f"# {note}" for note in each.notes)
-        yield yaml.safe_dump(each.job, sort_keys=False).rstrip()
+        yield from (f"# {line}" for note in each.notes for line in note.splitlines())
+        yield as_yaml(each.job)

@@ -2,10 +2,13 @@
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
-from dtj_client.manifest import GPU
+from dtj_client import shell
+from dtj_client.manifest import BY_THE_OPERATOR, GPU
 
 Json = dict[str, Any]
 
@@ -17,10 +20,28 @@ _HINTS = {
     "output": "kubectl dtj logs prints the logs",
     "error": "kubectl dtj logs prints the logs",
     "requeue": "restarts are the default",
-    "exclusive": "ask for all GPUs of a node",
+    "exclusive": "ask for all GPUs of a node in resources.limits",
 }
 _GPUS = re.compile(r"(?:gpu:)?(?:(?P<type>[a-zA-Z][\w.-]*):)?(?P<number>\d+)")
 _PROGRAMS = ("srun", "torchrun", "python", "python3")
+# Options of srun whose value may stand behind a space, and options that have none.
+_SRUN_VALUES = re.compile(
+    r"[nNcwoeDptJAG]|nodes|ntasks|ntasks-per-node|nodelist|cpus-per-task|gpus|gpus-per-node|gres|mem|mpi|output"
+    r"|error|chdir|container-(image|mounts|workdir|name|env)"
+)
+_SRUN_FLAGS = re.compile(r"[luvQEKO]|label|unbuffered|exclusive|overlap|pty|exact|container-mount-home")
+# Lines between these are run perhaps, or several times.
+_OPENS = re.compile(
+    r"(?:^|[;&|]\s*|\b(?:then|do|else)\s+)(?:(?:if|for|while|until|case|select)\b|\{\s)|\w\s*\(\)\s*\{"
+)
+_CLOSES = re.compile(r"(?:^|[;&|]\s*)(?:(?:fi|done|esac)\b|\})")
+_ARRAY = re.compile(
+    r"(?:(?:export|readonly|declare)\s+(?:-\w+\s+)?)?(?P<name>\w+)(?P<more>\+?)=\((?P<words>.*)\)"
+)
+_DEFAULT = re.compile(r""":\s+(?P<quote>["']?)\$\{(?P<name>\w+):?=(?P<words>[^{}]*)\}(?P=quote)""")
+_ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
+_END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
+_OPERATORS = re.compile(r"[|;&<>]")
 
 
 @dataclass
@@ -43,8 +64,7 @@ def parse(text: str) -> Script:
         + (f": {_HINTS[name]}" if name in _HINTS else "")
         for name, value in options.items()
     ]
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        _line(line.strip(), script, container)
+    _lines(text, script, container, _options(text))
     if "command" not in container:
         script.notes.append("no line with srun, torchrun or python was found: write the command")
     script.spec["template"] = {"spec": {"containers": [container]}}
@@ -125,40 +145,127 @@ def _seconds(text: str) -> int | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _line(line: str, script: Script, container: Json) -> None:
-    """Read one line of the shell."""
-    if not line or line.startswith("#") or re.fullmatch(r"set -\w+( \w+)?", line):
-        return
-    export = re.fullmatch(r"export (\w+)=([^$`]*)", line)
+def _lines(text: str, script: Script, container: Json, options: Json) -> None:
+    """Read the lines of the shell."""
+    values: dict[str, Sequence[str]] = dict(_of_slurm(script, container, options))
+    depth = 0
+    for line in shell.lines(text):
+        before = depth
+        depth += len(_OPENS.findall(line)) - len(_CLOSES.findall(line))
+        is_read = not (before or depth) and not _OPENS.search(line) and _line(line, values, script, container)
+        if line and not is_read:
+            script.notes.append(_left_out(line))
+            for name in _ASSIGNS.findall(line):  # perhaps
+                values.pop(name, None)
+
+
+def _of_slurm(script: Script, container: Json, options: Json) -> Iterator[tuple[str, list[str]]]:
+    """The variables that Slurm sets from the options."""
+    nodes, tasks = script.spec.get("replicas"), script.spec.get("processesPerReplica")
+    limits = (container.get("resources") or {}).get("limits") or {}
+    found = {
+        "SLURM_JOB_NAME": options.get("job-name"),
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": nodes and tasks and nodes * tasks,
+        "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"),
+        "SLURM_GPUS_ON_NODE": limits.get(GPU),
+    }
+    yield from ((name, [str(value)]) for name, value in found.items() if value)
+
+
+def _line(line: str, values: dict[str, Sequence[str]], script: Script, container: Json) -> bool:
+    """Read one line; return whether all of it was carried over or needs not be."""
+    line = line.rstrip("; ")
+    if not line or re.fullmatch(r"set [-+]\w+( \w+)?", line):
+        return True
     try:
-        words = shlex.split(line)
+        if array := _ARRAY.fullmatch(line):
+            before = values.get(array["name"], ()) if array["more"] else ()
+            values[array["name"]] = [*before, *shell.words(array["words"], values)]
+            return True
+        if default := _DEFAULT.fullmatch(line):
+            values.setdefault(default["name"], shell.words(default["words"], values))
+            return True
+        exported, words = _declared(shell.words(line, values))
+        assigned = [word.partition("=") for word in words if re.match(r"\w+=", word)]
+        if words and len(assigned) == len(words):
+            return _assign(assigned, values, container if exported else None)
+        line, rest = _without_its_end(line)
+        words = shell.words(line, values)
     except ValueError:
-        words = []
-    variables: list[str] = []
-    while words and re.fullmatch(r"exec|\w+=[^$`]*", words[0]):  # before a program
-        variables += [word for word in words[:1] if "=" in word]
-        del words[0]
-    if export:
-        value = " ".join(shlex.split(export[2]))
-        container.setdefault("env", []).append({"name": export[1], "value": value})
-    elif words and words[0] in _PROGRAMS and "command" not in container and not re.search(r"[|;&<>]", line):
-        container["command"] = _without_srun(words, script, container)
-        for name, _, value in (each.partition("=") for each in variables):
-            container.setdefault("env", []).append({"name": name, "value": value})
-    else:
-        script.notes.append(f"not carried over: {line}")
+        return False
+    variables = list(takewhile(re.compile(r"\w+=").match, words))
+    words = words[len(variables) :]
+    words = words[words[:1] == ["exec"] :]
+    if "command" in container or not words or _base(words[0]) not in _PROGRAMS or _OPERATORS.search(line):
+        return False
+    if not _assign([each.partition("=") for each in variables], {}, container):
+        return False
+    container["command"] = _without_srun(words, script, container)
+    script.notes += [_left_out(each) for each in rest]
+    return True
+
+
+def _declared(words: list[str]) -> tuple[bool, list[str]]:
+    """Whether the variables of a line are exported, and the line without the word that says so."""
+    if words[:1] not in (["export"], ["declare"], ["readonly"]):
+        return False, words
+    flags = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+    return words[0] == "export" or any("x" in flag for flag in flags), words[1 + len(flags) :]
+
+
+def _assign(
+    assigned: Sequence[tuple[str, str, str]], values: dict[str, Sequence[str]], container: Json | None
+) -> bool:
+    """Remember variables, and set them in the container if there is one; False if a value is not known."""
+    if any("$(" in value or "`" in value or (container and "$" in value) for _, _, value in assigned):
+        return False
+    for name, _, value in assigned:
+        values[name] = [value]
+        if container is not None:
+            others = [each for each in container.get("env", ()) if each["name"] != name]
+            container["env"] = [*others, {"name": name, "value": value}]
+    return True
+
+
+def _without_its_end(line: str) -> tuple[str, list[str]]:
+    """The command without redirections to files, and these."""
+    found: list[str] = []
+    while (match := _END.search(line)) and _is_whole(line[: match.start()]):
+        found.insert(0, match[0].strip())
+        line = line[: match.start()]
+    return line, found
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        return bool(shell.words(line, {}))
+    except ValueError:
+        return False
+
+
+def _left_out(line: str) -> str:
+    line = " ".join(line.split())
+    if set(_ASSIGNS.findall(line)) & set(BY_THE_OPERATOR) or "scontrol show host" in line:
+        return f"left out: {line}: the operator sets it"
+    return f"not carried over: {line}"
 
 
 def _without_srun(words: list[str], script: Script, container: Json) -> list[str]:
-    if words[0] != "srun":
+    if _base(words[0]) != "srun":
         return words
     rest = words[1:]
-    while rest and rest[0].startswith("-"):
+    while rest and (rest[0].startswith("-") or ("$" in rest[0] and any(map(_starts_program, rest)))):
         word = rest.pop(0)
         name, given, value = word.lstrip("-").partition("=")
-        if not given and rest and not rest[0].startswith("-") and not _starts_program(rest[0]):
+        takes = _SRUN_VALUES.fullmatch(name) or not (
+            _SRUN_FLAGS.fullmatch(name) or _starts_program((rest or [""])[0])
+        )
+        if not given and takes and word.startswith("-") and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
-        if name == "container-image":
+        if name == "container-image" and not re.match(r"[./$]", value) and not value.endswith(".sqsh"):
             container["image"] = value.replace("#", "/")
         else:
             script.notes.append(f"not carried over: srun {word}{'' if given or not value else f' {value}'}")
@@ -166,4 +273,10 @@ def _without_srun(words: list[str], script: Script, container: Json) -> list[str
 
 
 def _starts_program(word: str) -> bool:
-    return word in _PROGRAMS or word in ("bash", "sh") or "/" in word or word.endswith(".py")
+    return (
+        _base(word) in (*_PROGRAMS, "bash", "sh") or word.endswith(".py") or ("/" in word and "$" not in word)
+    )
+
+
+def _base(word: str) -> str:
+    return word.rpartition("/")[2]

@@ -24,10 +24,11 @@ class Launch:
 
 def clean(words: Sequence[str]) -> Launch | None:
     """Return the command without options that the operator sets; None if it does not begin with torchrun."""
-    size = next((len(p) for p in _PROGRAMS if tuple(words[: len(p)]) == p), 0)
+    begin = (*(words[0].rpartition("/")[2:] if words else ()), *words[1:3])
+    size = next((len(p) for p in _PROGRAMS if begin[: len(p)] == p), 0)
     if not size:
         return None
-    launch = Launch(["torchrun"])
+    launch = Launch([words[0] if size == 1 else "torchrun"])
     rest = list(words[size:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--module"):
         word = rest.pop(0)

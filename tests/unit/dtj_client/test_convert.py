@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_client import torchrun
-from dtj_client.convert import Converted, as_yaml, convert
+from dtj_client import shell, torchrun
+from dtj_client.convert import Converted, convert, text_of
 from dtj_client.errors import ClientError
 from dtj_operator.model.spec import parse
 
@@ -341,8 +341,91 @@ echo done
         "not carried over: export ADDR=$(hostname)",
         "not carried over: srun --mpi=none",
         "not carried over: echo done",
-        "left out: --nnodes $SLURM_NNODES: the operator sets it",
+        "left out: --nnodes 2: the operator sets it",
     ]
+
+
+def test_sbatch_script_with_variables_arrays_and_blocks() -> None:
+    found = only(
+        r"""#!/bin/bash
+#SBATCH --nodes=4 --cpus-per-task 6 # of 8
+set -ex;
+GPUS=8   # of each node
+: "${SEED:=7}"
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK    # one for each core
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export PORT="29500"
+SCRIPT=${SCRIPT:=src/train.py}
+declare -a LAUNCH=(
+    --nproc_per_node=$GPUS   # ranks
+    --rdzv_endpoint=$(hostname):$PORT
+)
+LAUNCH+=(--nnodes=$SLURM_JOB_NUM_NODES)
+RESUME=""
+if [ -d /opt/managed ]; then
+    RESUME="--resume=1"
+    export DEBUG=1
+
+fi
+for lr in 1 2; do python other.py; done
+srun ${RESUME} -l --container-mounts /a:/a bash_is_not/here.sh 'x' || exit 1
+srun ${RESUME} -l --container-image ./own.sqsh "${EMPTY[@]}" ./venv/bin/torchrun "${LAUNCH[@]}" $SCRIPT \
+    --seed $SEED --text "it's $GPUS" '$GPUS' > log.txt 2>&1 &
+wait
+""".replace(
+            "\\\n",
+            "\
+",
+        )
+    )
+    assert trainer(found.job)["command"] == [
+        *("./venv/bin/torchrun", "src/train.py", "--seed", "7", "--text", "it's 8", "$GPUS"),
+    ]
+    assert trainer(found.job)["env"] == [
+        {"name": "OMP_NUM_THREADS", "value": "6"},
+        {"name": "PORT", "value": "29500"},
+    ]
+    assert found.job["spec"]["processesPerReplica"] == 8
+    assert [note for note in found.notes if "no image" not in note] == [
+        'left out: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1): '
+        "the operator sets it",
+        "not carried over: if [ -d /opt/managed ]; then",
+        'not carried over: RESUME="--resume=1"',
+        "not carried over: export DEBUG=1",
+        "not carried over: fi",
+        "not carried over: for lr in 1 2; do python other.py; done",
+        "not carried over: srun ${RESUME} -l --container-mounts /a:/a bash_is_not/here.sh 'x' || exit 1",
+        "not carried over: srun ${RESUME}",
+        "not carried over: srun -l",
+        "not carried over: srun --container-image ./own.sqsh",
+        "not carried over: srun ${EMPTY[@]}",
+        "not carried over: > log.txt",
+        "not carried over: 2>&1",
+        "not carried over: &",
+        "not carried over: wait",
+        "left out: --rdzv-endpoint $(hostname):29500: the operator sets it",
+        "left out: --nnodes 4: the operator sets it",
+        "the command has variables of the shell: write their values: $GPUS",
+    ]
+
+
+def test_script_with_a_here_document_is_read_line_by_line() -> None:
+    found = only("#SBATCH -N 1\ncat <<END\nit's\nEND\npython train.py \\\n  --lr 1\n")
+    assert trainer(found.job)["command"] == ["python", "train.py", "--lr", "1"]
+    assert "not carried over: it's" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a '$X' \"$X\" $X", ["a", "$X", "1 2", "1", "2"]),
+        ("${X:-3} ${Y:-3} ${Y} $(f a) `g b`", ["1", "2", "3", "${Y}", "$(f a)", "`g b`"]),
+        ('"${A[@]}" x${A[@]}y "" "${N[@]}" $N', ["p q", "r", "xp", "q", "ry", ""]),
+        (r"a\ b \$X NAME=$X", ["a b", "$X", "NAME=1 2"]),
+    ],
+)
+def test_words_of_the_shell(line: str, words: list[str]) -> None:
+    assert shell.words(line, {"X": ["1 2"], "A": ["p q", "r"], "N": []}) == words
 
 
 def test_sbatch_command_with_variables_before_and_in_it() -> None:
@@ -370,8 +453,14 @@ def test_torchrun_options_that_stay() -> None:
 
 
 def test_output_is_yaml_with_the_notes_as_comments() -> None:
-    text = "\n".join(as_yaml(convert(PYTORCHJOB + "---\nkind: ConfigMap\n")))
+    old = yaml.safe_load(PYTORCHJOB)
+    (container,) = old["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container |= {"command": ["python", "-c", "import a\nprint(1)\n"]}
+    old["spec"]["script"] = "two\nlines"
+    text = "\n".join(text_of(convert(yaml.safe_dump(old) + "---\nkind: ConfigMap\n")))
     assert "# not converted, apply them as they are: ConfigMap" in text
+    assert "# not carried over: spec.script: two\n# lines\n" in text
+    assert "- |\n          import a\n          print(1)\n" in text, "as people write it"
     assert yaml.safe_load(text)["kind"] == "DistributedTrainingJob"
 
 

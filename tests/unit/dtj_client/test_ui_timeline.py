@@ -114,4 +114,4 @@ def test_event_of_either_kind() -> None:
 def test_manifest_is_what_the_user_wrote() -> None:
     made = job(phase="Running")
     made["metadata"]["managedFields"] = [{}]
-    assert views.manifest(made) == "metadata:\n  name: digits\n  namespace: team\nspec:\n  replicas: 2\n"
+    assert views.manifest(made) == "metadata:\n  name: digits\n  namespace: team\nspec:\n  replicas: 2"

@@ -6,8 +6,7 @@ Names and messages come from users' programs: a character that is not printable 
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
+from dtj_client.as_yaml import as_yaml
 from dtj_client.kubectl import Json, index_of
 from dtj_client.report import cause, plain, pod_state
 from dtj_client.top import problem
@@ -141,4 +140,4 @@ def manifest(job: Json) -> str:
     left_out = ("managedFields", "resourceVersion", "uid", "generation", "creationTimestamp")
     meta = {name: value for name, value in job["metadata"].items() if name not in left_out}
     shown = {name: value for name, value in job.items() if name != "status"} | {"metadata": meta}
-    return str(yaml.safe_dump(shown, sort_keys=False, width=100))
+    return as_yaml(shown)
