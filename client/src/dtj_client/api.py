@@ -62,8 +62,6 @@ def submit(  # noqa: PLR0913 - the options of a command line
     else:
         command = [program, *map(str, arguments)]
         folder = folder or "."
-        if program.endswith(".py") and code and not (Path(folder) / program).is_file():
-            raise ClientError(f"there is no file {program} in {folder}", "name the folder of the program")
     if requirements and not code:
         raise ClientError(
             "requirements go with the code", "the image that has the code needs its packages too"

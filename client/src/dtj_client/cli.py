@@ -16,7 +16,18 @@ from typing import TextIO
 import click
 
 from dtj_client import __version__
-from dtj_client.cli_shared import NAME, Duration, echo, ended, follow_to_the_end, for_kubectl, output, shown
+from dtj_client.cli_shared import (
+    NAME,
+    OPTIONAL_NAME,
+    Duration,
+    echo,
+    ended,
+    follow_to_the_end,
+    for_kubectl,
+    newest,
+    output,
+    shown,
+)
 from dtj_client.cli_submit import submit
 from dtj_client.cli_ui import ui
 from dtj_client.convert import convert as converted
@@ -65,12 +76,13 @@ dtj.add_command(ui)
 
 
 @dtj.command(short_help="Show one job: what it does, why, and what to do next.")
-@NAME
+@OPTIONAL_NAME
 @output("json", "yaml", "wide", "name")
 @for_kubectl
 @click.pass_obj
-def status(kubectl: Kubectl, name: str, output: str | None) -> None:
+def status(kubectl: Kubectl, name: str | None, output: str | None) -> None:
     """Show one screen: phase and why, replicas, progress, the last failure, what to do next."""
+    name = newest(kubectl, name)
     job = Job(name, kubectl)
     if output:
         _ = job.manifest  # for our words if there is no such job
@@ -167,7 +179,7 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
 
 
 @dtj.command(short_help="Print the logs of all replicas as one.")
-@NAME
+@OPTIONAL_NAME
 @click.option(
     "-f", "--follow", is_flag=True, help="Print new lines until the job has finished, of new pods too."
 )
@@ -179,7 +191,7 @@ def get(kubectl: Kubectl, options: tuple[str, ...]) -> None:
 @click.pass_obj
 def logs(
     kubectl: Kubectl,
-    name: str,
+    name: str | None,
     follow: bool,
     replica: str | None,
     rank: str | None,
@@ -187,12 +199,13 @@ def logs(
     previous: bool,
 ) -> int:
     """Print the logs of all replicas in the order of time, each line with its replica."""
+    if previous and (follow or replica or rank or since):
+        raise click.UsageError("--previous goes with no other option")
+    replicas, ranks = (parse_indices(each) if each else None for each in (replica, rank))
+    name = newest(kubectl, name)
     if previous:
-        if follow or replica or rank or since:
-            raise click.UsageError("--previous goes with no other option")
         click.echo("\n".join(failures(Job(name, kubectl).manifest)))
         return 0
-    replicas, ranks = (parse_indices(each) if each else None for each in (replica, rank))
     if follow:
         return follow_to_the_end(kubectl, name, replicas, ranks, since)
     with bar("reading logs") as progress:
@@ -207,23 +220,25 @@ def logs(
 
 
 @dtj.command(short_help="Print the Python stacks of each rank at this moment.")
-@NAME
+@OPTIONAL_NAME
 @click.option("--rank", metavar="LIST", help="Only these ranks, such as 0-3,7. [default: all]")
 @for_kubectl
 @click.pass_obj
-def stacks(kubectl: Kubectl, name: str, rank: str | None) -> None:
+def stacks(kubectl: Kubectl, name: str | None, rank: str | None) -> None:
     """Show where each rank is at this moment: its Python stacks, for programs under dtj."""
+    name = newest(kubectl, name)
     for each in Job(name, kubectl).stacks(parse_indices(rank) if rank else None):
         click.echo(f"{each}\n")
 
 
 @dtj.command(short_help="Draw loss and rate over time into a picture.")
-@NAME
+@OPTIONAL_NAME
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: NAME.png]")
 @for_kubectl
 @click.pass_obj
-def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
+def plot(kubectl: Kubectl, name: str | None, output: Path | None) -> None:
     """Draw loss and rate over time, with the failures, from the logs of the pods that are there."""
+    name = newest(kubectl, name)
     target = output or Path(f"{name}.png")
     with bar("reading logs") as progress:
         steps = Job(name, kubectl, progress).plot(target)
@@ -231,23 +246,25 @@ def plot(kubectl: Kubectl, name: str, output: Path | None) -> None:
 
 
 @dtj.command(short_help="Wait until the job has finished.")
-@NAME
+@OPTIONAL_NAME
 @click.option("--timeout", type=Duration(), help="Such as 90s or 10m. [default: no limit]")
 @for_kubectl
 @click.pass_obj
-def wait(kubectl: Kubectl, name: str, timeout: float | None) -> int:
+def wait(kubectl: Kubectl, name: str | None, timeout: float | None) -> int:
     """Wait until the job has finished: exit code 0 if it succeeded, 1 if it failed, 3 if time ran out."""
+    name = newest(kubectl, name)
     with bar("steps") as progress:
         phase = Job(name, kubectl, progress).wait(timeout)
     return ended(name, phase)
 
 
 @dtj.command()
-@NAME
+@OPTIONAL_NAME
 @for_kubectl
 @click.pass_obj
-def events(kubectl: Kubectl, name: str) -> None:
+def events(kubectl: Kubectl, name: str | None) -> None:
     """List what the operator did and why."""
+    name = newest(kubectl, name)
     _ = Job(name, kubectl).manifest  # for our words if there is no such job
     kubectl.show("events", f"--for={KIND}/{name}")
 

@@ -43,7 +43,28 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
-NAME = click.argument("name", shell_complete=_job_names)
+
+
+def _named(_context: click.Context, _argument: click.Parameter, name: str | None) -> str:
+    if not name:
+        raise click.UsageError("name the job; kubectl dtj get lists them")
+    return name
+
+
+NAME = click.argument("name", required=False, metavar="NAME", callback=_named, shell_complete=_job_names)
+OPTIONAL_NAME = click.argument("name", required=False, shell_complete=_job_names)  # see newest
+
+
+def newest(kubectl: Kubectl, name: str | None) -> str:
+    """The name; without one that of the newest job, which is said. Raises ClientError if there is none."""
+    if name:
+        return name
+    jobs = kubectl.jobs()
+    if not jobs:
+        raise ClientError("there is no job in this namespace", "kubectl dtj submit -- train.py makes one")
+    found = max(jobs, key=lambda job: (job["metadata"]["creationTimestamp"], job["metadata"]["name"]))
+    click.echo(f"{found['metadata']['name']} is the newest job", err=True)
+    return str(found["metadata"]["name"])
 
 
 def _choose(context: click.Context, option: click.Parameter, value: str | None) -> None:

@@ -12,7 +12,6 @@ from dtj_client import delivery, manifest, submission, templates
 from dtj_client.as_yaml import as_yaml
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
 from dtj_client.delivery import Delivery
-from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.progress import bar
 from dtj_client.requirements import read
@@ -175,10 +174,6 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
     wrong = [each for each in env if "=" not in each[1:]]
     if wrong:
         raise click.UsageError(f"--env {wrong[0]}: write NAME=VALUE")
-    if command[0].endswith(".py") and not no_code and not Path(command[0]).is_file():
-        raise ClientError(
-            f"there is no file {command[0]} in this folder", "change to the folder of the program"
-        )
     if code_claim and no_code:
         raise click.UsageError("--code-claim goes with the code, and --no-code sends none")
     if requirements and no_code:

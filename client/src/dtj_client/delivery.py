@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from dtj_client import archive, manifest, submission
@@ -59,6 +60,8 @@ def prepare(
 
     claim  for code that is too large for a ConfigMap; empty: that of the checkpoints, if the job has one
     """
+    if folder is not None:
+        _check_file(request.command[0], folder, extra or {})
     job = manifest.job(request, with_code=True, template=template)
     claim = claim or _claim_of(job)
     with bar("packing") as progress:
@@ -70,6 +73,16 @@ def prepare(
     place = InClaim(claim=claim, path=f"{CODE_PATH}/{name}")
     job = manifest.job(replace(request, code_in=place), with_code=True, template=template)
     return Delivery(job=job, archive=packed, place=place)
+
+
+def _check_file(program: str, folder: Path, extra: Mapping[str, str]) -> None:
+    """Raise ClientError if there is no such Python file."""
+    if not program.endswith(".py") or program in extra or (folder / program).is_file():
+        return
+    where = "this folder" if folder == Path.cwd() or folder == Path() else str(folder)
+    near = get_close_matches(program, [each.name for each in folder.glob("*.py")], n=1, cutoff=0.75)
+    fix = f"did you mean {near[0]}?" if near else "change to the folder of the program, or name it"
+    raise ClientError(f"there is no file {program} in {where}", fix)
 
 
 def _check_program(program: str, packed: archive.Archive) -> None:

@@ -81,6 +81,12 @@ _EXPLAINED = [
             "the kubeconfig has no current context",
             "kubectl config use-context NAME chooses one, kubectl config get-contexts lists them",
         ),
+        (
+            r"localhost:8080",  # where kubectl looks without a kubeconfig
+            "kubectl has no kubeconfig that names a cluster",
+            "copy that of your cluster to ~/.kube/config, or name it with --kubeconfig or KUBECONFIG",
+            UnreachableError,
+        ),
         (  # kubectl create advises to switch validation off, which would not help
             r"failed to download openapi: (?P<why>[^;]+)",
             "kubectl cannot reach a cluster: {why}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dtj_client.archive import Archive
+from dtj_client.errors import ClientError
 from dtj_client.requirements import INSTALLER, Requirements, install
 from dtj_client.templates import merge
 
@@ -60,6 +61,14 @@ class Request:
     queue: str = ""
     requirements: Requirements | None = None
     code_in: InClaim | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ClientError for a name that the API server would refuse: a dry run does not ask it."""
+        if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name):
+            raise ClientError(
+                f"a job cannot have the name {self.name!r}",
+                f"use lower case letters, digits and -, such as {new_name(self.name)}",
+            )
 
 
 def new_name(program: str) -> str:

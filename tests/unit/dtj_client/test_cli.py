@@ -9,6 +9,7 @@ import yaml
 from dtj_client.cli import main
 from dtj_client.cli_shared import Duration
 from dtj_client.job import Job
+from dtj_client.kubectl import Kubectl
 from dtj_client.templates import Template
 
 
@@ -34,6 +35,7 @@ def run(*words: str) -> int:
         ),
         (["wait", "digits", "--timeout=-1"], "'-1' is not a duration"),
         (["logs", "digits", "--previous", "--rank", "0"], "--previous goes with no other option"),
+        (["delete"], "name the job; kubectl dtj get lists them"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
@@ -95,6 +97,29 @@ def test_dry_run_says_what_would_go_along_and_where_each_field_comes_from(
     job = made["items"][1] if "json" in options else made
     (trainer,) = job["spec"]["template"]["spec"]["containers"]
     assert trainer["command"] == ["dtj", "run", "train.py", "--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("created", "code", "said"),
+    [
+        ({"b": "2026-01-02T00:00:00Z", "a": "2026-01-01T00:00:00Z"}, 0, "b is the newest job\n"),
+        ({}, 1, "error: there is no job in this namespace\n  fix: kubectl dtj submit"),
+    ],
+)
+def test_verb_that_only_reads_takes_the_newest_job(
+    created: dict[str, str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = [{"metadata": {"name": name, "creationTimestamp": at}} for name, at in created.items()]
+    monkeypatch.setattr(Kubectl, "jobs", lambda _: jobs)
+    monkeypatch.setattr(Job, "report", lambda job: f"report of {job.name}")
+    assert run("status") == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said)
+    assert shown.out == ("report of b\n" if created else "")
 
 
 def test_ctrl_c_during_stop_says_that_the_job_stays(

@@ -62,12 +62,23 @@ def test_large_code_without_a_claim_is_refused(folder: Path) -> None:
         prepared(folder)
 
 
-@pytest.mark.parametrize("program", ["link.py", "ignored.py", "../train.py", "/train.py"])
-def test_program_that_would_be_missing_in_the_pods_is_refused(folder: Path, program: str) -> None:
-    (folder / "train.py").write_text("")
+@pytest.mark.parametrize("program", ["link.py", "ignored.py", "../train.py", "{}/train.py"])
+def test_program_that_would_be_missing_in_the_pods_is_refused(tmp_path: Path, program: str) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (tmp_path / "train.py").touch()
+    (folder / "train.py").touch()
     (folder / "link.py").symlink_to("train.py")
-    (folder / "ignored.py").write_text("")
+    (folder / "ignored.py").touch()
     (folder / ".dtjignore").write_text("ignored.py")
     with pytest.raises(ClientError, match="does not go along"):
-        delivery.prepare(Request(name="digits", command=[program]), {}, folder)
+        delivery.prepare(Request(name="digits", command=[program.format(tmp_path)]), {}, folder)
     assert delivery.prepare(Request(name="digits", command=["./train.py"]), {}, folder).config_map
+
+
+def test_misspelt_program_has_a_near_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClientError, match=r"no file trian.py in /.*\n  fix: did you mean train.py"):
+        delivery.prepare(Request(name="digits", command=["trian.py"]), {}, folder)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ClientError, match=r"no file nothing.py in this folder\n  fix: change to the folder"):
+        delivery.prepare(Request(name="digits", command=["nothing.py"]), {}, Path.cwd())

@@ -56,6 +56,12 @@ def test_cluster_without_the_operator(said: str) -> None:
             "--context and --kubeconfig name one",
         ),
         (
+            "The connection to the server localhost:8080 was refused - did you specify the right host or "
+            "port?",
+            "kubectl has no kubeconfig that names a cluster\n  fix: copy that of your cluster to "
+            "~/.kube/config, or name it with --kubeconfig or KUBECONFIG",
+        ),
+        (
             "error: current-context is not set",
             "the kubeconfig has no current context\n  fix: kubectl config use-context NAME chooses one, "
             "kubectl config get-contexts lists them",

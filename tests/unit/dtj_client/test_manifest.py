@@ -9,6 +9,7 @@ import yaml
 
 from dtj_client import manifest
 from dtj_client.archive import pack
+from dtj_client.errors import ClientError
 from dtj_client.manifest import InClaim, Request, config_map, job, owned_by
 from dtj_operator.model.spec import parse
 
@@ -102,3 +103,9 @@ def test_code_goes_with_the_job() -> None:
         "name": "a-code",
         "ownerReferences": [{"apiVersion": "dtj.dev/v1alpha1", "kind": "K", "name": "a", "uid": "u"}],
     }
+
+
+@pytest.mark.parametrize("name", ["My Job", "1st", "a_b", "a-", ""])
+def test_name_that_a_job_cannot_have(name: str) -> None:
+    with pytest.raises(ClientError, match=r"(?s)cannot have the name.*such as [a-z][-a-z0-9]*-\w{4}$"):
+        Request(name=name, command=["train.py"])
