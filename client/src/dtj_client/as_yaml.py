@@ -7,7 +7,7 @@ import yaml
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write what occurs twice twice, instead of anchors that nobody would write."""
+        """Write what occurs twice twice, without anchors."""
         return True
 
 

@@ -37,7 +37,7 @@ from dtj_client.errors import ClientError
 from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.progress import bar
-from dtj_client.report import failures
+from dtj_client.report import failures, pod_state
 from dtj_client.templates import available
 from dtj_client.top import table
 from dtj_client.trial import trial
@@ -209,13 +209,14 @@ def logs(
     if follow:
         return follow_to_the_end(kubectl, name, replicas, ranks, since)
     with bar("reading logs") as progress:
-        lines = Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=since)
-    printed = False
+        lines = list(Job(name, kubectl, progress).logs(replicas=replicas, ranks=ranks, since=since))
     for line in lines:
         echo(shown(line))
-        printed = True
-    if ranks and not printed:
+    if ranks and not lines:
         click.echo("no line names these ranks: only programs under dtj do; try --replica", err=True)
+    elif not lines:
+        states = ", ".join(dict.fromkeys(map(pod_state, kubectl.pods(name))))
+        click.echo(f"no lines so far; pods: {states}; kubectl dtj status {name} says more", err=True)
     return 0
 
 
@@ -254,8 +255,8 @@ def wait(kubectl: Kubectl, name: str | None, timeout: float | None) -> int:
     """Wait until the job has finished: exit code 0 if it succeeded, 1 if it failed, 3 if time ran out."""
     name = newest(kubectl, name)
     with bar("steps") as progress:
-        phase = Job(name, kubectl, progress).wait(timeout)
-    return ended(name, phase)
+        Job(name, kubectl, progress).wait(timeout)
+    return ended(Job(name, kubectl))
 
 
 @dtj.command()

@@ -110,10 +110,14 @@ def follow_to_the_end(
     job = Job(name, kubectl)
     for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
         echo(shown(line))
-    return ended(name, job.phase, err=True)
+    return ended(job, err=True)
 
 
-def ended(name: str, phase: str, *, err: bool = False) -> int:
-    """Print how the job ended; return 1 if it has failed."""
-    click.echo(f"{name}: {phase}", err=err)
-    return int(phase != "Succeeded")
+def ended(job: Job, *, err: bool = False) -> int:
+    """Print how the job ended, and why it failed; return 1 if it has failed."""
+    status = job.status
+    click.echo(f"{job.name}: {status.phase}", err=err)
+    if status.phase == "Succeeded":
+        return 0
+    click.echo(f"  {status.message}\n  kubectl dtj status {job.name} shows more", err=err)
+    return 1

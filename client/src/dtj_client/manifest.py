@@ -159,6 +159,7 @@ def _add_code(pod: Json, trainer: Json, request: Request) -> None:
     unpack = {
         "name": UNPACKER,
         "command": ["python3", "-c", f"import tarfile; {opened}.extractall({WORK_FOLDER!r}, filter='data')"],
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # so that the status says why it failed
         "volumeMounts": [
             {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True},
             {"name": "app", "mountPath": WORK_FOLDER},

@@ -147,6 +147,14 @@ def pod_state(pod: Json) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
     status = pod.get("status") or {}
+    for container in status.get("initContainerStatuses") or ():
+        state = container.get("state") or {}
+        if (reason := (state.get("waiting") or {}).get("reason", "")) not in ("", "PodInitializing"):
+            return f"{container['name']}: {reason}"
+        if code := (state.get("terminated") or {}).get("exitCode"):
+            return f"{container['name']}: exit code {code}"
+        if "running" in state:
+            return f"{container['name']} runs"
     for container in status.get("containerStatuses") or ():
         state = container.get("state") or {}
         if "waiting" in state:

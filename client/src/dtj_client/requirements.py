@@ -54,6 +54,7 @@ def install(pod: Json, trainer: Json, found: Requirements, *, code: str, env: Ma
         "name": INSTALLER,
         "command": ["python3", "-c", source, FOLDER, *checked, "-r", found.path],
         "workingDir": code,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # so that the status says why it failed
         "volumeMounts": [{"name": "app", "mountPath": code}, mount],
     }
     pod["initContainers"] = [*pod["initContainers"], installer]

@@ -122,6 +122,27 @@ def test_verb_that_only_reads_takes_the_newest_job(
     assert shown.out == ("report of b\n" if created else "")
 
 
+def test_log_without_a_line_says_what_the_pods_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = {"initContainerStatuses": [{"name": "packages", "state": {"running": {}}}]}
+    monkeypatch.setattr(Job, "logs", lambda _job, **_options: iter(()))
+    monkeypatch.setattr(Kubectl, "pods", lambda _kubectl, _name: [{"metadata": {}, "status": status}] * 2)
+    assert run("logs", "digits") == 0
+    assert capsys.readouterr().err.startswith(
+        "no lines so far; pods: packages runs; kubectl dtj status digits"
+    )
+
+
+def test_end_of_a_failed_job_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = {"phase": "Failed", "message": "init container packages: no such package"}
+    monkeypatch.setattr(Kubectl, "job", lambda _kubectl, _name: {"status": failed})
+    assert run("wait", "digits") == 1
+    assert capsys.readouterr().out.startswith("digits: Failed\n  init container packages: no such package\n")
+
+
 def test_ctrl_c_during_stop_says_that_the_job_stays(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,18 @@ def test_advice(status: Json, advice: str) -> None:
     assert advice in shown(status).splitlines()[-1]
 
 
+def initializing(state: Json) -> Json:
+    """The status of a pod whose code was unpacked."""
+    return {
+        "phase": "Pending",
+        "initContainerStatuses": [
+            {"name": "code", "state": {"terminated": {"exitCode": 0}}},
+            {"name": "packages", "state": state},
+        ],
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+
+
 @pytest.mark.parametrize(
     ("status", "state"),
     [
@@ -161,6 +173,10 @@ def test_advice(status: Json, advice: str) -> None:
             "Unschedulable",
         ),
         ({"phase": "Succeeded"}, "Succeeded"),
+        (initializing({"waiting": {"reason": "ImagePullBackOff"}}), "packages: ImagePullBackOff"),
+        (initializing({"terminated": {"exitCode": 1}}), "packages: exit code 1"),
+        (initializing({"running": {}}), "packages runs"),
+        (initializing({"waiting": {"reason": "PodInitializing"}}), "PodInitializing"),
     ],
 )
 def test_state_of_a_pod(status: Json, state: str) -> None:

@@ -33,6 +33,8 @@ def test_packages_are_installed_after_the_code_was_unpacked() -> None:
     assert (code["name"], installer["name"]) == ("code", "packages")
     assert installer["command"][3:] == ["/packages", "-r", "requirements.txt"]
     assert installer["image"] == found["containers"][0]["image"]
+    policies = {each["terminationMessagePolicy"] for each in found["initContainers"]}
+    assert policies == {"FallbackToLogsOnError"}, "the status has the end of pip's log"
     assert {"name": "packages", "emptyDir": {}} in found["volumes"]
     assert {"name": "packages", "mountPath": "/packages"} in found["containers"][0]["volumeMounts"]
 
