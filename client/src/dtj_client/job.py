@@ -10,8 +10,9 @@ from dtj_client import view
 from dtj_client.errors import ClientError, Patience
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
-from dtj_client.plot import draw, readings
+from dtj_client.plot import draw
 from dtj_client.progress import Progress, ignore
+from dtj_client.readings import of_lines
 from dtj_client.report import report
 from dtj_client.stacks import check_ranks, question, stacks
 
@@ -131,7 +132,7 @@ class Job:
 
         Needs matplotlib. The log of a pod that was replaced is lost, and its steps with it.
         """
-        found = list(readings(self.logs()))
+        found = of_lines(self.logs())
         draw(self.manifest, found, Path(target))
         return len(found)
 

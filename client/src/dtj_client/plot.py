@@ -1,41 +1,13 @@
 """Loss and rate of a job over time, with its failures, as a picture; read from the log and the status."""
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import Json
-from dtj_client.logs import Line
-
-_STEP = re.compile(r"\[rank \d+\] step (\d+)/")
-_LOSS = re.compile(r"  loss (\S+)")
-_RATE = re.compile(r"  (\S+) samples/s")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a line of the log says about a step.
-
-    rate  samples per second of the whole job
-    """
-
-    at: datetime
-    step: int
-    loss: float | None
-    rate: float | None
-
-
-def readings(lines: Iterable[Line]) -> Iterator[Reading]:
-    """Yield the lines of a log that report a step, as text or as JSON."""
-    for line in lines:
-        found = _from_json(line.text) if line.text.startswith("{") else _from_text(line.text)
-        if found:
-            yield Reading(datetime.fromisoformat(line.at), *found)
+from dtj_client.readings import Reading
 
 
 def draw(job: Json, found: Sequence[Reading], target: Path) -> None:
@@ -49,9 +21,9 @@ def draw(job: Json, found: Sequence[Reading], target: Path) -> None:
             f"no log of {name} has a line about a step", "plot needs the log lines of dtj train or dtj.Run"
         )
     every: dict[str, list[tuple[datetime, float]]] = {
-        "loss": [(each.at, each.loss) for each in found if each.loss is not None],
-        "samples/s": [(each.at, each.rate) for each in found if each.rate is not None],
-        "step": [(each.at, each.step) for each in found],
+        "loss": [(_moment(each), each.loss) for each in found if each.loss is not None],
+        "samples/s": [(_moment(each), each.rate) for each in found if each.rate is not None],
+        "step": [(_moment(each), each.step) for each in found],
     }
     curves = {label: points for label, points in every.items() if points}
     pyplot = _pyplot()
@@ -85,30 +57,8 @@ def failures(job: Json) -> list[tuple[datetime, str]]:
     ]
 
 
-def _from_text(text: str) -> tuple[int, float | None, float | None] | None:
-    step = _STEP.match(text)
-    return step and (int(step[1]), _number(_LOSS.search(text)), _number(_RATE.search(text)))
-
-
-def _from_json(text: str) -> tuple[int, float | None, float | None] | None:
-    try:
-        said = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(said, dict) or type(said.get("step")) is not int or "samplesPerSecond" not in said:
-        return None
-    return said["step"], _float(said.get("loss")), _float(said["samplesPerSecond"])
-
-
-def _number(found: re.Match[str] | None) -> float | None:
-    try:
-        return float(found[1]) if found else None
-    except ValueError:
-        return None
-
-
-def _float(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _moment(reading: Reading) -> datetime:
+    return datetime.fromisoformat(reading.at)
 
 
 def _pyplot() -> Any:

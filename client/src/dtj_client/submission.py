@@ -37,6 +37,17 @@ def create(kubectl: Kubectl, job: Json, code: Json | None = None) -> Json:
 
 
 @contextlib.contextmanager
+def temporary(kubectl: Kubectl, job: Json) -> Iterator[str]:
+    """Create a job, yield its name, and delete it at the end; Kubernetes does, if this process cannot."""
+    job["spec"]["ttlSecondsAfterFinished"] = 0
+    name = str(create(kubectl, job)["metadata"]["name"])
+    try:
+        yield name
+    finally:
+        kubectl.delete(KIND, name)
+
+
+@contextlib.contextmanager
 def _interrupt_later() -> Iterator[Callable[[], None]]:
     """Record Ctrl-C and raise it when the function is called; a second Ctrl-C is raised at once."""
     came = False

@@ -3,13 +3,13 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dtj_client import manifest, submission
 from dtj_client.doctor import Finding, Result
-from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.kubectl import Json, Kubectl
 from dtj_client.report import pod_state
 
 POLL_S = 1.0
@@ -24,7 +24,7 @@ def trial(
 
     image   empty: the trainer image for CPUs
     """
-    with _running(kubectl, image, replicas=2) as members:
+    with submission.temporary(kubectl, _probe(image, replicas=2)) as members:
         pods, said = _answers(kubectl, members, 2, sleep)
         if len(said) < 2:
             yield _nothing(kubectl, members, pods)
@@ -36,7 +36,8 @@ def trial(
         if not said[1].get("connected"):  # so a pod that cannot connect either proves nothing
             yield Finding(Result.UNKNOWN, "network policies: unknown until the pods of a job are connected")
             return
-        with _running(kubectl, image, str(pods[0]["status"]["podIP"]), replicas=1) as outside:
+        outsider = _probe(image, str(pods[0]["status"]["podIP"]), replicas=1)
+        with submission.temporary(kubectl, outsider) as outside:
             pods, said = _answers(kubectl, outside, 1, sleep)
             yield isolation(said[0]) if said else _nothing(kubectl, outside, pods)
 
@@ -79,21 +80,14 @@ def isolation(said: Mapping[str, Any]) -> Finding:
     return Finding(Result.BAD, "network policies: not enforced, a pod outside the job connected to it", fix)
 
 
-@contextlib.contextmanager
-def _running(kubectl: Kubectl, image: str, *arguments: str, replicas: int) -> Iterator[str]:
-    """Start a job that runs the probe, and delete it at the end."""
+def _probe(image: str, *arguments: str, replicas: int) -> Json:
+    """A job that runs the probe."""
     source = Path(__file__).with_name("pod_probe.py").read_text()
     command = ["python3", "-c", source, *arguments]
     request = manifest.Request(
         name=manifest.new_name("doctor"), command=command, replicas=replicas, image=image
     )
-    job = manifest.job(request, with_code=False)
-    job["spec"]["ttlSecondsAfterFinished"] = 0  # for a user whose connection breaks before the end
-    submission.create(kubectl, job)
-    try:
-        yield request.name
-    finally:
-        kubectl.delete(KIND, request.name)
+    return manifest.job(request, with_code=False)
 
 
 def _answers(

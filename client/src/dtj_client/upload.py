@@ -4,15 +4,14 @@ A job of one pod mounts the claim, `kubectl exec` writes the archive, and the jo
 all that the operator gives to pods, and the user needs no right but those that `stacks` needs.
 """
 
-import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from dtj_client import manifest, submission
 from dtj_client.errors import ClientError
-from dtj_client.kubectl import KIND, Json, Kubectl
+from dtj_client.kubectl import Json, Kubectl
 from dtj_client.manifest import InClaim
 from dtj_client.progress import Progress, ignore
 from dtj_client.report import pod_state
@@ -44,7 +43,7 @@ def upload(
     source = Path(__file__).with_name("pod_upload.py").read_text()
     digest = hashlib.sha256(data).hexdigest()
     _check(kubectl, place.claim)
-    with _running(kubectl, job, place.claim) as writer:
+    with submission.temporary(kubectl, _writer(job, place.claim)) as writer:
         pod = _started(kubectl, writer, place.claim, sleep)
         target = f"{_FOLDER}/{place.path}"
         words = ("exec", "-i", pod, "-c", "trainer", "--", "python3", "-c", source, target, digest)
@@ -67,9 +66,8 @@ def _check(kubectl: Kubectl, claim: str) -> None:
         raise ClientError(f"there is no claim {claim} in this namespace", "kubectl get pvc lists them")
 
 
-@contextlib.contextmanager
-def _running(kubectl: Kubectl, job: Json, claim: str) -> Iterator[str]:
-    """Start a job of one pod that mounts the claim; delete it at the end."""
+def _writer(job: Json, claim: str) -> Json:
+    """A job of one pod that mounts the claim, where a pod of the given job may run."""
     pod = job["spec"]["template"]["spec"]
     trainer = next(each for each in pod["containers"] if each["name"] == "trainer")
     request = manifest.Request(
@@ -80,7 +78,6 @@ def _running(kubectl: Kubectl, job: Json, claim: str) -> Iterator[str]:
         claim=claim,
     )
     writer = manifest.job(request, with_code=False)
-    writer["spec"]["ttlSecondsAfterFinished"] = 0
     mounted = writer["spec"]["checkpoint"] | {"mountPath": _FOLDER}
     if policy := (job["spec"].get("checkpoint") or {}).get("fsGroupPolicy"):
         mounted["fsGroupPolicy"] = policy
@@ -89,11 +86,7 @@ def _running(kubectl: Kubectl, job: Json, claim: str) -> Iterator[str]:
     writes |= {key: pod[key] for key in _KEPT if key in pod} | {"terminationGracePeriodSeconds": 1}
     if "securityContext" in trainer:
         writes["containers"][0]["securityContext"] = trainer["securityContext"]
-    submission.create(kubectl, writer)
-    try:
-        yield request.name
-    finally:
-        kubectl.delete(KIND, request.name)
+    return writer
 
 
 def _started(kubectl: Kubectl, job: str, claim: str, sleep: Callable[[float], None]) -> str:

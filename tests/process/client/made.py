@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from dtj_client import readings
 from dtj_client.logs import Line
 from dtj_client.report import advice
-from dtj_client.ui import readings, views
+from dtj_client.ui import curves, views
 from dtj_client.ui.timeline import timeline
 
 Json = dict[str, Any]
@@ -106,10 +107,10 @@ def logged(now: datetime, steps: int) -> list[Line]:
     ]
 
 
-def step_times(now: datetime, ranks: int, columns: int) -> readings.StepTimes:
+def step_times(now: datetime, ranks: int, columns: int) -> curves.StepTimes:
     """Answers of an agent, every 4 s; rank 5 gets slower."""
     chance = random.Random(1)
-    found, done = readings.StepTimes(), [0.0] * ranks
+    found, done = curves.StepTimes(), [0.0] * ranks
     for column in range(columns):
         for rank in range(ranks):
             slow = 1 + (0.8 if rank == 5 and column > columns / 2 else 0.0)
@@ -143,7 +144,7 @@ def document(
         "ranks": 2 * replicas,
         "goodput": views.goodput(made["status"]),
         "timeline": timeline(made, phases, events),
-        "curves": readings.curves(readings.of_lines(lines)),
+        "curves": curves.curves(readings.of_lines(lines)),
         "heat": {**step_times(now, 2 * replicas, 40).heat(), "problem": ""},
         "slow": "",
         "failures": views.failures(made["status"]),

@@ -1,7 +1,5 @@
 """What the pages of `kubectl dtj ui` show of a job."""
 
-import pytest
-
 from dtj_client.ui import views
 
 META = {"namespace": "team", "name": "digits", "creationTimestamp": "2026-01-01T12:00:00Z"}
@@ -29,13 +27,6 @@ def test_row_of_a_job_that_trains() -> None:
 def test_row_of_a_job_that_the_operator_has_not_seen() -> None:
     row = views.row({"metadata": META, "spec": {}})
     assert (row["phase"], row["done"], row["goodput"], row["restarts"]) == ("", None, None, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("0.5", 0.5), ("", None), (None, None), ("nan", None), ("inf", None), ("x", None)]
-)
-def test_number(text: str | None, value: float | None) -> None:
-    assert views.number(text) == value
 
 
 def test_no_text_has_control_characters_or_changes_its_direction() -> None:

@@ -8,6 +8,6 @@ log.py       the merged log of some replicas
 agent.py     /status of a pod's agent
 views.py     an object -> what a page shows of it; pure
 timeline.py  status and Events -> phases and what happened; pure
-readings.py  log lines and agents' answers -> curves and a heat map; pure
+curves.py    readings and agents' answers -> curves and a heat map; pure
 static/      the pages; they insert every text as text, never as HTML
 """

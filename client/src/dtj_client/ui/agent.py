@@ -7,8 +7,8 @@ import subprocess
 import threading
 
 from dtj_client.kubectl import Json, Kubectl
+from dtj_client.stacks import AGENT_PORT
 
-AGENT_PORT = 29400
 _TIMEOUT_S = 3.0
 _RETRY_S = 10.0
 _LIMIT = 1 << 20  # bytes of an answer

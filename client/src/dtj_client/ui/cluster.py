@@ -5,8 +5,9 @@ import time
 from collections import defaultdict
 
 from dtj_client.kubectl import GROUP, VERSION, Json, Kubectl, parse_indices, replicas_of
+from dtj_client.readings import Reading
 from dtj_client.report import advice, condition
-from dtj_client.ui import readings, views
+from dtj_client.ui import curves, views
 from dtj_client.ui.feed import Feed
 from dtj_client.ui.timeline import timeline
 from dtj_client.ui.watch import Watch
@@ -30,7 +31,7 @@ class Cluster:
         path = f"/apis/{GROUP}/{VERSION}{within}/distributedtrainingjobs"
         self._jobs = Watch(kubectl, path, changed=self._remember)
         self._phases: dict[str, list[tuple[str, str]]] = defaultdict(list)  # by uid
-        self._readings: dict[str, list[readings.Reading]] = defaultdict(list)
+        self._readings: dict[str, list[Reading]] = defaultdict(list)
         self._feeds: dict[str, Feed] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -81,7 +82,7 @@ class Cluster:
             "ranks": status.get("worldSize"),
             "goodput": views.goodput(status),
             "timeline": timeline(job, self._phases[uid], events),
-            "curves": readings.curves(feed.readings or self._readings[uid]),
+            "curves": curves.curves(feed.readings or self._readings[uid]),
             "heat": feed.heat(),
             "slow": slow,
             "failures": views.failures(status),
@@ -121,7 +122,7 @@ class Cluster:
         phase = (status.get("phase", ""), status.get("lastTransitionTime", ""))
         if all(phase) and phase not in self._phases[uid][-1:]:
             self._phases[uid] = [*self._phases[uid][-_KEPT:], phase]
-        reading = readings.of_status(status)
+        reading = curves.of_status(status)
         if reading is not None and reading not in self._readings[uid][-1:]:
             self._readings[uid] = [*self._readings[uid][-_KEPT:], reading]
 

@@ -8,9 +8,10 @@ from urllib.parse import quote
 
 from dtj_client.errors import ClientError
 from dtj_client.kubectl import JOB_LABEL, Json, Kubectl
+from dtj_client.readings import Reading, of_lines
 from dtj_client.ui.agent import Agent
+from dtj_client.ui.curves import StepTimes
 from dtj_client.ui.log import Log
-from dtj_client.ui.readings import Reading, StepTimes, of_lines
 from dtj_client.ui.watch import Watch
 
 _READ_S = 4.0  # between two answers of the agent, and two readings of the log for the curves

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from dtj_client.job import FINAL
 from dtj_client.kubectl import Json
 from dtj_client.report import cause, condition
-from dtj_client.ui.views import FINAL
 
 WAITING = "Waiting"
 UNSEEN = "Unseen"  # the phases are not known

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj_client.as_yaml import as_yaml
+from dtj_client.job import FINAL
 from dtj_client.kubectl import Json, index_of
+from dtj_client.readings import number
 from dtj_client.report import cause, plain, pod_state
 from dtj_client.top import problem
 
-FINAL = ("Succeeded", "Failed")
 _SHARES = ("productive", "startup", "lost", "recovering", "queued")  # of goodput
 
 
@@ -42,15 +43,6 @@ def row(job: Json) -> Json:
 def share(part: int | None, whole: int | None) -> float | None:
     """From 0 to 1; None if one of the two is unknown."""
     return None if part is None or not whole else min(1.0, part / whole)
-
-
-def number(text: str | None) -> float | None:
-    """A number that the status has as text; None if it has none."""
-    try:
-        found = float(text or "")
-    except ValueError:
-        return None
-    return found if abs(found) < float("inf") else None
 
 
 def printable(value: Any) -> Any:

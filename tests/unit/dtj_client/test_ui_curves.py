@@ -7,45 +7,22 @@ from typing import Any
 import pytest
 
 from dtj_client.logs import Line
-from dtj_client.ui import log, readings
-from dtj_client.ui.readings import Reading, StepTimes
+from dtj_client.readings import Reading
+from dtj_client.ui import curves, log
+from dtj_client.ui.curves import StepTimes
 
 AT = "2026-01-01T12:00:00Z"
 
 
-@pytest.mark.parametrize(
-    ("text", "reading"),
-    [
-        (
-            "[rank 0] step 120/2000  epoch 3  loss 0.2130  812 samples/s  eta 0:00:31",
-            Reading(AT, 120, 0.213, 812),
-        ),
-        ("step 5/9  epoch 0  loss nan", Reading(AT, 5, None, None)),
-        (
-            '{"rank": 0, "step": 7, "loss": 1.5, "samplesPerSecond": 9.0, "metrics": {}}',
-            Reading(AT, 7, 1.5, 9),
-        ),
-        ("[rank 1] step 120/2000  epoch 3  loss 0.2130", None),
-        ("one step 5/9  loss 1", None),
-        ('{"rank": 0, "step": true}', None),
-        ('{"rank": 0, "step": 1e400}', None),
-        ("{" * 5000, None),
-        ('{"rank": 0, "step": 3, "loss": "high"}', Reading(AT, 3, None, None)),
-    ],
-)
-def test_reading_of_a_line(text: str, reading: Reading | None) -> None:
-    assert readings.of_line(Line(AT, 0, text)) == reading
-
-
 def test_curve_has_a_gap_where_a_restart_repeats_steps() -> None:
-    found = readings.curves([Reading(AT, step, 1.0, None) for step in (1, 2, 3, 2, 3)])
+    found = curves.curves([Reading(AT, step, 1.0, None) for step in (1, 2, 3, 2, 3)])
     assert [point[0] for point in found["loss"] if point[1] is None] == [2]
     assert found["rate"] == []
 
 
 def test_long_curve_is_thinned_and_keeps_its_last_point() -> None:
-    found = readings.curves([Reading(AT, step, 1.0, 2.0) for step in range(10_001)])
-    assert len(found["loss"]) <= readings.POINTS + 1
+    found = curves.curves([Reading(AT, step, 1.0, 2.0) for step in range(10_001)])
+    assert len(found["loss"]) <= curves.POINTS + 1
     assert found["loss"][-1] == [10_000, 1.0]
 
 

@@ -1,64 +1,20 @@
-"""Log lines, status and agents' answers -> curves and a heat map. Pure.
+"""Readings, status and agents' answers -> curves and a heat map. Pure.
 
 All of it comes from users' programs, so a value of a wrong type is left out.
 """
 
-import json
 import math
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dtj_client.kubectl import Json
-from dtj_client.logs import Line
-from dtj_client.ui.views import number
+from dtj_client.readings import Reading, is_count, number
 
 POINTS = 600  # of a curve: more than a screen can show
 _CELLS = 30_000  # of a heat map
 _COLUMNS = 120
-
-_STEP = re.compile(r"(?:\[rank 0\] )?step (\d+)(?:/\d+)?  ")
-_LOSS = re.compile(r"  loss (\S+)")
-_RATE = re.compile(r"  (\S+) samples/s")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was logged after a step.
-
-    at    RFC 3339
-    rate  samples per second of the job
-    """
-
-    at: str
-    step: int
-    loss: float | None
-    rate: float | None
-
-
-def of_line(line: Line) -> Reading | None:
-    """The reading of a line that rank 0 logs in either format; None for any other line."""
-    if line.rank not in (0, None):
-        return None
-    if line.text.startswith("{"):
-        return _of_json(line)
-    step = _STEP.match(line.text)
-    if step is None:
-        return None
-    loss, rate = (pattern.search(line.text) for pattern in (_LOSS, _RATE))
-    return Reading(line.at, int(step[1]), number(loss and loss[1]), number(rate and rate[1]))
-
-
-def _of_json(line: Line) -> Reading | None:
-    try:
-        found = json.loads(line.text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not _is_count(found.get("step")):
-        return None
-    return Reading(line.at, found["step"], _real(found.get("loss")), _real(found.get("samplesPerSecond")))
 
 
 def of_status(status: Json) -> Reading | None:
@@ -147,22 +103,9 @@ def steps_of(answer: Json) -> Iterator[tuple[int, int]]:
     """Rank and last step of each rank that an agent lists."""
     ranks = answer.get("ranks")
     for each in ranks if isinstance(ranks, list) else ():
-        if isinstance(each, dict) and _is_count(each.get("rank")) and _is_count(each.get("step")):
+        if isinstance(each, dict) and is_count(each.get("rank")) and is_count(each.get("step")):
             yield each["rank"], each["step"]
-
-
-def of_lines(lines: Iterable[Line]) -> list[Reading]:
-    """The readings of a log."""
-    return [reading for line in lines if (reading := of_line(line)) is not None]
 
 
 def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.3g}")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-
-
-def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
