@@ -18,17 +18,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtj_client.api import cluster, get, submit
+    from dtj_client.api import cluster, get, submit, templates
     from dtj_client.errors import ClientError
+    from dtj_client.events import Event
     from dtj_client.job import Job, Status
     from dtj_client.logs import Line
+    from dtj_client.template import Template
 
-__all__ = ["ClientError", "Job", "Line", "Status", "__version__", "cluster", "get", "submit"]
+__all__ = [
+    "ClientError",
+    "Event",
+    "Job",
+    "Line",
+    "Status",
+    "Template",
+    "__version__",
+    "cluster",
+    "get",
+    "submit",
+    "templates",
+]
 __version__ = "0.1.0"
 
 _MODULES = {
-    **dict.fromkeys(("cluster", "get", "submit"), "api"),
-    **{"ClientError": "errors", "Job": "job", "Status": "job", "Line": "logs"},
+    **dict.fromkeys(("cluster", "get", "submit", "templates"), "api"),
+    **{"ClientError": "errors", "Event": "events", "Job": "job", "Status": "job", "Line": "logs"},
+    "Template": "template",
 }
 
 

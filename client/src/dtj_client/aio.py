@@ -22,11 +22,24 @@ from typing import Any, TypeVar
 from dtj_client import api, job
 from dtj_client.api import cluster
 from dtj_client.errors import ClientError, Patience
+from dtj_client.events import Event
 from dtj_client.job import Status
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.logs import Line
+from dtj_client.template import Template
 
-__all__ = ["ClientError", "Job", "Line", "Status", "cluster", "get", "submit"]
+__all__ = [
+    "ClientError",
+    "Event",
+    "Job",
+    "Line",
+    "Status",
+    "Template",
+    "cluster",
+    "get",
+    "submit",
+    "templates",
+]
 T = TypeVar("T")
 
 
@@ -39,6 +52,11 @@ async def submit(program: str | Callable[..., object], *arguments: object, **opt
 async def get(kubectl: Kubectl | None = None) -> list["Job"]:
     """Return the jobs of the namespace. Raises ClientError."""
     return [Job(each.name, each.kubectl) for each in await asyncio.to_thread(api.get, kubectl)]
+
+
+async def templates(kubectl: Kubectl | None = None) -> list[Template]:
+    """Return what submit takes as a template. Raises ClientError."""
+    return await asyncio.to_thread(api.templates, kubectl)
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,10 @@ class Job:
     async def stacks(self, ranks: Collection[int] | None = None) -> list[str]:
         """Return where each rank is at this moment."""
         return await asyncio.to_thread(lambda: list(self._job.stacks(ranks)))
+
+    async def events(self) -> list[Event]:
+        """Return what the operator did or found, the oldest first."""
+        return await asyncio.to_thread(self._job.events)
 
     async def plot(self, target: str | Path) -> int:
         """Draw loss and rate over time into a file; return the number of logged steps."""

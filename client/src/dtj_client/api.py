@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dtj_client import delivery, manifest, submission, templates
+from dtj_client import delivery, manifest, submission
 from dtj_client.errors import ClientError
 from dtj_client.function import as_program
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 from dtj_client.requirements import read
+from dtj_client.template import Template, available, find
 
 
 def cluster(*, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
@@ -79,7 +80,7 @@ def submit(  # noqa: PLR0913 - the options of a command line
     )
     if request.requirements:
         extra[request.requirements.path] = request.requirements.text
-    part = templates.find(kubectl, template).job if template else {}
+    part = find(kubectl, template).job if template else {}
     if code or extra:
         where = None if folder is None else Path(folder)
         stored = delivery.submit(kubectl, delivery.prepare(request, part, where, extra, claim=code_claim))
@@ -92,3 +93,8 @@ def get(kubectl: Kubectl | None = None) -> list[Job]:
     """Return the jobs of the namespace. Raises ClientError."""
     kubectl = kubectl or Kubectl()
     return [Job(name, kubectl) for name in kubectl.job_names()]
+
+
+def templates(kubectl: Kubectl | None = None) -> list[Template]:
+    """Return what submit takes as a template: of the namespace, and the shared ones. Raises ClientError."""
+    return available(kubectl or Kubectl())[0]

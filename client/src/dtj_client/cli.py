@@ -38,7 +38,7 @@ from dtj_client.job import FINAL, Job
 from dtj_client.kubectl import KIND, Kubectl, parse_indices
 from dtj_client.progress import bar
 from dtj_client.report import failures, pod_state
-from dtj_client.templates import available
+from dtj_client.template import available
 from dtj_client.top import table
 from dtj_client.trial import trial
 

@@ -8,13 +8,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dtj_client import delivery, manifest, submission, templates
+from dtj_client import delivery, manifest, submission
 from dtj_client.as_yaml import as_yaml
 from dtj_client.cli_shared import follow_to_the_end, for_kubectl, output
 from dtj_client.delivery import Delivery
 from dtj_client.kubectl import Json, Kubectl
 from dtj_client.progress import bar
 from dtj_client.requirements import read
+from dtj_client.template import find, origins
 
 FILE = click.Path()  # the completion of the shell offers files
 WITH_A_FILE = ("file", "name", "dry_run", "follow", "output", "command")
@@ -186,7 +187,7 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         requirements=packages,
         **given,
     )
-    part = templates.find(kubectl, template).job if template else {}
+    part = find(kubectl, template).job if template else {}
     sent = None
     if no_code:
         job = manifest.job(request, with_code=False, template=part)
@@ -196,7 +197,7 @@ def _from_folder(  # noqa: PLR0913 - the options of a command line
         job = sent.job
     if template and dry_run and output in (None, "yaml"):
         words = manifest.asked(request, with_code=not no_code)
-        for path, origin in templates.origins(job, {"command line": words, f"template {template}": part}):
+        for path, origin in origins(job, {"command line": words, f"template {template}": part}):
             click.echo(f"# {path}: {origin}")
     if sent:
         _say_what_goes_along(sent)

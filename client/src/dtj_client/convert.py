@@ -15,7 +15,7 @@ from dtj_client import manifest, slurm, torchrun
 from dtj_client.as_yaml import as_yaml
 from dtj_client.errors import ClientError, not_yaml
 from dtj_client.manifest import BY_THE_OPERATOR
-from dtj_client.templates import fields, merge
+from dtj_client.template import fields, merge
 
 Json = dict[str, Any]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dtj_client import view
 from dtj_client.errors import ClientError, Patience
+from dtj_client.events import Event, of_api
 from dtj_client.kubectl import KIND, Json, Kubectl, container_of, index_of, replicas_of
 from dtj_client.logs import Line, follow_job, of_ranks, snapshot
 from dtj_client.plot import draw
@@ -126,6 +127,11 @@ class Job:
                 )
             lines = snapshot(self.kubectl, pods, self.name, *flags, progress=self.progress)
         return lines if ranks is None else of_ranks(lines, set(ranks))
+
+    def events(self) -> list[Event]:
+        """What the operator did or found, the oldest first; the cluster keeps Events for an hour or so."""
+        about = f"--field-selector=involvedObject.uid={self.manifest['metadata']['uid']}"
+        return sorted(map(of_api, self.kubectl.items("events", about)))
 
     def plot(self, target: str | Path) -> int:
         """Draw loss and rate over time into a file such as loss.png; return the number of logged steps.

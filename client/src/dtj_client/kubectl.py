@@ -207,8 +207,7 @@ class Kubectl:
 
     def jobs(self) -> list[Json]:
         """Return all jobs in the namespace."""
-        found: list[Json] = self._object("get", KIND, "-o", "json")["items"]
-        return found
+        return self.items(KIND)
 
     def job_names(self) -> list[str]:
         """Return the names of all jobs in the namespace."""
@@ -220,7 +219,11 @@ class Kubectl:
 
     def labelled(self, kind: str, selector: str) -> list[Json]:
         """Return the objects of a kind that a label selector matches."""
-        found: list[Json] = self._object("get", kind, "-l", selector, "-o", "json")["items"]
+        return self.items(kind, f"--selector={selector}")
+
+    def items(self, kind: str, *options: str) -> list[Json]:
+        """Return the objects of a kind."""
+        found: list[Json] = self._object("get", kind, *options, "-o", "json")["items"]
         return found
 
     def create(self, manifest: Json) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 from dtj_client.archive import Archive
 from dtj_client.errors import ClientError
 from dtj_client.requirements import INSTALLER, Requirements, install
-from dtj_client.templates import merge
+from dtj_client.template import merge
 
 Json = dict[str, Any]
 
@@ -105,7 +105,7 @@ def job(request: Request, *, with_code: bool, template: Json | None = None) -> J
     """The job: what was asked for, above the template, above the defaults.
 
     with_code   an init container unpacks the ConfigMap into the working directory
-    template    a part of a job; see templates.py
+    template    a part of a job; see template.py
     """
     made: Json = merge(template or {}, asked(request, with_code=with_code))
     made["spec"].setdefault("replicas", 1)

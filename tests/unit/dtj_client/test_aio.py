@@ -31,6 +31,8 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_the_same() -> None:
+    for name in dtj_client.__all__:
+        assert not inspect.ismodule(getattr(dtj_client, name)), f"the module {name} hides a name"
     assert set(aio.__all__) == set(dtj_client.__all__) - {"__version__"}
     public = {name for name in vars(job.Job) if not name.startswith("_")}
     assert public - {"running_pods"} == {name for name in vars(aio.Job) if not name.startswith("_")}

@@ -10,7 +10,7 @@ from dtj_client.cli import main
 from dtj_client.cli_shared import Duration
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
-from dtj_client.templates import Template
+from dtj_client.template import Template
 
 
 def run(*words: str) -> int:
@@ -82,7 +82,7 @@ def test_dry_run_says_what_would_go_along_and_where_each_field_comes_from(
     tmp_path: Path,
 ) -> None:
     part = Template(name="a", shared=False, description="", text=TEMPLATE)
-    monkeypatch.setattr("dtj_client.templates.find", lambda _kubectl, _name: part)
+    monkeypatch.setattr("dtj_client.cli_submit.find", lambda _kubectl, _name: part)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / ".env").touch()

@@ -97,20 +97,6 @@ def test_replica_without_a_pod_is_a_problem_only_while_the_job_runs() -> None:
     assert not views.replicas(job(phase="Succeeded"), [])[0]["bad"]
 
 
-def test_event_of_either_kind() -> None:
-    old = {
-        "metadata": {},
-        "lastTimestamp": at(2),
-        "count": 3,
-        "reason": "R",
-        "message": "m",
-        "type": "Warning",
-    }
-    new = {"metadata": {}, "eventTime": at(1), "series": {"count": 4, "lastObservedTime": at(5)}}
-    assert (views.event(old)["at"], views.event(old)["count"]) == (at(2), 3)
-    assert (views.event(new)["at"], views.event(new)["count"]) == (at(5), 4)
-
-
 def test_manifest_is_what_the_user_wrote() -> None:
     made = job(phase="Running")
     made["metadata"]["managedFields"] = [{}]

@@ -3,7 +3,9 @@
 import threading
 import time
 from collections import defaultdict
+from dataclasses import asdict
 
+from dtj_client.events import of_api
 from dtj_client.kubectl import GROUP, VERSION, Json, Kubectl, parse_indices, replicas_of
 from dtj_client.readings import Reading
 from dtj_client.report import advice, condition
@@ -70,7 +72,7 @@ class Cluster:
         """All that the page of a job shows, but its log. Raises LookupError if there is no such job."""
         job, feed = self._open(namespace, name)
         uid, status = job["metadata"]["uid"], job.get("status") or {}
-        events = sorted(map(views.event, feed.events), key=lambda event: str(event["at"]))
+        events = [asdict(each) for each in sorted(map(of_api, feed.events))]
         error, healthy = self._jobs.problem, condition(status, "Healthy")
         slow = healthy.get("message") if healthy.get("reason") in ("Straggler", "Hang") else ""
         found = {

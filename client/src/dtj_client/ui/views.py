@@ -95,19 +95,6 @@ def _replica(index: int, pod: Json | None, *, expected: bool) -> Json:
     }
 
 
-def event(found: Json) -> Json:
-    """An Event of the API: when it last happened, how often, and what it says."""
-    series, meta = found.get("series") or {}, found["metadata"]
-    times = (series.get("lastObservedTime"), found.get("lastTimestamp"), found.get("eventTime"))
-    return {
-        "at": next((each for each in times if each), meta.get("creationTimestamp")),
-        "type": found.get("type") or "Normal",
-        "reason": found.get("reason") or "",
-        "message": found.get("message") or "",
-        "count": series.get("count") or found.get("count") or 1,
-    }
-
-
 def failures(status: Json) -> list[Json]:
     """The failures that the status keeps, the latest first; the latest with its whole message."""
     found = [dict(each) for each in status.get("failures") or ()]

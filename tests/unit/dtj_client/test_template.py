@@ -4,7 +4,7 @@ import pytest
 
 from dtj_client.errors import ClientError
 from dtj_client.manifest import CPU_IMAGE, GPU_IMAGE, Request, asked, job
-from dtj_client.templates import Template, merge, origins
+from dtj_client.template import Template, merge, origins
 
 H100 = """
 spec:
