@@ -355,7 +355,7 @@ def test_errors_are_one_sentence_and_a_fix(dtj: Dtj, plane: ControlPlane):
     after_the_verb = dtj("suspend", "digits", "-n", "kube-system")
     assert "alice may not" in after_the_verb.err
     unreachable = dtj("status", "digits", options=("--kubeconfig=/dev/null",))
-    assert unreachable.err.startswith("error: kubectl cannot reach a cluster: The connection to the server")
+    assert unreachable.err.startswith("error: kubectl has no kubeconfig that names a cluster\n  fix: ")
     assert unreachable.err.count("\n") == 2
     wrong = dtj("status", "digits", options=("--context=nowhere",))
     assert wrong.err.startswith("error: there is no context nowhere in the kubeconfig\n  fix: ")
