@@ -1,4 +1,4 @@
-"""Runs the real commands `dtj` and `torchrun` in real processes, from a process that has imported torch.
+"""Runs the real commands `dtj`, `torchrun` and `python` in real processes, from one that has imported torch.
 
 Importing torch takes seconds; a fork takes milliseconds. Each command is forked from Python's forkserver, and
 is then like one started by a shell: it has its own pid, signals and exit code.
@@ -8,10 +8,11 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support import netns
 from tests.support.forked import warmed
 
 DEADLINE_S = 240.0
-# Arguments that make a training run of a recipe take seconds; they follow those of an example or a page.
+# Arguments that make a training run of a recipe take seconds; they replace those of an example or a page.
 SMALL = {
     "dtj.recipes.text:recipe": ("epochs=1", "kilobytes=8", "layers=2", "width=64", "context=32", "sample=1"),
     "dtj.recipes.digits:recipe": ("epochs=1",),
@@ -91,6 +92,13 @@ class Command:
 Start = Callable[..., Command]
 
 
+def small(words: Sequence[str]) -> list[str]:
+    """Return the command with the arguments in `SMALL` instead of its own, if it trains a recipe of ours."""
+    instead = next((arguments for recipe, arguments in SMALL.items() if recipe in words), ())
+    replaced = {argument.partition("=")[0] + "=" for argument in instead}
+    return [*(word for word in words if not word.startswith(tuple(replaced))), *instead]
+
+
 def warm() -> ForkServerContext:
     """Return a context that forks processes which have imported what agents import, and our recipes."""
     # Also this module: every process finds its target function in it, and it has many imports.
@@ -101,22 +109,27 @@ def warm() -> ForkServerContext:
 def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
     """Yield a function that starts commands, each in its own folder below `folder`; kill all at the end.
 
-    Its arguments are those of `dtj`, or "torchrun" and those of torchrun. Keywords are environment
-    variables, but for:
+    Its arguments are those of `dtj`, or "torchrun" and those of torchrun, or "python", a script and those
+    of the script. Keywords are environment variables, but for:
 
     network  the name of the network namespace that the command runs in; the test's own by default
     changed  dotted names of attributes of dtj's modules -> values that they have in this command
+    imports  modules that the command imports first, so that the ranks that it forks share them
     """
     started: list[Command] = []
 
     def begin(
-        *argv: object, network: str = "", changed: Mapping[str, object] | None = None, **env: object
+        *argv: object,
+        network: str = "",
+        changed: Mapping[str, object] | None = None,
+        imports: Sequence[str] = (),
+        **env: object,
     ) -> Command:
         own = folder / f"command-{len(started)}"
         own.mkdir()
         words = [str(word) for word in argv]
         variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
-        given = (words, variables, own, Path.cwd(), sys.path, network, dict(changed or {}))
+        given = (words, variables, own, Path.cwd(), sys.path, network, dict(changed or {}), imports)
         process = context.Process(target=_become, args=given)
         process.start()
         started.append(Command(process, own))
@@ -154,6 +167,7 @@ def _become(
     path: list[str],
     network: str,
     changed: Mapping[str, object],
+    imports: Sequence[str],
 ) -> None:
     sys.path[:] = path
     die_with(os.getppid())  # the forkserver ends with pytest, also after Ctrl-C
@@ -168,6 +182,8 @@ def _become(
     faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs
     if network:
         netns.enter(network)
+    for name in imports:
+        importlib.import_module(name)
     for name, value in changed.items():
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, value)
@@ -176,6 +192,10 @@ def _become(
 
         sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)  # this Python has read it already
         torchrun(words[1:])
+    elif words[0] == "python":
+        sys.argv = words[1:]
+        sys.path.insert(0, str(Path(words[1]).parent))
+        runpy.run_path(words[1], run_name="__main__")
     else:
         from dtj.cli.commands import main
 

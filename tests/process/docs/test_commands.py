@@ -1,13 +1,13 @@
 """Runs the commands of the docs pages: `dtj` lines with real ranks, in a folder with our examples.
 
-Recipes get further arguments that make them small. Downloads fail: the proxy leads nowhere.
+Recipes get arguments that make them small. Downloads fail: the proxy leads nowhere. A command that is also
+that of an example is left to the test of that example.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, Block, Line, all_blocks, blocks, lines, pages
-from tests.support.commands import SMALL, Start, commands, warm
+from tests.process.dtj import test_examples as examples
+from tests.support.commands import Start, commands, small, warm
 
 NO_NETWORK = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "all")}
 FOUND = {page: [line for block in blocks(page) if block.is_run for line in lines(block)] for page in pages()}
+OF_EXAMPLES = [examples.command(name) for name in examples.TRAINING.keys() - examples.NOT_ON_CPUS]
 LINES = {page: [line for line in found if not line.on_cluster] for page, found in FOUND.items()}
 PYTHON = [block for block in all_blocks("python") if block.marker == "run"]
 
@@ -59,22 +61,16 @@ def run(start: Start, line: Line) -> None:
         assert done.returncode == 0, f"{line.place}: {line.text}\n{done.stdout}{done.stderr}"
         return
     assert len(line.commands) == 1, f"{line.place}: a dtj command in a pipe is not supported here"
-    small = [] if "--help" in first else [word for name in SMALL if name in first for word in SMALL[name]]
-    ended = start(*first[1:], *small, **NO_NETWORK).wait(deadline_s=500)
+    words = first if "--help" in first else small(first)
+    if words in OF_EXAMPLES:
+        return
+    ended = start(*words[1:], **NO_NETWORK).wait(deadline_s=500)
     assert ended.code == 0, f"{line.place}: {line.text}\n{ended.out}{ended.err}"
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
-def test_python_runs(tmp_path: Path, block: Block):
-    (tmp_path / "block.py").write_text(block.text)
-    env = os.environ | NO_NETWORK | {"PYTHONPATH": str(ROOT / "trainer/src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "block.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, f"{block.place}\n{done.stdout}{done.stderr}"
+def test_python_runs(start: Start, tmp_path: Path, block: Block):
+    script = tmp_path / "block.py"
+    script.write_text(block.text)
+    ended = start("python", script, **NO_NETWORK).wait()
+    assert ended.code == 0, f"{block.place}\n{ended.out}{ended.err}"

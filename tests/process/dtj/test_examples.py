@@ -11,7 +11,7 @@ import yaml
 from dtj import settings
 from dtj.cli import commands as cli
 from tests.process.dtj.conftest import PROGRAMS, Finished
-from tests.support.commands import SMALL
+from tests.support.commands import small
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NOT_ON_CPUS = {"gpt2"}
@@ -34,12 +34,15 @@ def arguments(spec: dict[str, Any]) -> list[str]:
 TRAINING = {name: spec for name, spec in jobs().items() if arguments(spec)[:1] == ["train"]}
 
 
+def command(name: str) -> list[str]:
+    """`dtj` and its arguments: train an example on this machine for fewer steps, with one rank per pod."""
+    _, *words = arguments(TRAINING[name])
+    return small(["dtj", "train", "--nproc", str(TRAINING[name].get("replicas", 1)), *words])
+
+
 def train(finish: Train, name: str, *flags: object) -> Finished:
-    """Train an example on this machine for fewer steps, with one rank per pod."""
-    spec = TRAINING[name]
-    _, *words = arguments(spec)
-    short = next(changes for recipe, changes in SMALL.items() if recipe in words)
-    ended = finish("train", "--nproc", spec.get("replicas", 1), *flags, *words, *short)
+    _, verb, *words = command(name)
+    ended = finish(verb, *flags, *words)
     assert ended.code == 0, ended.err
     assert "dtj: done: " in ended.err
     return ended

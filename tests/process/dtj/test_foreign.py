@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,18 +17,19 @@ SCRIPTS = [
     pytest.param(("with_lightning.py",), id="Lightning"),
     pytest.param(("with_accelerate.py",), id="Accelerate"),
 ]
+LIBRARIES = {"with_lightning.py": ["pytorch_lightning"]}  # whose import takes seconds in each rank
 
 
-def torchrun(start: Start, *argv: object) -> str:
+def torchrun(start: Start, *argv: object, **how: Any) -> str:
     """The output of two ranks."""
     ranks = ("--standalone", "--nproc-per-node", 2)
     forked = ("--run-path", "--start-method", "fork")  # by torchrun itself, which has torch imported
-    ended = start("torchrun", *ranks, *forked, *argv, PYTHONPATH=FOREIGN).wait()
+    ended = start("torchrun", *ranks, *forked, *argv, PYTHONPATH=FOREIGN, **how).wait()
     assert ended.code == 0, ended.err
     return ended.out
 
 
-def two_pods(start: Start, *argv: object, **env: object) -> list[Finished]:
+def two_pods(start: Start, *argv: object, **env: Any) -> list[Finished]:
     """The same in two pods with a rank each, with the operator's variables."""
     place = {"NNODES": 2, "NPROC_PER_NODE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     job = {"DTJ_JOB": "foreign", "DTJ_JOB_UID": "0b5c", "DTJ_MAX_RESTARTS": 1}
@@ -62,11 +64,12 @@ def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint
 ) -> None:
     name, *words = script
     reference, one, two = folders
-    torchrun(start, FOREIGN / name, reference, *words)
+    once: dict[str, Any] = {"imports": LIBRARIES.get(name, ())}
+    torchrun(start, FOREIGN / name, reference, *words, **once)
 
-    ended = start("run", "--nproc", 2, FOREIGN / name, one, *words).wait()
+    ended = start("run", "--nproc", 2, FOREIGN / name, one, *words, **once).wait()
     assert ended.code == 0, ended.err
-    pods = two_pods(start, FOREIGN / name, two, *words, CRASH="1@2")
+    pods = two_pods(start, FOREIGN / name, two, *words, **once, CRASH="1@2")
     assert [pod.code for pod in pods] == [0, 0], [pod.err for pod in pods]
 
     assert notes(reference) == notes(one) == [["world 2 begins at 0"]] * 2
