@@ -31,16 +31,16 @@ def test_lost_rank_costs_no_more_than_the_steps_since_the_last_copy(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
     """No checkpoint can be read. Steps that are done again have the same loss and weights, bit for bit."""
-    keeping = ("--checkpoint", tmp_path / "run", "--save-every", 5, "--memory-every", 3, "--max-restarts", 1)
+    keeping = ("--checkpoint", tmp_path / "run", "--save-every", 3, "--memory-every", 4, "--max-restarts", 1)
     program = PROGRAMS / "gpt.py"
-    ended = finish("run", *keeping, *flags, program, OUT=tmp_path, STEPS=10, LOSE_AT=8, CLIP=0.4)
+    ended = finish("run", *keeping, *flags, program, OUT=tmp_path, STEPS=6, LOSE_AT=5, CLIP=0.4)
     assert ended.code == 0, ended.err
     assert "generation 2: restarted all ranks" in ended.err
-    assert "resuming from memory, step 6" in ended.err
+    assert "resuming from memory, step 4" in ended.err
     for rank in range(int(str(flags[1]))):
         steps = trace(tmp_path, rank)
-        before, after = steps[:-4], steps[-4:]
+        before, after = steps[:-2], steps[-2:]
         assert [step for step, _ in before] == list(range(len(before)))
-        assert len(before) >= 8, "under diloco a rank may train until the next sync point"
-        assert [step for step, _ in after] == [6, 7, 8, 9]
-        assert len(set(steps)) == 10, "a step that was done again differs"
+        assert len(before) >= 5, "under diloco a rank may train until the next sync point"
+        assert [step for step, _ in after] == [4, 5]
+        assert len(set(steps)) == 6, "a step that was done again differs"

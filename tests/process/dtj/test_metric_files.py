@@ -30,7 +30,7 @@ def test_every_logged_step_and_every_start_is_written_and_plotted(finish: Finish
         ("start", 4),
         *((None, step) for step in (5, 6, 7)),
     ]
-    losses = [float(x) for x in (tmp_path / "losses.txt").read_text().split()[:-1]]
+    losses = [float(x) for x in (tmp_path / "losses.txt").read_text().split()]
     assert [line["loss"] for line in lines[-3:]] == pytest.approx(losses, rel=1e-6)
 
     ended = finish("plot", file)

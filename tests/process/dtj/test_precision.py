@@ -8,7 +8,7 @@ import torch
 
 from dtj.checkpoint import reader
 from tests.process.dtj.conftest import PROGRAMS, Finished
-from tests.process.dtj.test_strategies import STEPS, by_hand, train, weights
+from tests.process.dtj.test_strategies import STEPS, by_hand, train
 
 Finish = Callable[..., Finished]
 
@@ -23,20 +23,17 @@ Finish = Callable[..., Finished]
         pytest.param(("--nproc", 2, "--precision", "bf16", "--parallel", "pp"), id="bf16 stages"),
     ],
 )
-def test_half_precision_follows_float32_and_keeps_float32_weights(
+def test_half_precision_follows_float32_and_saves_float32_weights_and_the_loss_scale(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
 ) -> None:
     expected, _ = by_hand(STEPS)
     losses = train(finish, tmp_path / "out", *flags)
     assert losses == pytest.approx(expected, rel=1e-3)
     assert losses != pytest.approx(expected, rel=1e-7), "it computed in float32"
-    assert {w.dtype for w in weights(tmp_path / "out", STEPS).values()} == {torch.float32}
-
-
-def test_loss_scale_is_part_of_a_checkpoint(finish: Finish, tmp_path: Path) -> None:
-    train(finish, tmp_path / "out", "--precision", "fp16")
-    saved = reader.whole(tmp_path / "out" / "run" / f"step-{STEPS}")["extras"]
-    assert saved == {"precision": {"scale": 65536.0, "good_steps": STEPS}}
+    saved = reader.whole(tmp_path / "out" / "run" / f"step-{STEPS}")
+    assert {weight.dtype for weight in saved["parts"]["model"].values()} == {torch.float32}
+    scale = {"precision": {"scale": 65536.0, "good_steps": STEPS}}
+    assert saved["extras"] == (scale if "fp16" in flags else {})
 
 
 TWO_PASSES = """

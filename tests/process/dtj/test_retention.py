@@ -22,6 +22,20 @@ Finish = Callable[..., Finished]
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def whole(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one rank."""
+    train(finish_once, out := tmp_path_factory.mktemp("whole") / "out")
+    return out
+
+
+@pytest.fixture(scope="module")
+def sharded(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two ranks with shards."""
+    train(finish_once, out := tmp_path_factory.mktemp("sharded") / "out", "--nproc", 2, "--parallel", "fsdp")
+    return out
+
+
 @pytest.mark.parametrize("flags", [(), ("--nproc", 2, "--parallel", "fsdp")], ids=["whole", "sharded"])
 def test_save_in_the_background_is_the_same_checkpoint(
     finish: Finish, tmp_path: Path, flags: tuple[object, ...]
@@ -160,12 +174,11 @@ def assert_older_checkpoint_is_intact(ended: Finished, run: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_weights_of_a_sharded_run_are_exported_and_loaded_by_another(
-    finish: Finish, tmp_path: Path, suffix: str
+    finish: Finish, sharded: Path, tmp_path: Path, suffix: str
 ) -> None:
     _, expected = by_hand(STEPS)
-    train(finish, tmp_path / "out", "--nproc", 2, "--parallel", "fsdp")
     file = tmp_path / f"weights{suffix}"
-    ended = finish("export", tmp_path / "out" / "run", file)
+    ended = finish("export", sharded / "run", file)
     assert (ended.code, ended.out) == (0, f"{file}: {len(expected) - 1} tensors\n"), "tied weights once"
     if suffix == ".safetensors":
         expected = {name: tensor for name, tensor in expected.items() if name != "head.weight"}
@@ -191,24 +204,22 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_truncated_weights_are_refused(finish: Finish, tmp_path: Path, suffix: str) -> None:
+def test_truncated_weights_are_refused(finish: Finish, whole: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"weights{suffix}"
-    train(finish, tmp_path / "out")
-    assert finish("export", tmp_path / "out" / "run", file).code == 0
+    assert finish("export", whole / "run", file).code == 0
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(RecipeError, match=f"{file} is not a "):
         weights.read(file)
 
 
 def test_export_without_a_checkpoint_a_part_or_a_target_folder_is_refused(
-    finish: Finish, tmp_path: Path
+    finish: Finish, whole: Path, tmp_path: Path
 ) -> None:
     ended = finish("export", tmp_path, tmp_path / "w.pt")
     assert (ended.code, "there is no checkpoint in" in ended.err) == (78, True)
-    train(finish, tmp_path / "out")
-    ended = finish("export", tmp_path / "out" / "run", tmp_path / "w.pt", "--part", "net")
+    ended = finish("export", whole / "run", tmp_path / "w.pt", "--part", "net")
     assert "has no part 'net'\n  fix: --part is one of data, model, optimizer" in ended.err
-    ended = finish("export", tmp_path / "out" / "run", tmp_path / "none" / "w.pt")
+    ended = finish("export", whole / "run", tmp_path / "none" / "w.pt")
     assert (ended.code, ended.err) == (
         78,
         f"dtj: the folder {tmp_path / 'none'} does not exist\n  fix: create it, or choose another file\n",

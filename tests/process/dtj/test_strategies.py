@@ -26,7 +26,7 @@ def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(3)
     model = GPT(SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-    tokens = torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+    tokens = all_tokens()
     losses = []
     for step in range(steps):
         epoch, batch = divmod(step, 4)
@@ -41,16 +41,36 @@ def by_hand(steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, model.state_dict()
 
 
-def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS) -> list[float]:
+def all_tokens() -> torch.Tensor:
+    return torch.randint(0, 32, (52, 9), generator=torch.Generator().manual_seed(5))
+
+
+def train(finish: Finish, out: Path, *flags: object, steps: int = STEPS, **env: object) -> list[float]:
     """Losses of the program gpt.py under `dtj run`."""
     out.mkdir()
-    ended = finish(
-        *("run", "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py"), OUT=out, CLIP=CLIP, STEPS=steps
-    )
+    command = ("run", "--checkpoint", out / "run", *flags, PROGRAMS / "gpt.py")
+    ended = finish(*command, OUT=out, CLIP=CLIP, STEPS=steps, **env)
     assert ended.code == 0, ended.err
     assert "Warning" not in ended.err
-    *losses, _score = (float(line) for line in (out / "losses.txt").read_text().split())
-    return losses
+    return losses(out)
+
+
+def losses(out: Path) -> list[float]:
+    return [float(line) for line in (out / "losses.txt").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def trained(finish_once: Finish, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns the folder of a run of the program gpt.py with these flags; each is run once."""
+    found: dict[tuple[object, ...], Path] = {}
+
+    def folder(*flags: object) -> Path:
+        if flags not in found:
+            found[flags] = tmp_path_factory.mktemp("trained") / "out"
+            train(finish_once, found[flags], *flags, EVALUATE=1)
+        return found[flags]
+
+    return folder
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
@@ -81,12 +101,18 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         pytest.param(("--nproc", 2, "--recompute"), id="ddp, recomputed activations"),
     ],
 )
-def test_same_losses_and_weights_as_by_hand(
-    finish: Finish, tmp_path: Path, flags: tuple[object, ...]
+def test_same_losses_weights_and_score_as_by_hand(
+    trained: Callable[..., Path], flags: tuple[object, ...]
 ) -> None:
     expected, final = by_hand(STEPS)
-    assert train(finish, tmp_path / "out", *flags) == pytest.approx(expected, rel=1e-5)
-    assert_same(weights(tmp_path / "out", STEPS), final)
+    out = trained(*flags)
+    assert losses(out) == pytest.approx(expected, rel=1e-5)
+    assert_same(weights(out, STEPS), final)
+    model, tokens = GPT(SHAPE), all_tokens()
+    model.load_state_dict(final)
+    right = (model(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]).sum().item()
+    # Rounding may change one prediction.
+    assert float((out / "score.txt").read_text()) * 8 * 52 == pytest.approx(right, abs=1.01)
 
 
 @pytest.mark.parametrize(
@@ -111,21 +137,39 @@ def test_ranks_wait_in_every_group_for_one_that_pauses(finish: Finish, flags: tu
     assert [line.partition("timeouts ")[2] for line in ended.out.splitlines()] == ["{86400.0}"] * 4
 
 
-def test_sharded_checkpoint_is_read_by_any_strategy_at_any_size(finish: Finish, tmp_path: Path) -> None:
-    expected, final = by_hand(STEPS + 3)
-    train(finish, tmp_path / "saved", "--nproc", 4, "--parallel", "fsdp")
-    for number, flags in enumerate(
-        [
-            ("--nproc", 1),
-            ("--nproc", 3),
-            *(("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")),
-            ("--nproc", 4, "--parallel", "tp+fsdp", "--mesh", "tp=2"),
-        ]
-    ):
+@pytest.mark.parametrize(
+    ("saved_by", "read_by"),
+    [
+        pytest.param(
+            ("--nproc", 4, "--parallel", "fsdp"),
+            [
+                ("--nproc", 1),
+                ("--nproc", 3),
+                *(("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")),
+                ("--nproc", 4, "--parallel", "tp+fsdp", "--mesh", "tp=2"),
+            ],
+            id="sharded",
+        ),
+        pytest.param(
+            (), [("--nproc", 2, "--parallel", s) for s in ("fsdp", "zero1", "tp", "pp")], id="whole"
+        ),
+    ],
+)
+def test_checkpoint_is_read_by_any_strategy_at_any_size(
+    finish: Finish,
+    trained: Callable[..., Path],
+    tmp_path: Path,
+    saved_by: tuple[object, ...],
+    read_by: list[tuple[object, ...]],
+) -> None:
+    """The loss of the next step depends on the weights, the weights after it on the optimizer's state."""
+    saved = trained(*saved_by) / "run"
+    expected, final = by_hand(STEPS + 1)
+    for number, flags in enumerate(read_by):
         out = tmp_path / str(number)
-        losses = train(finish, out, *flags, "--resume", tmp_path / "saved" / "run", steps=STEPS + 3)
-        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), flags
-        assert_same(weights(out, STEPS + 3), final)
+        found = train(finish, out, *flags, "--resume", saved, steps=STEPS + 1)
+        assert found == pytest.approx(expected[STEPS:], rel=1e-5), flags
+        assert_same(weights(out, STEPS + 1), final)
 
 
 # The program gpt.py with a volume at $OUT/run that only rank 0 mounts.
@@ -189,15 +233,6 @@ def test_volume_that_only_rank_0_mounts(
         pytest.skip("no right to hide a volume from a process")
     assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
     assert message in ended.err
-
-
-def test_whole_checkpoint_is_read_by_strategies_that_shard(finish: Finish, tmp_path: Path) -> None:
-    expected, _ = by_hand(STEPS + 2)
-    train(finish, tmp_path / "saved")
-    for strategy in ("fsdp", "zero1", "tp", "pp"):
-        flags = ("--nproc", 2, "--parallel", strategy, "--resume", tmp_path / "saved" / "run")
-        losses = train(finish, tmp_path / strategy, *flags, steps=STEPS + 2)
-        assert losses == pytest.approx(expected[STEPS:], rel=1e-5), strategy
 
 
 def test_stage_without_parameters_clips_with_the_others(finish: Finish, tmp_path: Path) -> None:
@@ -308,17 +343,20 @@ def test_optimizer_state_of_no_parameter_is_restored_whole_in_a_sharded_run(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "parameters", "state"),
+    ("nproc", "strategy", "parameters", "state"),
     [
-        pytest.param("ddp", 1.0, 1.0, id="ddp holds all of both"),
-        pytest.param("zero1", 1.0, 0.27, id="zero1 holds a quarter of the optimizer state"),
-        pytest.param("fsdp", 0.27, 0.27, id="fsdp holds a quarter of both"),
+        pytest.param(2, "ddp", 1.0, 1.0, id="ddp holds all of both"),
+        pytest.param(3, "zero1", 1.0, 0.36, id="zero1 holds a third of the optimizer state"),
+        pytest.param(4, "fsdp", 0.27, 0.27, id="fsdp holds a quarter of both"),
     ],
 )
-def test_memory(finish: Finish, tmp_path: Path, strategy: str, parameters: float, state: float) -> None:
+def test_memory(
+    trained: Callable[..., Path], nproc: int, strategy: str, parameters: float, state: float
+) -> None:
     """After an evaluation: between forward and backward the root of an FSDP model, 5 % of it, is gathered."""
-    train(finish, tmp_path / "out", "--nproc", 4, "--parallel", strategy)
+    out = trained("--nproc", nproc, "--parallel", strategy)
     whole = sum(p.numel() for p in GPT(SHAPE).parameters())
-    lines = [line.split() for line in (tmp_path / "out" / "memory.txt").read_text().splitlines()]
+    lines = [line.split() for line in (out / "memory.txt").read_text().splitlines()]
+    assert len(lines) == nproc
     assert max(int(line[1]) for line in lines) <= parameters * whole
     assert max(int(line[2]) for line in lines) <= state * 2 * whole + 100  # Adam keeps two numbers each

@@ -1,6 +1,7 @@
 """Trains a tiny GPT on numbers that depend only on the sample; flags set how it is distributed over ranks.
 
 $OUT/losses.txt    the loss of every step, written by rank 0
+$OUT/score.txt     the share of right predictions at the end, if $EVALUATE is set, written by rank 0
 $OUT/step          the current step, written by rank 0
 $OUT/ended-<rank>  the step at which a loss that is not finite stopped the rank
 $OUT/trace-<rank>  for every step a line: the step, checksums of the loss and of the rank's weights before it
@@ -107,12 +108,15 @@ def train(run: dtj.Run) -> None:
         run.log(loss=loss)
         if "SCORES" in os.environ:
             run.keep_best(float(os.environ["SCORES"].split(",")[run.step]))
-    score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=7)
+    if "EVALUATE" in os.environ:
+        score = run.evaluate(lambda mb: (model(mb.x).argmax(-1) == mb.y).float().mean(1), samples, batch=8)
+        if run.rank == 0:
+            (OUT / "score.txt").write_text(str(score))
     means = torch.stack(losses or [torch.zeros(())]) / run.size  # none if a resumed run was complete
     if run.size > 1:
         torch.distributed.all_reduce(means)
     if run.rank == 0:
-        (OUT / "losses.txt").write_text("\n".join(map(str, [*means.tolist(), score])))
+        (OUT / "losses.txt").write_text("\n".join(map(str, means.tolist())))
     state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor)]
     with (OUT / "memory.txt").open("a") as file:
         print(run.rank, sum(map(held, model.parameters())), sum(map(held, state)), file=file, flush=True)
