@@ -11,34 +11,30 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dtj_operator.kube import paths, pods
-from dtj_operator.kube.api import Api, decode
+from dtj_operator.kube.api import Api, Query, decode
 from dtj_operator.kube.cache import Cache
 from dtj_operator.kube.caches import Caches
-from dtj_operator.kube.children import ChildCache, ChildView
+from dtj_operator.kube.children import ChildCache
 from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused, Unavailable
 from dtj_operator.kube.pod_groups import decode_pod_group
-from dtj_operator.kube.wire import decode_named
 from dtj_operator.kube.workloads import decode_workload
 from dtj_operator.model import names
 from dtj_operator.model.children import QUOTA_EXCEEDED, Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.names import Key
-from dtj_operator.model.views import PodGroupView, WorkloadView
+from dtj_operator.model.views import ObjectView, PodGroupView, PodView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
+    Create,
     CreatePod,
-    CreatePodGroup,
-    CreateWorkload,
+    Delete,
     DeleteChild,
     DeleteJob,
     DeletePod,
-    DeletePodGroup,
-    DeleteWorkload,
     Ensure,
     UpdateWorkload,
 )
@@ -70,10 +66,27 @@ class Applied:
     unfinished: bool = False
 
 
+class _Kind(NamedTuple):
+    """How to write objects of a kind.
+
+    folder   path of those in a namespace
+    """
+
+    folder: Callable[[str], str]
+    decode: Callable[[bytes], Any]
+    cache: Cache[Any]
+
+
 class Applier:
     def __init__(self, api: Api, caches: Caches, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._caches, self._pods, self._clock = api, caches, caches.pods, clock
         self._in_flight = asyncio.Semaphore(CALLS_IN_FLIGHT)
+        self._kinds = {
+            "Pod": _Kind(paths.pods, pods.decode_pod, caches.pods),
+            "PodGroup": _Kind(self._pod_groups, decode_pod_group, caches.pod_groups),
+            "Workload": _Kind(paths.workloads, decode_workload, caches.workloads),
+            **{c.kind.kind: _Kind(c.kind.path, c.kind.decode, c) for c in caches.children},
+        }
 
     async def apply(self, key: Key, uid: str, actions: Sequence[Action]) -> Applied:
         """Carry out all actions; stop creating pods at the first refusal.
@@ -132,42 +145,79 @@ class Applier:
         unfinished = not refusals and next(left, None) is not None
         return Applied(refusals=tuple(refusals[:1]), blocked=blocked, unfinished=unfinished)
 
+    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | bool | None:
+        """Return False if an old object has to be deleted first, None if it is too late for the call."""
+        match action:
+            case DeletePod():
+                return await self._delete_pod(action, until)
+            case Create(body):
+                return await self._create_for_pods(body, uid)
+            case Delete(view):
+                await self._delete("PodGroup" if isinstance(view, PodGroupView) else "Workload", view)
+            case UpdateWorkload() | AdoptWorkload():
+                return await self._change_workload(action)
+            case Ensure(body):
+                return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
+            case DeleteChild(kind, known):
+                found = self._caches.of(kind).get(key)
+                if found is not None and (found.uid == known if known else found.owner_uid == uid):
+                    return await self._delete(kind, found, unchanged=known is not None)
+            case DeleteJob():
+                with contextlib.suppress(NotFound, Conflict):
+                    await self._api.delete(paths.job(key), uid=uid)
+        return True
+
     async def _create_pod(self, body: Json, uid: str) -> Refusal | bool:
-        """Return True if the pod exists now, False if an old pod has its name."""
+        """Return True if the wanted pod exists now, False if an old pod has its name."""
         meta = body["metadata"]
-        folder = paths.pods(meta["namespace"])
+        labels = meta["labels"]
         try:
             # Otherwise the API server drops a misspelled field of the template, such as a GPU limit.
-            raw = await self._api.create(folder, body, [("fieldValidation", "Strict")])
-        except Conflict:
-            return await self._name_taken(f"{folder}/{meta['name']}", body, uid)
-        except Refused as error:
-            return refusal_of(error)
+            made = await self._create("Pod", body, [("fieldValidation", "Strict")])
         except Unavailable:  # the API server may have created it
-            self._pods.unverified.add(Key(meta["namespace"], meta["labels"][names.JOB_NAME]), meta["name"])
+            self._pods.unverified.add(Key(meta["namespace"], labels[names.JOB_NAME]), meta["name"])
             raise
-        created = pods.decode_pod(raw)
-        self._pods.observe(created, quiet=True)
-        if "schedulingGroup" in body["spec"] and not created.pod_group:
+        if made is None or isinstance(made, Refusal):
+            return made or False
+        found, existed = made
+        if existed:
+            usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
+            return usable and str(found.attempt) == labels[names.ATTEMPT]
+        if "schedulingGroup" in body["spec"] and not found.pod_group:
             self._caches.gangs.note_dropped()
         return True
 
-    async def _name_taken(self, path: str, body: Json, uid: str) -> Refusal | bool:
-        """Read the pod that has the name. True: it is the wanted pod. False: it is an old pod of ours.
+    async def _create_for_pods(self, body: Json, uid: str) -> Refusal | bool:
+        """Create a PodGroup or Workload; return False if one of an earlier job has to go first."""
+        made = await self._create(body["kind"], body)
+        if made is None or isinstance(made, Refusal):
+            return made or False
+        found, _ = made
+        if found.owner_uid != uid:
+            await self._delete(body["kind"], found)
+        return bool(found.owner_uid == uid)
 
-        It is the wanted pod if we created it before the operator restarted, or if the answer was lost.
-        The job is reconciled again: the pod may have failed since, and the watch reports nothing known.
+    async def _create(self, name: str, body: Json, query: Query = ()) -> tuple[Any, bool] | Refusal | None:
+        """Return the object, and whether it existed before; None if it was deleted a moment ago.
+
+        It exists if we created it before the operator restarted, or if the answer was lost. Then the job is
+        reconciled again: the object may have changed since, and the watch reports nothing known.
         """
+        kind, meta = self._kinds[name], body["metadata"]
+        folder = kind.folder(meta["namespace"])
         try:
-            found = pods.decode_pod(await self._api.get(path))
+            try:
+                found, existed = kind.decode(await self._api.create(folder, body, query)), False
+            except Conflict:
+                found, existed = kind.decode(await self._api.get(f"{folder}/{meta['name']}")), True
         except NotFound:
-            return False
-        labels = body["metadata"]["labels"]
-        if not found.owner_uid or found.job != labels[names.JOB_NAME]:
-            return name_conflict("Pod", found.name)
-        self._pods.observe(found, found=True)
-        usable = found.owner_uid == uid and not found.deleting and not found.mislabelled
-        return usable and str(found.attempt) == labels[names.ATTEMPT]
+            return None
+        except Refused as error:
+            return refusal_of(error)
+        if not found.owner_uid or found.job != meta["labels"][names.JOB_NAME]:
+            return name_conflict(name, meta["name"])
+        kind.cache.observe(found, quiet=not existed, found=existed)
+        return found, existed
 
     async def _delete_pod(self, action: DeletePod, until: float) -> bool | None:
         """Return whether it is deleted; False: it has changed and had to be unchanged; None: no time left.
@@ -181,96 +231,43 @@ class Applier:
             return True
         if action.unchanged and pod.owner_uid != action.pod.owner_uid:
             return False
-        path = f"{paths.pods(pod.namespace)}/{pod.name}"
-        version = pod.version if action.unchanged else None
+        # Not quiet: the watch may have reported its end already, and does not report it again.
+        return await self._delete("Pod", pod, unchanged=action.unchanged, grace_s=action.grace_s, quiet=False)
+
+    async def _delete(
+        self,
+        name: str,
+        view: ObjectView,
+        *,
+        unchanged: bool = False,
+        grace_s: int | None = None,
+        quiet: bool = True,
+    ) -> bool:
+        """Delete an object; return False if it has changed and had to be unchanged.
+
+        quiet   the job need not be reconciled when the object is gone
+        """
+        kind, left = self._kinds[name], None
+        path, version = f"{kind.folder(view.namespace)}/{view.name}", view.version if unchanged else None
         try:
-            raw = await self._api.delete(path, uid=pod.uid, version=version, grace_s=action.grace_s)
+            left = kind.decode(await self._api.delete(path, uid=view.uid, version=version, grace_s=grace_s))
         except NotFound:
-            self._pods.remove(pod)
-            return True
-        except Conflict:
-            if not action.unchanged:  # a newer pod has the name
-                self._pods.remove(pod)
-            return not action.unchanged
-        if action.grace_s == FORCED_GRACE_S:
-            at = {"attempt": pod.attempt, "replica": pod.index, "node": pod.node}
-            _log.info("decided", extra={"decision": "ForceDelete", **at})
-        left = pods.decode_pod(raw)
-        # No version: its kubelet removed it between the two steps of this deletion. The watch may have
-        # reported that already, and does not report it again.
-        if left.uid == pod.uid and left.deleting and left.version:
-            self._pods.observe(left, quiet=True)
-        else:  # it had ended or never started, so the API server removed it at once
-            self._pods.remove(pod)
-        return True
-
-    async def _act(self, key: Key, uid: str, action: Action, until: float) -> Refusal | bool | None:
-        """Return False if an old object has to be deleted first, None if it is too late for the call."""
-        match action:
-            case DeletePod():
-                return await self._delete_pod(action, until)
-            case CreatePodGroup(body) | CreateWorkload(body):
-                return await self._create(key, body, uid)
-            case DeletePodGroup(group):
-                await self._delete("PodGroup", group)
-            case DeleteWorkload(workload):
-                await self._delete("Workload", workload)
-            case UpdateWorkload() | AdoptWorkload():
-                return await self._change_workload(action)
-            case Ensure(body):
-                return await self._ensure(self._caches.of(body["kind"]), key, body, uid)
-            case DeleteChild(kind, known):
-                cache = self._caches.of(kind)
-                found = cache.get(key)
-                if found is not None and (found.uid == known if known else found.owner_uid == uid):
-                    return await self._remove(cache, found, unchanged=known is not None)
-            case DeleteJob():
-                with contextlib.suppress(NotFound, Conflict):
-                    await self._api.delete(paths.job(key), uid=uid)
-        return True
-
-    def _kind(self, kind: str) -> tuple[Callable[[str], str], Callable[[bytes], Any], Cache[Any]]:
-        """Folder in a namespace, decoder and cache of PodGroups or Workloads."""
-        if kind == "Workload":
-            return paths.workloads, decode_workload, self._caches.workloads
-        version = self._caches.gangs.api_version
-        return partial(paths.pod_groups, version), decode_pod_group, self._caches.pod_groups
-
-    async def _create(self, key: Key, body: Json, uid: str) -> Refusal | bool:
-        """Create a PodGroup or Workload; return False if one of an earlier job has to go first."""
-        folder_of, decode_view, cache = self._kind(body["kind"])
-        folder, name, exists = folder_of(key.namespace), body["metadata"]["name"], False
-        try:
-            raw = await self._api.create(folder, body)
-        except Refused as error:
-            return refusal_of(error)
-        except Conflict:
-            exists = True  # the answer to our create was lost; others may have changed it since
-            try:
-                raw = await self._api.get(f"{folder}/{name}")
-            except NotFound:
+            pass
+        except Conflict:  # it has changed, or a newer object has its name
+            if unchanged:
                 return False
-        found = decode_view(raw)
-        if not found.owner_uid or found.job != key.name:
-            return name_conflict(body["kind"], name)
-        cache.observe(found, quiet=not exists, found=True)
-        if found.owner_uid == uid:
-            return True
-        await self._delete(body["kind"], found)
-        return False
+        if left is not None and grace_s == FORCED_GRACE_S and isinstance(view, PodView):
+            at = {"attempt": view.attempt, "replica": view.index, "node": view.node}
+            _log.info("decided", extra={"decision": "ForceDelete", **at})
+        # No version: a kubelet removed its pod between the two steps of this deletion.
+        if left is not None and left.uid == view.uid and left.deleting and left.version:
+            kind.cache.observe(left, quiet=True)
+        else:  # nothing delayed its end, so the API server removed it at once
+            kind.cache.remove(view, quiet=quiet)
+        return True
 
-    async def _delete(self, kind: str, view: PodGroupView | WorkloadView) -> None:
-        """Ask for its deletion; a PodGroup exists until none of its pods runs."""
-        folder_of, decode_view, cache = self._kind(kind)
-        try:
-            raw = await self._api.delete(f"{folder_of(view.namespace)}/{view.name}", uid=view.uid)
-            left = decode_view(raw)
-        except (NotFound, Conflict):
-            left = None
-        if left is not None and left.uid == view.uid and left.deleting:
-            cache.observe(left, quiet=True)
-        else:
-            cache.remove(view, quiet=True)
+    def _pod_groups(self, namespace: str) -> str:
+        return paths.pod_groups(self._caches.gangs.api_version, namespace)
 
     async def _change_workload(self, action: UpdateWorkload | AdoptWorkload) -> Refusal | bool:
         """Return False if it changed or was deleted meanwhile: then the decision may be another one.
@@ -314,7 +311,7 @@ class Applier:
                     return False
                 reverted = await self._revert(cache, raw, body) if found.owner_uid == uid else None
                 if reverted is None:
-                    await self._remove(cache, found)
+                    await self._delete(cache.kind.kind, found)
                     reverted = await self._api.create(folder, body)
                 raw = reverted
         except Refused as error:
@@ -345,19 +342,6 @@ class Applier:
             cache.note_reverted(before.key)
             _log.warning("reverted an edit of a child object", extra={"kind": cache.kind.kind})
         return raw
-
-    async def _remove(self, cache: ChildCache, child: ChildView, *, unchanged: bool = False) -> bool:
-        path = f"{cache.kind.path(child.namespace)}/{child.name}"
-        try:
-            raw = await self._api.delete(path, uid=child.uid, version=child.version if unchanged else None)
-        except NotFound:
-            cache.remove(child, quiet=True)
-            return True
-        except Conflict:
-            return not unchanged
-        if not decode_named(raw).metadata.deletion_timestamp:  # otherwise a finalizer delays its deletion
-            cache.remove(child, quiet=True)
-        return True
 
     async def _all(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run all calls, a few at a time; raise the first failure only after all have ended."""

@@ -26,13 +26,11 @@ from dtj_operator.model.views import WorkloadView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
+    Create,
     CreatePod,
-    CreatePodGroup,
-    CreateWorkload,
+    Delete,
     DeleteChild,
     DeletePod,
-    DeletePodGroup,
-    DeleteWorkload,
     Ensure,
     UpdateWorkload,
 )
@@ -529,20 +527,20 @@ async def test_pod_that_loses_its_group_on_the_way_shows_that_the_cluster_places
 )
 async def test_pod_group_of_the_attempt(found: list[Handler], expected: Applied, requests: list[str]) -> None:
     async with doing(*(found or [says(stored(GROUP))])) as do:
-        assert await do(CreatePodGroup(GROUP)) == expected
+        assert await do(Create(GROUP)) == expected
         assert do.asked() == requests
 
 
 async def test_pod_group_is_remembered_until_the_last_of_its_pods_has_ended() -> None:
     leaving = stored(GROUP, deletionTimestamp="2026-01-01T00:00:00Z", resourceVersion="8")
     async with doing(says(stored(GROUP)), says(leaving), REMOVED) as do:
-        await do(CreatePodGroup(GROUP))
+        await do(Create(GROUP))
         (group,) = do.pod_groups.of(KEY)
-        await do(DeletePodGroup(group))
+        await do(Delete(group))
         (group,) = do.pod_groups.of(KEY)
         assert group.deleting
 
-        await do(DeletePodGroup(group))
+        await do(Delete(group))
         assert not do.pod_groups.of(KEY)
 
 
@@ -554,10 +552,10 @@ READY = {"type": "PodsReady", "status": "True", "reason": "Started", "message": 
 
 async def test_workload_is_remembered_until_it_is_gone() -> None:
     async with doing(says(stored(WORKLOAD)), REMOVED) as do:
-        assert await do(CreateWorkload(WORKLOAD)) == Applied()
+        assert await do(Create(WORKLOAD)) == Applied()
         (found,) = do.workloads.of(KEY)
 
-        await do(DeleteWorkload(found))
+        await do(Delete(found))
         assert not do.workloads.of(KEY)
 
 
@@ -597,7 +595,7 @@ async def test_condition_is_set_only_on_the_workload_that_the_decision_was_about
             id="changed, and evicted meanwhile",
         ),
         param(
-            lambda _: CreateWorkload(WORKLOAD),
+            lambda _: Create(WORKLOAD),
             [TAKEN, says(stored(WORKLOAD))],
             id="created before, and admitted meanwhile",
         ),
@@ -627,6 +625,6 @@ async def test_state_of_a_pod_that_exists_already_is_acted_on_although_the_watch
 
 async def test_answer_to_a_create_is_not_acted_on() -> None:
     async with doing(says(stored(WORKLOAD))) as do:
-        await do(CreateWorkload(WORKLOAD))
+        await do(Create(WORKLOAD))
 
         assert not do.again

@@ -145,23 +145,17 @@ class Ensure:
 
 
 @dataclass(frozen=True)
-class CreatePodGroup:
+class Create:
+    """Create a PodGroup or a Workload."""
+
     body: Json
 
 
 @dataclass(frozen=True)
-class DeletePodGroup:
-    group: PodGroupView
+class Delete:
+    """Delete a PodGroup or a Workload; a PodGroup exists until none of its pods runs."""
 
-
-@dataclass(frozen=True)
-class CreateWorkload:
-    body: Json
-
-
-@dataclass(frozen=True)
-class DeleteWorkload:
-    workload: WorkloadView
+    view: PodGroupView | WorkloadView
 
 
 @dataclass(frozen=True)
@@ -207,12 +201,12 @@ class DeleteJob:
     pass
 
 
-WorkloadAction = CreateWorkload | DeleteWorkload | AdoptWorkload | UpdateWorkload
 Action = (
     Ensure
-    | CreatePodGroup
-    | DeletePodGroup
-    | WorkloadAction
+    | Create
+    | Delete
+    | AdoptWorkload
+    | UpdateWorkload
     | CreatePod
     | DeletePod
     | DeleteChild

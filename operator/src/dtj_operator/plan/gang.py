@@ -8,7 +8,7 @@ replaced after one finished joins none: the scheduler does not count finished po
 
 from dtj_operator.model import names
 from dtj_operator.model.views import PodGroupView
-from dtj_operator.plan.actions import Action, CreatePodGroup, DeletePodGroup
+from dtj_operator.plan.actions import Action, Create, Delete
 from dtj_operator.plan.children.podgroup import pod_group
 from dtj_operator.plan.snapshot import Snapshot
 
@@ -42,7 +42,7 @@ def actions(s: Snapshot) -> tuple[Action, ...]:
     """Create the PodGroup if it is absent: pods that name it wait for it, new ones and existing ones."""
     if group_to_join(s) is None or _current(s) is not None:
         return ()
-    return (CreatePodGroup(pod_group(s.job, s.memory.attempt, s.gang_api)),)
+    return (Create(pod_group(s.job, s.memory.attempt, s.gang_api)),)
 
 
 def delete_obsolete(s: Snapshot, *, all_of_them: bool = False) -> tuple[Action, ...]:
@@ -50,7 +50,7 @@ def delete_obsolete(s: Snapshot, *, all_of_them: bool = False) -> tuple[Action, 
     if not s.gang_api:
         return ()
     return tuple(
-        DeletePodGroup(group)
+        Delete(group)
         for group in s.pod_groups
         if group.owner_uid == s.job.uid and not group.deleting and (all_of_them or group.name != _name(s))
     )

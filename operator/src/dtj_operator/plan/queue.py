@@ -21,8 +21,8 @@ from dtj_operator.model.views import PodSettings, WorkloadView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
-    CreateWorkload,
-    DeleteWorkload,
+    Create,
+    Delete,
     Suspend,
     UpdateWorkload,
 )
@@ -109,12 +109,12 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
         return ()
     known = _current(s)
     wanted = None if s.job.suspend else known
-    obsolete = tuple(map(DeleteWorkload, _ours(s, other_than=wanted)))
+    obsolete = tuple(map(Delete, _ours(s, other_than=wanted)))
     if queue is None or s.job.suspend:
         return obsolete
     if known is None:
         ready = not queue.workload and not obstacles(s)
-        return (*obsolete, *([CreateWorkload(workload(s.job, queue, s.queue.priority))] if ready else ()))
+        return (*obsolete, *([Create(workload(s.job, queue, s.queue.priority))] if ready else ()))
     if not known.owner_uid:
         return (*obsolete, AdoptWorkload(known, workload_metadata(s.job, known.name)))
     if known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
@@ -128,7 +128,7 @@ def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
         return ()
     known = _current(s)
     if known is None:
-        return tuple(map(DeleteWorkload, _ours(s, other_than=None))) if s.job.queue is None else ()
+        return tuple(map(Delete, _ours(s, other_than=None))) if s.job.queue is None else ()
     found = _pods_ready(s, known)
     changed = known.condition("PodsReady")
     if changed is not None and (changed.status, changed.reason) == (found["status"], found["reason"]):
@@ -141,7 +141,7 @@ def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
     if not all(pod.ended for pod in s.owned):
         return ()
     if s.job.queue is None:  # its user removed the label, or its spec cannot be read
-        return tuple(map(DeleteWorkload, _ours(s, other_than=None)))
+        return tuple(map(Delete, _ours(s, other_than=None)))
     known = _current(s)
     if known is None or known.true("Finished"):
         return ()

@@ -6,7 +6,7 @@ import pytest
 
 from dtj_operator.model.memory import REPLICA
 from dtj_operator.model.views import PodGroupView
-from dtj_operator.plan.actions import CreatePod, CreatePodGroup, DeletePodGroup
+from dtj_operator.plan.actions import Create, CreatePod, Delete
 from dtj_operator.plan.planner import plan
 from dtj_operator.plan.report.conditions import obstacle
 from tests.support.builders import JobBuilder, PodBuilder, job, pod, pod_group
@@ -29,11 +29,11 @@ def joined(builder: JobBuilder) -> dict[str, str | None]:
 
 
 def created(builder: JobBuilder) -> list[Json]:
-    return [action.body for action in plan(builder.snapshot()).actions if isinstance(action, CreatePodGroup)]
+    return [action.body for action in plan(builder.snapshot()).actions if isinstance(action, Create)]
 
 
 def deleted(builder: JobBuilder) -> list[str]:
-    return [a.group.name for a in plan(builder.snapshot()).actions if isinstance(a, DeletePodGroup)]
+    return [a.view.name for a in plan(builder.snapshot()).actions if isinstance(a, Delete)]
 
 
 @pytest.mark.parametrize(

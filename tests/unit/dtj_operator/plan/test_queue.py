@@ -10,10 +10,10 @@ from dtj_operator.model.views import AdmissionView, ConditionView, PodSettings, 
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
+    Create,
     CreatePod,
-    CreateWorkload,
+    Delete,
     DeletePod,
-    DeleteWorkload,
     Resume,
     Suspend,
     UpdateWorkload,
@@ -100,9 +100,9 @@ def test_admitted_job_starts() -> None:
 def test_suspended_by_its_user_it_waits_even_if_admitted_and_gives_the_quota_back() -> None:
     theirs = HELD.wants(suspend=True).in_queue(ADMITTED)
     assert plan(theirs.snapshot()).verdict is None
-    assert actions(theirs, DeleteWorkload) == [DeleteWorkload(ADMITTED)]
+    assert actions(theirs, Delete) == [Delete(ADMITTED)]
     ending = theirs.having(pod(0).deleting())
-    assert not actions(ending, DeleteWorkload)
+    assert not actions(ending, Delete)
 
 
 def test_condition_repeats_what_kueue_says() -> None:
@@ -158,19 +158,19 @@ def test_event_tells_why_the_pods_stop() -> None:
 
 
 def test_workload_asks_for_what_the_spec_says() -> None:
-    (created,) = actions(HELD.in_queue(), CreateWorkload)
+    (created,) = actions(HELD.in_queue(), Create)
     spec = created.body["spec"]
     assert spec["queueName"] == "gpus"
     (pod_set,) = spec["podSets"]
     assert (pod_set["count"], "minCount" in pod_set) == (2, False)
     assert pod_set["template"]["spec"]["containers"] == TWO.spec["template"]["spec"]["containers"]
-    (elastic,) = actions(ELASTIC.was("Suspended").in_queue(), CreateWorkload)
+    (elastic,) = actions(ELASTIC.was("Suspended").in_queue(), Create)
     assert (elastic.body["spec"]["podSets"][0]["minCount"]) == 2
 
 
 def test_workload_has_the_priority_and_the_time_limit_of_the_labels() -> None:
     given = HELD.labelled(priority_class="high", max_exec_time_seconds="60")
-    (created,) = actions(given.in_queue(priority=7), CreateWorkload)
+    (created,) = actions(given.in_queue(priority=7), Create)
     spec = created.body["spec"]
     assert spec["priorityClassRef"]["kind"] == "WorkloadPriorityClass"
     assert (spec["priorityClassRef"]["name"], spec["priority"]) == ("high", 7)
@@ -180,7 +180,7 @@ def test_workload_has_the_priority_and_the_time_limit_of_the_labels() -> None:
 def test_class_that_does_not_exist_is_reported() -> None:
     given = HELD.labelled(priority_class="high").in_queue(absent="WorkloadPriorityClass high is not there")
     decision = plan(given.snapshot())
-    assert not actions(given, CreateWorkload)
+    assert not actions(given, Create)
     assert [refusal.message for refusal in decision.refusals] == ["WorkloadPriorityClass high is not there"]
     assert decision.requeue_at is not None
 
@@ -188,8 +188,8 @@ def test_class_that_does_not_exist_is_reported() -> None:
 def test_spec_that_changed_is_queued_again() -> None:
     old = job().replicas(3).workload("Admitted")
     given = HELD.in_queue(old)
-    assert actions(given, DeleteWorkload) == [DeleteWorkload(old)]
-    (created,) = actions(given, CreateWorkload)
+    assert actions(given, Delete) == [Delete(old)]
+    (created,) = actions(given, Create)
     assert created.body["metadata"]["name"] != old.name
 
 
@@ -253,7 +253,7 @@ def test_kueue_knows_that_the_job_is_over() -> None:
     assert told(failed.but(pod(1).crashed()).in_queue(ADMITTED)) == {"Finished": ("True", "Failed")}
     assert not told(over.in_queue(TWO.workload("Admitted", "Finished")))
     left = over.seeing(queue=over.in_queue(ADMITTED).known["queue"])
-    assert actions(left, DeleteWorkload) == [DeleteWorkload(ADMITTED)], "the label was removed"
+    assert actions(left, Delete) == [Delete(ADMITTED)], "the label was removed"
 
 
 def test_pods_get_what_the_admission_says() -> None:
@@ -298,7 +298,7 @@ def test_annotation_of_the_template_says_where_kueue_places_the_pods(
     annotation: Json, request_: Json, added: bool
 ) -> None:
     given = TWO.wants(template={**TWO.spec["template"], "metadata": {"annotations": annotation}})
-    (created,) = actions(given.was("Suspended").in_queue(), CreateWorkload)
+    (created,) = actions(given.was("Suspended").in_queue(), Create)
     asked = created.body["spec"]["podSets"][0]["topologyRequest"]
     assert asked == {"podIndexLabel": "dtj.dev/replica-index", **request_}
     admission = AdmissionView(cluster_queue="all", pod_set="main", chooses_nodes=True)
@@ -322,7 +322,7 @@ def test_elastic_job_starts_with_the_admitted_replicas() -> None:
 
 def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:
     prebuilt = HELD.labelled(prebuilt_workload_name="made")
-    assert not actions(prebuilt.in_queue(), CreateWorkload)
+    assert not actions(prebuilt.in_queue(), Create)
     assert plan(prebuilt.in_queue().snapshot()).requeue_at is not None
     found = prebuilt.workload("QuotaReserved", "Admitted", owner_uid="")
     assert isinstance(plan(prebuilt.was("").in_queue(found).snapshot()).verdict, Suspend)
@@ -330,13 +330,13 @@ def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:
     assert adopted.metadata["ownerReferences"][0]["uid"] == UID
     ours = msgspec.structs.replace(found, owner_uid=UID)
     assert isinstance(plan(prebuilt.in_queue(ours).snapshot()).verdict, Resume)
-    assert not actions(prebuilt.wants(suspend=True).in_queue(ours), DeleteWorkload)
+    assert not actions(prebuilt.wants(suspend=True).in_queue(ours), Delete)
 
 
 def test_job_that_leaves_its_queue_runs_on_and_gives_the_quota_back() -> None:
     left = TWO.running().seeing(queue=HELD.in_queue(ADMITTED).known["queue"])
     assert plan(left.snapshot()).verdict is None
-    assert actions(left, DeleteWorkload) == [DeleteWorkload(ADMITTED)]
+    assert actions(left, Delete) == [Delete(ADMITTED)]
 
 
 @pytest.mark.parametrize(
