@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -93,6 +94,10 @@ class Pretended:
 
     folder: Path
     url: str
+
+    def tls(self) -> ssl.SSLContext:
+        """Return what a client needs; the server has no certificate."""
+        return ssl.create_default_context()
 
     def kubeconfig(self, user: str, *, server: str = "") -> Path:
         """Write a kubeconfig."""
@@ -271,6 +276,7 @@ class Cluster:
         lines: asyncio.Queue[bytes] = asyncio.Queue()
         self.streams.setdefault(kind, []).append(lines)
         with contextlib.suppress(ConnectionError):
+            await response.write(self._bookmark())  # else the headers wait for the first event
             while True:
                 try:
                     line = await asyncio.wait_for(lines.get(), BOOKMARK_S)
@@ -394,14 +400,17 @@ async def _react(cluster: Cluster) -> list[float]:
 
 
 def _discovery() -> Iterator[tuple[str, Json]]:
-    verbs = ["get", "list", "watch", "patch", "create", "delete"]
+    common = {"singularName": "", "verbs": ["get", "list", "watch", "patch", "create", "delete"]}
     kind = {"name": "distributedtrainingjobs", "kind": "DistributedTrainingJob", "namespaced": True}
+    # kopf begins only once it has found this one too.
+    space = {"name": "namespaces", "kind": "Namespace", "namespaced": False}
     version = {"groupVersion": "dtj.dev/v1alpha1", "version": "v1alpha1"}
     group = {"name": "dtj.dev", "versions": [version], "preferredVersion": version}
     yield "/api", {"kind": "APIVersions", "versions": ["v1"]}
     yield "/apis", {"kind": "APIGroupList", "groups": [group]}
-    yield "/api/v1", {"kind": "APIResourceList", "groupVersion": "v1", "resources": []}
-    resources = [kind | {"singularName": "", "verbs": verbs, "shortNames": ["dtj"]}]
+    served = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [space | common]}
+    yield "/api/v1", served
+    resources = [kind | common | {"shortNames": ["dtj"]}]
     yield GROUP, {"kind": "APIResourceList", "groupVersion": "dtj.dev/v1alpha1", "resources": resources}
 
 
