@@ -1,6 +1,7 @@
 """1,000 running jobs of eight pods: memory, requests at rest, reaction to failures, a killed operator.
 
-With agents that do not answer and with agents that do. DTJ_FLEET_JOBS sets another number of jobs.
+With agents that do not answer, and with agents that do. The audit log of the API server times the reactions.
+DTJ_FLEET_JOBS sets another number of jobs.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from typing import Any
 from dtj_operator.app import PROGRESS_WRITES_PER_S
 from tests.bench import answers, report, rig
 from tests.bench.answers import Answers
+from tests.bench.reaction import STAGES, Reaction, reactions
 from tests.bench.rest import Rest
 from tests.bench.rig import JOBS, PODS, Rig
 from tests.bench.usage import Usage, usage
@@ -31,6 +34,8 @@ REST_S = 60.0
 LEAST_INTERVAL_S = 60.0  # between two writes of a job's progress; longer with more jobs
 CALM_S = 15.0  # idle if it writes nothing for so long; longer than it delays writes of mere counts
 FAILURES, PAUSE_S = 200, 0.2
+SLOW = 10  # of them, whose stages are shown
+AUDITED_S = 1.0  # until the audit log has the last request
 REPLACED_S = 120.0  # a replacement that takes longer will not come
 KILLS = 3
 SCHEDULER_QPS = 1000  # at its default rate 8,000 pods would take it three minutes
@@ -72,15 +77,17 @@ async def measure() -> None:
                 filled_s = await fill(bench.rest, range(begin, end))
                 print(f"{end} jobs run after {filled_s:.0f} s", file=sys.stderr, flush=True)
                 await calm(bench)
-                rows.append(await row(bench, operator, end))
+                cells, before = await row(bench, operator, end)
+                rows.append(cells)
             silent = ["no agent answers", *rows[-1], "", ""]
             async with answers.answering(bench.rest) as agents:
-                answered = await with_agents(bench, operator, agents)
+                answered, after = await with_agents(bench, operator, agents)
             await operator.kill()
         head = ["running jobs x 8 pods", *HEAD]
         report.write("fleet", report.table(head, [[FEW, *rows[0]], [MANY, *rows[1]]]))
         head = [f"{MANY} jobs x 8 pods", *HEAD, "oldest progress, s", "stated interval, s"]
         report.write("fleet agents", report.table(head, [silent, answered]))
+        report.write("fleet stages", stages(before, after))
         back = [await killed(bench) for _ in range(KILLS)]
         await no_duplicates(bench.rest)
         head = [
@@ -92,22 +99,36 @@ async def measure() -> None:
         report.write("restart", report.table(head, [[name, KILLS, report.seconds(back)]]))
 
 
-async def with_agents(bench: Rig, operator: Operator, agents: Answers) -> list[object]:
-    """Return the same row for agents that answer, with the age of the oldest progress in a status."""
+async def with_agents(bench: Rig, operator: Operator, agents: Answers) -> tuple[list[object], list[Reaction]]:
+    """Return the same for agents that answer, with the age of the oldest progress in a status."""
     interval_s = max(LEAST_INTERVAL_S, MANY / PROGRESS_WRITES_PER_S)
     await agents.until_written(MANY)
     await asyncio.sleep(interval_s)  # until the first writes are no longer a burst
     agents.oldest_s = 0.0
     began = time.monotonic()
-    cells = await row(bench, operator, MANY)
+    cells, found = await row(bench, operator, MANY)
     await asyncio.sleep(max(0.0, began + 2 * interval_s - time.monotonic()))
-    return ["every agent answers", *cells, agents.age_stored(), f"{interval_s:.0f}"]
+    return ["every agent answers", *cells, agents.age_stored(), f"{interval_s:.0f}"], found
 
 
-async def row(bench: Rig, operator: Operator, jobs: int) -> list[object]:
-    """Return the cost of these jobs at rest, and how fast the operator reacts to a failure."""
+def stages(silent: Sequence[Reaction], answered: Sequence[Reaction]) -> str:
+    """Return a table of what the reactions consisted of."""
+    slow = f"mean of the slowest {SLOW}, s"
+    head = ["stage", "no agent answers: median, s", slow, "every agent answers: median, s", slow]
+    rows: list[list[object]] = [[stage] for stage in STAGES]
+    for found in (silent, answered):
+        slowest = sorted(found, key=lambda reaction: reaction.total_s)[-SLOW:]
+        for number, cells in enumerate(rows):
+            cells.append(f"{statistics.median(each.stages[number] for each in found):.3f}")
+            cells.append(f"{statistics.mean(each.stages[number] for each in slowest):.3f}")
+    return report.table(head, rows)
+
+
+async def row(bench: Rig, operator: Operator, jobs: int) -> tuple[list[object], list[Reaction]]:
+    """Return the cost of these jobs at rest, and how fast the operator reacts to failures."""
     quiet = await at_rest(bench, operator)
-    took = await react(bench.rest, jobs)
+    found = await react(bench, jobs)
+    took = [reaction.total_s for reaction in found]
     return [
         f"{quiet.used.resident_mib:.0f}",
         f"{quiet.cpu_s:.1f}",
@@ -115,7 +136,7 @@ async def row(bench: Rig, operator: Operator, jobs: int) -> list[object]:
         quiet.writes,
         f"{quantile(took, 0.5):.2f}",
         f"{quantile(took, 0.99):.2f}",
-    ]
+    ], found
 
 
 async def fill(rest: Rest, numbers: range) -> float:
@@ -157,32 +178,29 @@ async def at_rest(bench: Rig, operator: Operator) -> Minute:
     )
 
 
-async def react(rest: Rest, jobs: int) -> list[float]:
-    """Fail ranks of different jobs one after the other; return for each the seconds to its replacement."""
+async def react(bench: Rig, jobs: int) -> list[Reaction]:
+    """Fail ranks of different jobs one after the other; return how the operator reacted to each."""
     chance = random.Random(jobs)
+    few = jobs < FAILURES  # then never two failures of one job at the same time
     picked = (
-        [chance.randrange(jobs) for _ in range(FAILURES)]
-        if jobs < FAILURES
-        else chance.sample(range(jobs), FAILURES)
+        [chance.randrange(jobs) for _ in range(2 * jobs)] if few else chance.sample(range(jobs), FAILURES)
     )
-    took: list[float] = []
-    if jobs < FAILURES:  # with few jobs: never two failures of one job at the same time
-        for number in picked[: jobs * 2]:
-            took.append(await replaced(rest, number, chance.randrange(REPLICAS)))
-        return took
+    _, offset = bench.plane.audit_from(0)
     async with asyncio.TaskGroup() as group:
-        tasks = []
         for number in picked:
-            tasks.append(group.create_task(replaced(rest, number, chance.randrange(REPLICAS))))
-            await asyncio.sleep(PAUSE_S)
-    return [task.result() for task in tasks]
+            task = group.create_task(replaced(bench.rest, number, chance.randrange(REPLICAS)))
+            if few:
+                await task
+            else:
+                await asyncio.sleep(PAUSE_S)
+    await asyncio.sleep(AUDITED_S)
+    return reactions(bench.plane.audit_from(offset)[0])
 
 
-async def replaced(rest: Rest, number: int, index: int) -> float:
-    """Fail a rank and return the seconds until its replacement is created."""
-    pod = f"{name(number)}-{index}"
-    began, old, version = await fail(rest, pod)
-    return await reborn(rest, number, index, old, version) - began
+async def replaced(rest: Rest, number: int, index: int) -> None:
+    """Fail a rank and wait until its replacement is created."""
+    _, old, version = await fail(rest, f"{name(number)}-{index}")
+    await reborn(rest, number, index, old, version)
 
 
 async def fail(rest: Rest, pod: str) -> tuple[float, str, str]:
