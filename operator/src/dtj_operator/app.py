@@ -62,7 +62,8 @@ from dtj_operator.settings import LEASE, Settings
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
 PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent than reporting on started ones
-# After a takeover every job is queued: new faults must not wait behind all of them.
+# After a start, a takeover, a resync or an outage of the job watch every job is queued: new faults must not
+# wait behind all of them.
 BACKLOG_PATIENCE_S = 60.0
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
@@ -199,15 +200,14 @@ class App:
     def on_job(self, key: Key, version: str, *, gone: bool, listed: bool) -> None:
         """Queue a job that kopf's watch reports as changed or deleted.
 
-        listed   the job existed before the watch started: after a restart of the operator, jobs that failed
-                 meanwhile are more urgent
+        listed   the job existed before the watch started, as every job does after an outage
         """
         if gone:
             self.jobs.discard(key)
         else:
             self.jobs.add(key)
         if self._leads and (gone or not self._reconciler.wrote(key, version)):
-            self.queue.add(key, patience_s=PATIENCE_S if listed else 0.0)
+            self.queue.add(key, patience_s=BACKLOG_PATIENCE_S if listed else 0.0)
 
     async def until_served(self) -> None:
         """Wait until the API server serves our kind, and lets the operator read all jobs that it watches."""
@@ -272,7 +272,8 @@ class App:
             await asyncio.sleep(self._settings.resync_s)
             await self._refill_caches()
             for key in self._known():
-                self.queue.add_after(key, self._chance.uniform(0, self._settings.resync_s / 10))
+                delay_s = self._chance.uniform(0, self._settings.resync_s / 10)
+                self.queue.add_after(key, delay_s, patience_s=BACKLOG_PATIENCE_S)
 
     async def _refill_caches(self) -> None:
         """List again what may have changed without an event; retry until it succeeds.
@@ -306,7 +307,7 @@ class App:
             _log.warning("cannot list the jobs", extra={"error": str(error)})
             return False
         for key in jobs - self.jobs:
-            self.queue.add(key)
+            self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
         self.jobs = jobs
         return True
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from kubernetes.aio.client import Configuration
 
 from dtj_operator import settings
-from dtj_operator.app import App
+from dtj_operator.app import BACKLOG_PATIENCE_S, App
 from dtj_operator.kube import lease, optional
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
@@ -115,6 +115,46 @@ async def test_new_leader_handles_jobs_with_a_fault_first_and_then_all_others() 
         await until(lists, lambda: set(lists.looked) == {*healthy, "faulty", "unseen"})
 
     assert lists.looked[0] == "faulty"
+
+
+class OneAtATime(Lists):
+    """Answers no request for a job while `held`."""
+
+    held = True
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        answer = await super().handle(request)
+        if request.path.rpartition("/")[2] in self.looked:
+            await until(self, lambda: not self.held)
+        return answer
+
+
+@pytest.mark.parametrize("found_by", ["kopf", "list", "resync"])
+async def test_jobs_of_a_list_yield_for_a_minute_to_jobs_that_changed(found_by: str) -> None:
+    lists, busy = OneAtATime(), Key("ns", "busy")
+    listed = [Key("ns", f"listed-{number}") for number in range(20)]
+    async with running(lists, "--no-leader-election", "--resync-seconds=0.01") as app:
+        async with asyncio.timeout(60):
+            while not app._leads:  # noqa: ASYNC110 - set by another task
+                await asyncio.sleep(0.01)
+            app.on_job(busy, "1", gone=False, listed=False)
+            await until(lists, lambda: lists.looked == ["busy"])  # the only worker waits for the answer
+            if found_by == "kopf":
+                for key in listed:
+                    app.on_job(key, "1", gone=False, listed=True)
+            elif found_by == "resync":
+                app.jobs.update(listed)
+            lists.items[JOBS] = [named(key.name) for key in (busy, *listed)]
+            while not app.queue._waiting.keys() >= {*listed}:  # noqa: ASYNC110 - filled by another task
+                await asyncio.sleep(0.01)
+        patient_until = asyncio.get_running_loop().time() + BACKLOG_PATIENCE_S
+        assert all(place.until > patient_until - 50 for place in app.queue._waiting.values())
+        app.on_job(Key("ns", "changed"), "2", gone=False, listed=False)
+        lists.held = False
+        lists.changed.set()
+        await until(lists, lambda: len(lists.looked) > 1)
+
+    assert lists.looked[1] == "changed"
 
 
 class SlowLists(Lists):
