@@ -54,10 +54,12 @@ from dtj_operator.kube.unverified import UnverifiedNames
 from dtj_operator.kube.workloads import Kueue, WorkloadCache
 from dtj_operator.model import names
 from dtj_operator.model.names import Key
+from dtj_operator.model.views import PodView
 from dtj_operator.plan.children.netpolicy import operator_peer
 from dtj_operator.progress import HttpAsk, Poller
 from dtj_operator.reconcile import Reconciler
 from dtj_operator.settings import LEASE, Settings
+from dtj_operator.verify import FEW
 
 UNLIMITED = 1e9  # requests a second of the watches and the lease: there are few, and they must not wait
 POD_CHANGE_DELAY_S = 0.2  # a starting pod changes several times in a row: one reconcile after them is enough
@@ -65,6 +67,7 @@ PATIENCE_S = 2.0  # if many jobs start at once, creating pods is more urgent tha
 # After a start, a takeover, a resync or an outage of the job watch every job is queued: new faults must not
 # wait behind all of them.
 BACKLOG_PATIENCE_S = 60.0
+FIRST_JOBS = 100  # of those with a fault, before a new leader has read everything again
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
@@ -92,7 +95,7 @@ class App:
         self._ask = HttpAsk()
         self.queue: WorkQueue[Key] = WorkQueue(chance)
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
-        self._leads = False
+        self._leads = self._takes_over = False
         self._no_jobs = ""  # why the jobs cannot be read, as far as is known
         pods = PodCache(
             self._child_changed,
@@ -253,15 +256,42 @@ class App:
                 await lease.acquire()
                 self._start_task("lease", lease.keep())
             metrics.LEADER.set(1)
-            # The previous leader may have written after our watches last sent data.
-            await self._refill_caches()
-        self._leads = True
-        for key in self._known():
-            fault = any(pod.ended or pod.deleting for pod in self._pods.of(key))
-            self.queue.add(key, patience_s=0.0 if fault else BACKLOG_PATIENCE_S)
         for number in range(self._settings.workers):
             self._start_task(f"worker {number}", work(self.queue, self._reconciler))
+        ended = self._with_ended_pods()
+        if self._settings.leader_election:
+            self._takes_over = True
+            for key in ended[:FIRST_JOBS]:
+                self._hurry(key)
+            # The previous leader may have written after our watches last sent data.
+            await self._refill_caches()
+            ended = self._with_ended_pods()
+        self._leads = True
+        for key in ended:
+            self.queue.add(key)
+        for key in self._known():
+            self.queue.add(key, patience_s=BACKLOG_PATIENCE_S)
         await self._resync()
+
+    def _with_ended_pods(self) -> list[Key]:
+        """Jobs with pods that have ended or terminate, the latest first: a finished job may keep its pods."""
+        moments: dict[Key, float] = {}
+        for key in self._known():
+            for pod in filter(_is_over, self._pods.of(key)):
+                ends = [c.finished_at for c in pod.containers if c.finished_at is not None]
+                moments[key] = max(moments.get(key, 0.0), *ends) if ends else float("inf")
+        return sorted(moments, key=lambda key: moments[key], reverse=True)
+
+    def _hurry(self, key: Key) -> None:
+        """Handle a job before the lists of a new leader are complete; those take seconds in a large cluster.
+
+        Its pods that are over are read first: the previous leader may have replaced them.
+        """
+        over = [pod.name for pod in self._pods.of(key) if _is_over(pod)]
+        if 0 < len(over) <= FEW:
+            for name in over:
+                self._pods.unverified.add(key, name)
+            self.queue.add(key)
 
     async def _resync(self) -> None:
         """List and reconcile everything from time to time, which limits the harm of a lost event."""
@@ -317,6 +347,8 @@ class App:
 
     def _child_changed(self, key: Key, can_wait: bool = False) -> None:
         if not self._leads:
+            if self._takes_over and not can_wait:
+                self._hurry(key)
             return
         if can_wait or key not in self.jobs:  # the children of a deleted job disappear one by one
             self.queue.add_after(key, POD_CHANGE_DELAY_S, patience_s=PATIENCE_S)
@@ -372,3 +404,7 @@ class App:
             return f"caches not filled yet: {', '.join(lines)}"
         refused = dict.fromkeys(lease.refused for lease in self._leases if lease.refused)
         return f"cannot use the Lease: {', '.join(refused)}" if refused else None
+
+
+def _is_over(pod: PodView) -> bool:
+    return pod.ended or pod.deleting

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 
@@ -12,6 +13,7 @@ from kubernetes.aio.client import Configuration
 from dtj_operator import settings
 from dtj_operator.app import BACKLOG_PATIENCE_S, App
 from dtj_operator.kube import lease, optional
+from dtj_operator.kube.pods import decode_pod
 from dtj_operator.model.names import Key
 from tests.unit.dtj_operator.kube.server import Json, stall
 
@@ -55,10 +57,23 @@ class Lists:
         return web.json_response({"reason": "NotFound"}, status=404)
 
 
-def pod(job: str, *, failed: bool = False) -> Json:
+def pod(job: str, *, failed: bool = False, ended: str = "") -> Json:
     labels = {"dtj.dev/job-name": job, "dtj.dev/replica-index": "0", "dtj.dev/attempt": "0"}
     meta = {"name": f"{job}-0", "namespace": "ns", "uid": job, "resourceVersion": "1", "labels": labels}
-    return {"metadata": meta, "status": {"phase": "Failed" if failed else "Running"}}
+    state = {"terminated": {"exitCode": 0, "finishedAt": f"{ended}T00:00:00Z"}} if ended else {}
+    containers = [{"name": "trainer", "state": state}]
+    return {
+        "metadata": meta,
+        "status": {"phase": "Failed" if failed else "Running", "containerStatuses": containers},
+    }
+
+
+def changed(job: str, *, failed: bool = False) -> Json:
+    """Return a newer version of its pod."""
+    seen = pod(job, failed=failed)
+    seen["metadata"]["resourceVersion"] = "2"
+    seen["status"]["podIP"] = "10.0.0.1"
+    return seen
 
 
 def named(job: str) -> Json:
@@ -190,6 +205,51 @@ async def test_new_leader_asks_for_all_kinds_at_once_before_it_handles_a_job() -
         await until(lists, lambda: lists.looked == ["known"])
 
     assert lists.again == KINDS
+
+
+class NoLists(SlowLists):
+    """Once the Lease is granted it answers no list, and no request for a job before it may."""
+
+    may_answer = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if self.leads and "watch" not in request.query and path.rpartition("/")[2] in KINDS:
+            await stall(request)
+        answer = await super().handle(request)
+        if "/distributedtrainingjobs/" in path:
+            await until(self, lambda: self.may_answer)
+        return answer
+
+
+async def test_new_leader_handles_jobs_with_a_fault_before_it_has_read_everything_again() -> None:
+    lists, (first, second) = NoLists(), (Key("ns", "faulty"), Key("ns", "next"))
+    lists.items[PODS] = [pod("healthy"), pod("faulty", failed=True), pod("next")]
+    async with running(lists) as app:
+        await until(lists, lambda: lists.looked == ["faulty"])
+        assert app._pods.unverified.of(first) == ("faulty-0",), "it is read: it may have been replaced"
+
+        app._pods.observe(decode_pod(json.dumps(changed("next", failed=True)).encode()))
+        app._pods.observe(decode_pod(json.dumps(changed("healthy")).encode()))
+        assert app._pods.unverified.of(second) == ("next-0",)
+        lists.may_answer = True
+        lists.changed.set()
+        await until(lists, lambda: len(lists.looked) == 2)
+
+        assert (lists.looked, len(app.queue)) == (["faulty", "next"], 0)
+
+
+async def test_of_the_jobs_with_ended_pods_the_latest_comes_first() -> None:
+    lists = Lists()
+    lists.items[PODS] = [
+        pod("kept", ended="2026-01-01"),
+        pod("new", ended="2026-01-02"),
+        pod("going", failed=True),
+    ]
+    async with running(lists, "--no-leader-election"):
+        await until(lists, lambda: len(lists.looked) == 3)
+
+    assert lists.looked == ["going", "new", "kept"], "when a pod without a container has ended is not known"
 
 
 @pytest.mark.parametrize(
