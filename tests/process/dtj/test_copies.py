@@ -21,6 +21,7 @@ def trace(out: Path, rank: int) -> list[tuple[int, str]]:
     [
         pytest.param(("--nproc", 2, "--parallel", "fsdp"), id="fsdp"),
         pytest.param(("--nproc", 4, "--parallel", "tp+ddp", "--mesh", "tp=2"), id="tp+ddp"),
+        pytest.param(("--nproc", 4, "--parallel", "tp+fsdp", "--mesh", "tp=2"), id="tp+fsdp"),
         pytest.param(("--nproc", 4, "--parallel", "pp+ddp", "--mesh", "pp=2"), id="pp+ddp"),
         pytest.param(("--nproc", 2, "--parallel", "zero1"), id="zero1"),
         pytest.param(("--nproc", 2, "--sync", "diloco:2"), id="diloco"),

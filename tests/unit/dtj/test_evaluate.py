@@ -118,6 +118,7 @@ def test_weights_that_are_not_finite_are_found(bad: float) -> None:
     model = nn.Linear(2, 2)
     check = FiniteCheck(CPU)
     check.note(torch.tensor(1.0), 7)
+    model.weight.data[0, 0] = 1e30  # its square is infinite
     check.check(None, saved=5, step=7, weights=model.parameters())
     model.weight.data[0, 1] = bad
     with pytest.raises(

@@ -84,8 +84,11 @@ class FiniteCheck:
 def are_finite(weights: Iterable[nn.Parameter]) -> bool:
     """True if no weight is NaN or infinite; of sharded ones, this rank's shards. Waits for the device."""
     shards = [shard for w in weights if not w.is_meta and (shard := local_part(w.detach())).numel()]
-    largest = torch._foreach_norm(shards, math.inf) if shards else []
-    return all(bool(each.isfinite()) for each in largest)
+    # Norms are fast, unlike maxima or `isfinite`, but that of large weights can overflow.
+    norms = torch._foreach_norm(shards) if shards else []
+    is_finite = torch.stack([norm.to(norms[0].device) for norm in norms]).isfinite().tolist() if norms else []
+    doubtful = [shard for shard, sure in zip(shards, is_finite, strict=True) if not sure]
+    return all(bool(shard.isfinite().all()) for shard in doubtful)
 
 
 def _named(ranks: torch.Tensor) -> str:
