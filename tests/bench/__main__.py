@@ -24,6 +24,7 @@ NAMES = (
     "launch",
     "client",
     "saving",
+    "libraries",
     "sampler",
     "memory",
     "mistakes",

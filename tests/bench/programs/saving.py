@@ -1,4 +1,4 @@
-"""Trains with periodic saves; rank 0 prints what the saves cost."""
+"""Trains with saves by dtj and by hand in turns; rank 0 prints what each of them costs."""
 
 import os
 import statistics
@@ -13,31 +13,30 @@ from torch.utils.data import TensorDataset
 import dtj
 from tests.bench.ranks import tell
 
-STEPS, EVERY, FIRST = 120, 20, 20
+# A window of so many steps ends with a save: by hand, by dtj, by hand, ...
+WINDOW, PAIRS = 20, 4
 WIDTH = 1024
 
 
-def main(how: str, folder: Path) -> None:
-    by_hand = how == "by hand"
-    run = dtj.init(save_every=10**6 if by_hand else EVERY)
+def main(folder: Path) -> None:
+    run = dtj.init(save_every=2 * WINDOW)
     model = run.parallel(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(10))))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     data = run.data(TensorDataset(torch.randn(2048, WIDTH)), global_batch=64)
-    if not by_hand:
-        run.state(model=model, optimizer=optimizer, data=data)
+    run.state(model=model, optimizer=optimizer, data=data)
     took = []
     began = time.perf_counter()
-    for batch in run.steps(STEPS):
+    for batch in run.steps(2 * WINDOW * (1 + PAIRS) + 1):
         if run.step > 0:
             took.append(time.perf_counter() - began)  # the whole previous step, its save included
         began = time.perf_counter()
         run.backward(lambda mb: model(mb[0]).square().mean(), batch)
         optimizer.step()
         optimizer.zero_grad()
-        if by_hand and (run.step + 1) % EVERY == 0 and run.rank == 0:
+        if (run.step + 1) % (2 * WINDOW) == WINDOW and run.rank == 0:
             save(folder / "state.pt", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     if run.rank == 0:
-        report(took)
+        report(took[2 * WINDOW :])  # the first saves allocate
 
 
 def save(path: Path, state: object) -> None:
@@ -51,16 +50,22 @@ def save(path: Path, state: object) -> None:
 
 
 def report(took: list[float]) -> None:
-    """The last step of each window saves; the ten steps before the next save are not affected by it."""
-    windows = [took[start : start + EVERY] for start in range(FIRST, len(took) - EVERY + 1, EVERY)]
-    usual = statistics.median(s for w in windows for s in w[EVERY // 2 : -1])
-    parameters = WIDTH * (WIDTH + 1) * 10
+    """The second half of a window is not affected by the save before it: it shows the usual step.
+
+    What a save costs in all is in the step that saves and in the window after it, in which it may be
+    written.
+    """
+    windows = [took[start : start + WINDOW] for start in range(0, WINDOW * 2 * PAIRS, WINDOW)]
+    usual = statistics.median(s for w in windows for s in w[WINDOW // 2 : -1])
+    waits = [1000 * (w[-1] - usual) for w in windows]
+    after = [1000 * (sum(w[:-1]) - (WINDOW - 1) * usual) for w in windows[1:]] + [0.0]
+    costs = [wait + later for wait, later in zip(waits, after, strict=True)]
     tell(
-        mb=3 * 4 * parameters / 1e6,
-        waits_ms=[1000 * (w[-1] - usual) for w in windows],
-        costs_ms=1000 * (sum(map(sum, windows)) / len(windows) - EVERY * usual),
+        mb=3 * 4 * WIDTH * (WIDTH + 1) * 10 / 1e6,
+        by_hand={"waits": waits[::2], "costs": costs[::2]},
+        dtj={"waits": waits[1::2], "costs": costs[1:-1:2]},
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

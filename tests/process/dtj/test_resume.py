@@ -264,3 +264,19 @@ def test_each_rank_reads_the_checkpoint_if_it_sees_it(finish: Finish, tmp_path: 
     assert ended.code == 0, ended.err
     first, second = re.findall(r"sum \d 4 (.*)", ended.out)
     assert first == second
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_resume_needs_half_as_much_memory_as_the_state_beside_it(
+    finish: Finish, tmp_path: Path, strategy: str
+) -> None:
+    """The weights are in memory already when a rank reads them and the optimizer's state."""
+    flags = ("--nproc", 2, "--parallel", strategy, "--checkpoint", tmp_path / "run")
+    assert finish("run", *flags, PROGRAMS / "state.py").code == 0
+    ended = finish("run", *flags, PROGRAMS / "state.py")
+    assert ended.code == 0, ended.err
+    found = [line.split()[-2:] for line in ended.out.splitlines() if "memory" in line]
+    assert len(found) == 2
+    for state, needed in found:
+        assert int(state) > 75e6
+        assert int(needed) <= 1.5 * int(state) + 8e6, (state, needed)

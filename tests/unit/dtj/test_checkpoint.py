@@ -272,6 +272,24 @@ def test_save_in_the_background_uses_the_memory_of_the_one_before(
     assert len({each.tree["model"]["w"].data_ptr() for each in written}) == 1
 
 
+def test_state_on_a_gpu_is_copied_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch is asked for; no GPU is needed."""
+    asked: list[dict[str, Any]] = []
+
+    class OnGpu(torch.Tensor):
+        device = torch.device("cuda", 0)
+
+    def memory(_tensor: torch.Tensor, **how: Any) -> torch.Tensor:
+        asked.append(how)
+        return torch.zeros(2)
+
+    monkeypatch.setattr(torch, "empty_like", memory)
+    weight = torch.ones(2).as_subclass(OnGpu)
+    copied = Snapshot(step=1, tree={"weight": weight}, shards={}).copied()
+    assert copied.tree["weight"].tolist() == [1, 1]
+    assert [(how["device"], how["pin_memory"]) for how in asked] == [("cpu", True)]
+
+
 def checkpointer(run: Location, say: Any = print) -> tuple[Checkpointer, nn.Module]:
     """One process whose state is written as shards, and its model."""
     strategy = Strategy(Layout(strategy="none", sizes={}, rank=0), torch.device("cpu"))
