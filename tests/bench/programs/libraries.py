@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import accelerate
+import accelerate  # type: ignore[import-untyped]
 import lightning_fabric
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,9 @@ def with_fabric(folder: Path, data: TensorDataset, held_out: TensorDataset, time
     with timer("evaluation"), torch.no_grad():
         model.eval()
         right = [(model(x).argmax(1) == y).float().mean() for x, y in scored]
-        return float(fabric.all_reduce(torch.stack(right).mean()))
+        mean = fabric.all_reduce(torch.stack(right).mean())
+        assert isinstance(mean, Tensor)
+        return float(mean)
 
 
 def with_accelerate(folder: Path, data: TensorDataset, held_out: TensorDataset, timer: Timer) -> float:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import dtj
 from tests.bench.ranks import tell
 
-# A window of so many steps ends with a save: by hand, by dtj, by hand, ...
+# A window of 20 steps ends with a save: by hand, by dtj, by hand, ...
 WINDOW, PAIRS = 20, 4
 WIDTH = 1024
 
