@@ -25,7 +25,7 @@ from dtj_operator.engine.worker import work
 from dtj_operator.engine.workqueue import WorkQueue
 from dtj_operator.gather import Gatherer
 from dtj_operator.health import Health
-from dtj_operator.kube import optional, paths, wire
+from dtj_operator.kube import optional, paths, rights, wire
 from dtj_operator.kube.api import METADATA_LIST, Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.cache import Cache, PodCache, View
@@ -71,6 +71,7 @@ FIRST_JOBS = 100  # of those with a fault, before a new leader has read everythi
 LONGEST_STALL_S = 300.0  # if no worker takes a key for longer than this, no worker makes progress
 PROGRESS_WRITES_PER_S = 5.0  # of all jobs together
 LIST_PAUSE_S = 10.0  # after a list of the jobs that failed
+RIGHTS_PAUSE_S = 5.0  # between two looks for rights that are missing
 UNSERVED_PAUSE_S = 2.0  # between two looks for our kind if the API server does not serve it
 
 V = TypeVar("V", bound=View)
@@ -97,6 +98,7 @@ class App:
         self.jobs: set[Key] = set()  # every job that kopf's watch or a list has shown
         self._leads = self._takes_over = False
         self._no_jobs = ""  # why the jobs cannot be read, as far as is known
+        self._lacks = ""  # rights to write that are missing, as far as is known
         pods = PodCache(
             self._child_changed,
             self.queue.retry_failed_now,
@@ -175,12 +177,14 @@ class App:
             probes, health_port=self._settings.health_port, metrics_port=self._settings.metrics_port
         )
         metrics.BUILD.info({"version": VERSION, "python": platform.python_version()})
+        metrics.MEMORY_LIMIT.set(metrics.memory_limit())
         metrics.QUEUE_DEPTH.set_function(lambda: len(self.queue))
         metrics.CACHED_PODS.set_function(lambda: len(self._pods))
         for reflector in self._reflectors:
             self._start_task(f"watch of {reflector.what}", reflector.run())
         self._start_task("gangs", self._follow(self._gangs, pod_groups_of, self._pod_groups))
         self._start_task("queues", self._follow(self._kueue, lambda _: WORKLOADS, self._workloads))
+        self._start_task("rights", self._look_at_rights())
         self._start_task("events", self._recorder.run())
         self._start_task("leadership", self._lead())
 
@@ -228,6 +232,14 @@ class App:
             if problem := await missing_right(self._steady, namespace):
                 return f"cannot read the jobs: {problem}"
         return ""
+
+    async def _look_at_rights(self) -> None:
+        while True:
+            lacks = await rights.lacking(self._steady, self._namespaces)
+            if lacks and lacks != self._lacks:
+                _log.error("rights are missing; no job can run", extra={"error": lacks})
+            self._lacks = lacks
+            await asyncio.sleep(RIGHTS_PAUSE_S if lacks else self._settings.resync_s)
 
     async def _follow(self, feature: Feature, source_of: Callable[[str], Source[V]], cache: Cache[V]) -> None:
         """Look now and then whether the API server serves an optional kind, and once it does, watch it.
@@ -403,7 +415,7 @@ class App:
         if lines:
             return f"caches not filled yet: {', '.join(lines)}"
         refused = dict.fromkeys(lease.refused for lease in self._leases if lease.refused)
-        return f"cannot use the Lease: {', '.join(refused)}" if refused else None
+        return f"cannot use the Lease: {', '.join(refused)}" if refused else self._lacks or None
 
 
 def _is_over(pod: PodView) -> bool:

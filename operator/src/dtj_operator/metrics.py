@@ -4,6 +4,10 @@ docs/operations.md has the table of these definitions; a test compares the two. 
 job_metrics.py.
 """
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
 from prometheus_client import Counter, Gauge, Histogram, Info, disable_created_metrics
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
@@ -11,6 +15,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the nu
 WAITS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600)  # seconds
 
 BUILD = Info("dtj_build", "Always 1; the version of the operator and of Python.")
+MEMORY_LIMIT = Gauge(
+    "dtj_memory_limit_bytes", "Memory that the operator may use: the limit of its container, else the node's."
+)
 LEADER = Gauge("dtj_leader", "1 while this process holds the Lease.")
 
 RECONCILES = Counter("dtj_reconciles_total", "Reconciles of jobs: `done`, `later` or `error`.", ["result"])
@@ -58,7 +65,7 @@ FAULTS = Counter(
 )
 NODES_LOST = Counter("dtj_nodes_lost_total", "Nodes that jobs lost; once for all jobs within 10 minutes.")
 PODS_READY = Histogram(
-    "dtj_job_pods_running_seconds",
+    "dtj_job_pods_ready_seconds",
     "Seconds from the start of a job until all its pods run; first attempts only.",
     buckets=WAITS,
 )
@@ -79,3 +86,16 @@ ACCELERATOR_SECONDS = Counter(
     " `recovering` or `queued`.",
     ["namespace", "resource", "state"],
 )
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_limit(files: Sequence[Path] = _LIMITS) -> int:
+    """Return the limit of this container, as the kernel says in one of these files, or the node's memory."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in files:
+        try:
+            limit = min(limit, int(file.read_text()))
+        except (OSError, ValueError):  # another version of cgroups, or "max"
+            continue
+    return limit

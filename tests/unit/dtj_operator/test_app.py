@@ -23,10 +23,11 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator"
 
 
 class Lists:
-    """An API server with lists by path; watches stay silent, and everything else is not found.
+    """An API server with lists by path; watches stay silent, anybody gets the Lease, all else is not found.
 
     broken    paths that are answered with 500
     refused   the path that the operator has no right to read
+    denied    what it may not do, such as "create pods"
     looked    the jobs that were read, in this order
     """
 
@@ -34,6 +35,7 @@ class Lists:
         self.items: dict[str, list[Json]] = {}
         self.broken: set[str] = set()
         self.refused = ""
+        self.denied: set[str] = set()
         self.looked: list[str] = []
         self.changed = asyncio.Event()
 
@@ -41,8 +43,17 @@ class Lists:
         path = request.path
         if path in self.broken:
             return web.json_response({"message": "exceeded max depth"}, status=500)
+        if path.endswith("/selfsubjectaccessreviews"):
+            asked = (await request.json())["spec"]["resourceAttributes"]
+            allowed = f"{asked['verb']} {asked['resource']}" not in self.denied
+            return web.json_response({"status": {"allowed": allowed}}, status=201)
         if path == self.refused:
             return web.json_response({"reason": "Forbidden", "message": "cannot list"}, status=403)
+        if path == LEASE:
+            named = {"name": "dtj-operator", "kind": "leases"}
+            return web.json_response({"reason": "NotFound", "details": named}, status=404)
+        if path == LEASE.rpartition("/")[0]:
+            return web.json_response(await request.json(), status=201)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -182,12 +193,7 @@ class SlowLists(Lists):
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path = request.path
-        if path.endswith("/leases/dtj-operator"):
-            named = {"name": "dtj-operator", "kind": "leases"}
-            return web.json_response({"reason": "NotFound", "details": named}, status=404)
-        if path.endswith("/leases"):
-            self.leads = True
-            return web.json_response(await request.json(), status=201)
+        self.leads |= path.endswith("/leases")
         if self.leads and "watch" not in request.query and path.rpartition("/")[2] in KINDS:
             self.again.add(path.rpartition("/")[2])
             self.changed.set()
@@ -268,6 +274,24 @@ async def test_readiness_quotes_the_api_server_on_a_missing_right(
                 await asyncio.sleep(0.01)
 
             lists.refused = ""
+            while app._readiness_problem() is not None:  # noqa: ASYNC110 - the same
+                await asyncio.sleep(0.01)
+
+
+async def test_readiness_names_rights_to_write_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtj_operator.app.RIGHTS_PAUSE_S", 0.01)
+    lists = Lists()
+    lists.denied = {"create pods", "patch distributedtrainingjobs"}
+    async with running(lists, "--no-leader-election") as app:
+        expected = (
+            "the operator may not patch distributedtrainingjobs/status in all namespaces,"
+            " create pods in all namespaces: bind the roles of its chart to its ServiceAccount"
+        )
+        async with asyncio.timeout(60):
+            while app._readiness_problem() != expected:  # noqa: ASYNC110 - changed by another task
+                await asyncio.sleep(0.01)
+
+            lists.denied = set()
             while app._readiness_problem() is not None:  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.01)
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from dtj_operator import metrics
 from dtj_operator.kube import paths
 from dtj_operator.kube.api import Api, decode
-from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from dtj_operator.model.json import Json
 
 DURATION_S = 15.0
@@ -31,7 +31,7 @@ class Lost(Exception):  # noqa: N818
 class Lease:
     """One Lease object, and what this process knows of it.
 
-    refused  what the API server said if it refused the last try, as without the right; else empty
+    refused  what the API server said if another try would fail too, as without the right; else empty
     """
 
     def __init__(self, api: Api, namespace: str, name: str, identity: str, wall: Callable[[], float]) -> None:
@@ -101,7 +101,7 @@ class Lease:
         except Conflict:
             return False  # another operator was faster; the next try shows which
         except (ApiError, TimeoutError) as error:
-            self.refused = str(error) if isinstance(error, Refused) else ""
+            self.refused = "" if isinstance(error, Unavailable | TimeoutError) else str(error)
             _log.warning(
                 "failed to read or renew the lease", extra={"error": str(error) or type(error).__name__}
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.kube.errors import Conflict, NotFound, Unavailable
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from dtj_operator.kube.lease import DURATION_S, PERIOD_S, RENEW_DEADLINE_S, Lease, Lost
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -232,3 +232,26 @@ async def test_unknown_fields_of_the_lease_are_kept() -> None:
     assert server.lease is not None
     assert (server.lease["spec"]["strategy"], server.holder) == ("from the future", "b")
     assert server.lease["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "quoted"),
+    [
+        (ApiError("POST leases", 404, "", "the server could not find the requested resource"), True),
+        (Unavailable("POST leases", 503, "", "etcd is away"), False),
+    ],
+    ids=["not served", "unavailable"],
+)
+async def test_answer_that_another_try_does_not_change_is_quoted(error: ApiError, quoted: bool) -> None:
+    server = OneLease()
+
+    async def create(path: str, body: Json) -> bytes:
+        raise error
+
+    server.create = create  # type: ignore[method-assign]
+    waiting = lease(server, "a")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await waiting.acquire()
+
+    assert waiting.refused == (str(error) if quoted else "")
