@@ -15,10 +15,13 @@ from prometheus_client import REGISTRY, generate_latest
 import dtj_operator.job_metrics  # noqa: F401 - registers all metrics
 from dtj import contract
 from dtj.agent.report.status_server import metrics as agent_metrics
-from tests.cluster import debian
+from tests.cluster import debian, go
 from tests.docs.blocks import ROOT
+from tests.integration import controlplane
 from tests.integration.chart.conftest import CHART, Render, kinds
+from tests.integration.controlplane import ControlPlane
 from tests.support.grafana import problems
+from tests.support.kubectl import Kubectl, KubectlError
 
 Json = dict[str, Any]
 Series = dict[str, str]
@@ -60,6 +63,11 @@ ROWS: list[tuple[str, Series, Series]] = [
             'dtj_queue_wait_seconds_bucket{le="10"}': "0+60x60",
             'dtj_queue_wait_seconds_bucket{le="+Inf"}': "0+60x60",
         },
+    ),
+    (
+        "DtjMemoryHigh",
+        {'process_resident_memory_bytes{pod="a"}': "95x60", 'dtj_memory_limit_bytes{pod="a"}': "100x60"},
+        {'process_resident_memory_bytes{pod="a"}': "85x60", 'dtj_memory_limit_bytes{pod="a"}': "100x60"},
     ),
     (
         "DtjReconcileErrors",
@@ -161,6 +169,38 @@ def test_runbook_is_where_the_values_say(render: Render):
     assert rule["metadata"]["labels"]["a"] == "b"
     for each in rule["spec"]["groups"][0]["rules"]:
         assert each["annotations"]["runbook_url"].startswith("https://example.com/docs/operations.md#")
+
+
+MONITORS = ("servicemonitors", "podmonitors", "prometheusrules")
+
+
+@pytest.fixture(scope="module")
+def monitored(plane: ControlPlane) -> ControlPlane:
+    """Return the control plane, with the CRDs of the Prometheus operator."""
+    source = go.module_folder("prometheus-operator", "github.com/prometheus-operator/prometheus-operator")
+    folder = source / "example/prometheus-operator-crd"
+    for kind in MONITORS:
+        file = folder / f"monitoring.coreos.com_{kind}.yaml"
+        controlplane.install(plane, file, f"{kind}.monitoring.coreos.com")
+    return plane
+
+
+@pytest.mark.parametrize("watched", [[], ["team-a", "team-b"]], ids=["all namespaces", "two namespaces"])
+def test_prometheus_operator_knows_every_field(
+    render: Render, monitored: ControlPlane, kubectl: Kubectl, watched: list[str]
+):
+    metrics = {
+        name: {**given, "interval": "30s"} for name, given in VALUES["metrics"].items() if "Mon" in name
+    }
+    values = {"metrics": VALUES["metrics"] | metrics, "watchNamespaces": watched}
+    found = [each for each in render(values) if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    assert {each["kind"] for each in found} == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    for each in found:
+        each["metadata"]["namespace"] = kubectl.namespace
+        kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(each))
+        each["spec"]["unknown"] = {}
+        with pytest.raises(KubectlError, match="unknown"):
+            kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(each))
 
 
 @pytest.fixture
