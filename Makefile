@@ -27,6 +27,7 @@ format: ## format the code, and fix what ruff can fix
 	$(RUN) ruff check --fix $(CODE)
 	$(RUN) tests.docs.operator_metrics
 	$(RUN) tests.docs.api_reference
+	$(RUN) tests.docs.chart_values
 	$(RUN) tests.docs.loop_lines
 	@cp crds/dtj.dev_distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
 

@@ -1,10 +1,11 @@
 {{/*
-Name of all objects of the release: by default the release's name with the suffix -operator. At most 55 characters: the Service
-of the metrics has 8 more, and may have 63.
+Name of all objects of the release: by default the release's name with the suffix -operator, or another one. At most 55 characters:
+the Service of the metrics has 8 more, and may have 63.
 */}}
 {{- define "dtj.name" -}}
-{{- $default := printf "%s-operator" (.Release.Name | trimSuffix "-operator" | trunc 46 | trimSuffix "-") -}}
-{{- .Values.fullnameOverride | default $default -}}
+{{- $suffix := printf "-%s" (.Values.nameOverride | default "operator") -}}
+{{- $release := .Release.Name | trimSuffix $suffix | trunc (sub 55 (len $suffix) | int) | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default (print $release $suffix) -}}
 {{- end -}}
 
 {{/* Name of cluster-scoped objects: releases of one name in two namespaces must not share them. */}}

@@ -55,6 +55,11 @@ def test_uninstallation_keeps_the_crd(helm: Helm, plane: ControlPlane, kubectl: 
     helm("install", "release-test", str(CHART), *flags)
     helm("uninstall", "release-test", *flags)
 
+    assert "invalid ownership metadata" in helm("install", "another", str(CHART), *flags, fails=True)
+    helm("install", "another", str(CHART), *flags, "--take-ownership")
+    helm("uninstall", "another", *flags)
+    assert kubectl.get("dtj", "before")
+
 
 def test_rendered_manifests_install_with_apply_k(
     helm: Helm, plane: ControlPlane, kubectl: Kubectl, tmp_path: Path

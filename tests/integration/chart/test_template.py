@@ -36,6 +36,7 @@ CASES: dict[str, Json] = {
     "everything set": {
         "image": {"repository": "registry.example/dtj", "tag": "1.2.3", "pullPolicy": "Always"},
         "imagePullSecrets": ["pull", {"name": "other"}],
+        "nameOverride": "training",
         "fullnameOverride": "trainer",
         "commonLabels": {"cost-center": "a"},
         "reconcile": {"workers": 4, "resyncSeconds": 60},
@@ -266,12 +267,32 @@ def test_releases_of_one_name_in_two_namespaces_share_no_object(helm: Helm, watc
     assert objects("here") & objects("there") == set()
 
 
-@pytest.mark.parametrize("values", [{}, {"fullnameOverride": "a" * 55}], ids=["release", "override"])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"fullnameOverride": "a" * 55}, {"nameOverride": "b" * 20}],
+    ids=["release", "whole name", "end of the name"],
+)
 def test_longest_names_fit_into_the_name_of_a_service(helm: Helm, values: Json):
     longest = "a" * 53  # the most that Helm takes
     printed = helm("template", longest, str(CHART), "--kube-version=1.35.0", given=values)
     (service,) = kinds([each for each in yaml.safe_load_all(printed) if each], "Service")
     assert len(service["metadata"]["name"]) == 63
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "name"),
+    [
+        ("dtj", {}, "dtj-operator"),
+        ("dtj-operator", {}, "dtj-operator"),
+        ("dtj", {"nameOverride": "training"}, "dtj-training"),
+        ("training", {"nameOverride": "training"}, "training-training"),
+        ("dtj", {"nameOverride": "training", "fullnameOverride": "trainer"}, "trainer"),
+    ],
+)
+def test_name_is_that_of_the_release_and_an_end(helm: Helm, release: str, values: Json, name: str):
+    printed = helm("template", release, str(CHART), "--kube-version=1.35.0", given=values)
+    (deployment,) = kinds([each for each in yaml.safe_load_all(printed) if each], "Deployment")
+    assert deployment["metadata"]["name"] == name
 
 
 REFUSED = [

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.docs import chart_values
+
 CHART = Path(__file__).parents[3] / "charts/dtj-operator"
-SEPARATE = re.compile(r"(?:`[^`]*`|[^,`])+")  # what is between commas that are not within a code span
 Json = dict[str, Any]
 GIVEN_WHOLE = {
     "resources",
@@ -35,28 +35,20 @@ def leaves(values: Json, path: str = "") -> Iterator[str]:
             yield f"{path}{name}"
 
 
-def in_readme() -> Iterator[tuple[str, str]]:
-    """Yield each value in the table of the README, and its default there; a row may have one for all."""
-    for line in (CHART / "README.md").read_text().splitlines():
-        if line.startswith("| `"):
-            names, defaults = (SEPARATE.findall(cell) for cell in line.split("|")[1:3])
-            same = defaults * len(names) if len(defaults) == 1 else defaults
-            yield from zip((name.strip(" `") for name in names), (each.strip() for each in same), strict=True)
+def test_table_in_the_readme_is_that_of_the_values():
+    page = chart_values.PAGE.read_text()
+    assert chart_values.renewed(page) == page, "run make format"
 
 
-def test_every_value_is_in_the_readme_and_nothing_else_is():
+def test_every_value_is_in_the_table_with_a_description():
     values = set(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
-    assert {name for name, _ in in_readme()} == values
-
-
-@pytest.mark.parametrize(("name", "shown"), [*in_readme()])
-def test_default_in_the_readme_is_that_of_the_chart(name: str, shown: str):
-    """In words only if the chart's default is empty, which says what that means."""
-    default: Any = yaml.safe_load((CHART / "values.yaml").read_text())
-    for part in name.split("."):
-        default = default[part]
-    in_words = not (shown.startswith("`") and shown.endswith("`"))
-    assert (not default) if in_words else yaml.safe_load(shown.strip("`")) == default
+    named: set[str] = set()
+    for row in chart_values.rows():
+        names, _, what = row.split(" | ")
+        assert len(what.strip(" |\n")) > 10, row
+        for name in re.findall(r"`([^`]+)`", names):
+            named |= {each for each in values if each == name or each.startswith(f"{name}.")}
+    assert named == values
 
 
 def test_every_value_is_in_the_schema_and_nothing_else_is():

@@ -49,3 +49,14 @@ def test_operator_image_starts_without_a_shell_and_not_as_root():
     text = (ROOT / "images/operator/Dockerfile").read_text()
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["python", "-P", "-m", "dtj_operator"\]$', text, re.MULTILINE)
+
+
+def test_list_of_images_for_a_cluster_without_internet_is_complete():
+    chart = ROOT / "charts/dtj-operator"
+    values, described = (yaml.safe_load((chart / name).read_text()) for name in ("values.yaml", "Chart.yaml"))
+    used = {f"{values['image']['repository']}:{described['appVersion']}"}
+    for example in sorted((ROOT / "examples").glob("*.yaml")):
+        used.update(re.findall(r"image: (ghcr\.io/\S+)", example.read_text()))
+    page = (chart / "README.md").read_text()
+    listed = page.partition("pulls these images")[2].partition("To copy them")[0]
+    assert set(re.findall(r"`(ghcr\.io/[^`]+)`", listed)) == used
