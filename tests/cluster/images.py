@@ -61,18 +61,23 @@ def ensure(runtime: Engine, role: str) -> str:
             default = default_base(dockerfile(role).read_text())
             base = default if runtime.can_pull(default) else rootfs.ensure(runtime, BASES[role])
             name = build_name(role, base)
-            # The trainer's modules are compiled for the times of their files, so those must stay.
-            timestamp = fixed_time(runtime) if role == "operator" else []
-            runtime(
-                "build", "--quiet", "--tag", name, "--file", dockerfile(role),
-                *base_arguments(role, base), *network_arguments(), *timestamp, config.ROOT,
-                step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
-                fix="see the output above; the build needs access to the Python package index",
-            )  # fmt: skip
+            build_on(runtime, role, base, name)
             forget_old_builds(runtime, name)
         for public in public_names(role, name):
             runtime("tag", name, public)
     return name
+
+
+def build_on(runtime: Engine, role: str, base: str, name: str, *flags: str) -> None:
+    """Build an image on a base; `flags` of the engine."""
+    # The trainer's modules are compiled for the times of their files, so those must stay.
+    timestamp = fixed_time(runtime) if role == "operator" else []
+    runtime(
+        "build", "--quiet", "--tag", name, "--file", dockerfile(role), *flags,
+        *base_arguments(role, base), *network_arguments(), *timestamp, config.ROOT,
+        step=f"image {config.IMAGES[role]} (about {SECONDS} s, once per change)",
+        fix="see the output above; the build needs access to the Python package index",
+    )  # fmt: skip
 
 
 def public_names(role: str, name: str) -> list[str]:
