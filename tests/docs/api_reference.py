@@ -60,7 +60,12 @@ def kind(schema: Json) -> str:
 def row(path: str, schema: Json, *, required: bool) -> str:
     """Return the row of one field."""
     default = "required" if required else f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
-    text = " ".join(schema.get("description", "").split()).replace("|", "\\|").replace("<", "&lt;")
+    text = (
+        " ".join(schema.get("description", "").split())
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("*", "\\*")
+    )
     return f"| `{path}` | {kind(schema)} | {default} | {text} |\n"
 
 
