@@ -38,6 +38,11 @@ def not_waiting_for_lists(text: str) -> bool:
     return "caches" not in text
 
 
+def beginning(words: str) -> Callable[[str], bool]:
+    """Return a predicate: a text begins with these words."""
+    return lambda text: text.startswith(words)
+
+
 async def until_unready(operator: Operator, awaited: Callable[[str], bool] = not_waiting_for_lists) -> str:
     """Return what /readyz says is wrong; wait until it says what is awaited."""
     url = f"http://127.0.0.1:{operator.health_port}/readyz"
@@ -135,7 +140,7 @@ async def test_missing_right_is_named_until_it_is_given(own_plane: ControlPlane)
             await api.patch(path, {"rules": [rule for rule in rules if resource not in rule["resources"]]})
             operator = await process.start(own_plane, identity=name, resync_s=1)
             try:
-                await until_unready(operator, lambda text, expected=expected: text.startswith(expected))
+                await until_unready(operator, beginning(expected))
                 await api.patch(path, {"rules": rules})
                 await operator.ready()
                 await until_handled(api, name)
@@ -183,7 +188,7 @@ async def test_missing_api_group_is_named_or_not_needed(granted: ControlPlane, c
         operator = await process.start(granted, watch=cluster.namespace, server=proxy.url, resync_s=1)
         try:
             if expected := NOT_SERVED.get(group):
-                await until_unready(operator, lambda text: text.startswith(expected))
+                await until_unready(operator, beginning(expected))
                 proxy.clear()
             await operator.ready()
             await cluster.submit()

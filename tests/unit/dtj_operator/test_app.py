@@ -23,7 +23,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/dtj-operator"
 
 
 class Lists:
-    """An API server with lists by path; watches stay silent, anybody gets the Lease, all else is not found.
+    """An API server with lists by path; watches stay silent, the Lease is free, all else is not found.
 
     broken    paths that are answered with 500
     refused   the path that the operator has no right to read
