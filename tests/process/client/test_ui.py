@@ -132,7 +132,9 @@ def test_thousand_replicas_are_squares_and_pages(page: Page, cluster: Cluster) -
 def test_narrow_screen_needs_no_scrolling_to_the_side(page: Page, cluster: Cluster) -> None:
     """Wide tables scroll within their part of the page."""
     cluster.set_jobs(job("a-name-that-is-longer-than-the-screen-of-a-telephone-is-wide-0123"))
-    cluster.details["gpt-small"] = made.document(datetime.now(UTC), replicas=9)
+    cluster.details["gpt-small"] = made.document(
+        datetime.now(UTC), replicas=9, lines=made.logged(datetime.now(UTC), 400)
+    )
     screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     try:
@@ -140,6 +142,9 @@ def test_narrow_screen_needs_no_scrolling_to_the_side(page: Page, cluster: Clust
             page.open(path)
             page.until_there(last)
             assert page.run("return document.documentElement.scrollWidth") == 360
+        text = "[...document.querySelectorAll('.tick text, text.tick')]"
+        heights = page.run(f"return {text}.map(each => each.getBoundingClientRect().height)")
+        assert min(heights, default=0) > 10, "numbers of curves can be read"
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
