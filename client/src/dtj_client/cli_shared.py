@@ -1,7 +1,10 @@
 """What commands share: options, arguments, and the end of a command that waits for a job."""
 
+import contextlib
 import os
 import re
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +14,7 @@ from dtj_client.errors import ClientError
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
 from dtj_client.logs import Line
+from dtj_client.report import plain, pod_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +46,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
         return sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(value))
 
 
+WAIT_S = 2.0  # for the first line of a log, before the reason is looked for
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
@@ -107,10 +112,32 @@ def follow_to_the_end(
     since: str = "",
 ) -> int:
     """Print lines until the job has finished; return 1 if it has failed."""
-    job = Job(name, kubectl)
-    for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
-        echo(shown(line))
+    job, has_begun = Job(name, kubectl), threading.Event()
+    says = threading.Thread(target=_say_what_it_waits_for, args=(job, has_begun), daemon=True)
+    says.start()
+    try:
+        for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
+            has_begun.set()
+            echo(shown(line))
+    finally:
+        has_begun.set()
+        says.join(1)  # its question may be on the way
     return ended(job, err=True)
+
+
+def _say_what_it_waits_for(job: Job, has_begun: threading.Event) -> None:
+    """Until the first line of a log, print each change of the phase and of the pods."""
+    said = ""
+    with contextlib.suppress(ClientError):
+        while not has_begun.wait(WAIT_S):
+            status = job.status
+            pods = Counter(map(pod_state, job.kubectl.pods(job.name)))
+            states = ", ".join(f"{count} {state}" for state, count in pods.items())
+            now = ": ".join(each for each in (status.phase or "New", status.message) if each)
+            text = f"{job.name}: {now}{f' (pods: {states})' if states else ''}"
+            if text != said and not has_begun.is_set():
+                click.echo(plain(text), err=True)
+            said = text
 
 
 def ended(job: Job, *, err: bool = False) -> int:

@@ -115,7 +115,14 @@ class Job:
         flags = [f"--container={container_of(job)}", *([f"--since={since}"] if since else [])]
         lines: Iterator[Line]
         if follow:
-            lines = follow_job(self.kubectl, self.name, chosen, *flags, finished=lambda: self.phase in FINAL)
+            lines = follow_job(
+                self.kubectl,
+                self.name,
+                chosen,
+                *flags,
+                finished=lambda: self.phase in FINAL,
+                with_new=replicas is None,
+            )
         else:
             pods = [pod for pod in self.kubectl.pods(self.name) if index_of(pod, self.name) in set(chosen)]
             if not pods:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from dtj_client.errors import ClientError, ForbiddenError, Patience
-from dtj_client.kubectl import Json, Kubectl, index_of
+from dtj_client.kubectl import JOB_LABEL, Json, Kubectl, index_of
 from dtj_client.progress import Progress, ignore
 
 _TIME = re.compile(r"(?P<at>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))(?: |$)")
 _RANK = re.compile(r'\[rank (\d+)\] |\{"rank": (\d+)')  # written by the agent in a pod
 AT_ONCE = 8  # logs that are read at the same time
 NEXT_POD_S = 1.0  # between two looks for the pod that replaces one, or for more of its log
+LOOK_S = 5.0  # the same while the logs of all replicas are read: some may be added
 TRIES = 5  # for the log of an ended pod; its node may be gone
 _NO_LOG = ("waiting to start", "ContainerCreating", '" not found')  # so far, or any more
 _ENDED = ("Succeeded", "Failed")  # phases of a pod
@@ -98,82 +99,111 @@ def snapshot(
 
 
 def follow_job(
-    kubectl: Kubectl, job: str, replicas: Sequence[int], *flags: str, finished: Callable[[], bool]
+    kubectl: Kubectl,
+    job: str,
+    replicas: Sequence[int],
+    *flags: str,
+    finished: Callable[[], bool],
+    with_new: bool = False,
 ) -> Generator[Line, None, None]:
     """Yield lines as they come, also of pods that replace others, until the job has finished.
 
     flags      for kubectl logs
     finished   whether the job is over, so that no further pod comes
+    with_new   also of replicas that are added meanwhile
     """
-    following = _Following(kubectl, job, flags, finished)
-    for replica in replicas:
-        threading.Thread(target=following.replica, args=(replica,), daemon=True).start()
-    left = len(replicas)
+    following = _Following(kubectl, job, replicas, flags, finished, with_new)
+    threading.Thread(target=following.run, daemon=True).start()
     try:
-        while left:
-            line = following.lines.get()
+        while (line := following.lines.get()) is not None:
             if isinstance(line, ClientError):
                 raise line
-            if line is None:
-                left -= 1
-            else:
-                yield line
+            yield line
     finally:
         following.end()
 
 
 @dataclass
 class _Following:
-    """Reads the logs of the replicas, each in a thread.
+    """Reads the logs of the pods, each in a thread; one more thread looks for pods.
 
-    lines  of all replicas; None: a replica has no more, an error: nor has any other
+    lines  of all replicas; None: there are no more, an error: nor are there after it
     """
 
     kubectl: Kubectl
     job: str
+    replicas: Sequence[int]
     flags: Sequence[str]
     finished: Callable[[], bool]
+    with_new: bool
     lines: "queue.Queue[Line | ClientError | None]" = field(default_factory=queue.Queue)
     _is_over: threading.Event = field(default_factory=threading.Event)
+    _has_changed: threading.Event = field(default_factory=threading.Event)  # a log or everything has ended
     _processes: set["subprocess.Popen[bytes]"] = field(default_factory=set)
+    _read: set[str] = field(default_factory=set)  # uids of pods whose logs are read at this moment
+    _newest: dict[str, str] = field(default_factory=dict)  # time of the last line by uid of the pod
+    _left: dict[str, int] = field(default_factory=dict)  # by uid: how often a log may be asked for again
 
     def end(self) -> None:
         """End the threads, and their processes: a quiet log would keep them."""
         self._is_over.set()
+        self._has_changed.set()
         for each in tuple(self._processes):
             each.kill()
 
-    def replica(self, index: int) -> None:
-        """Follow one pod after the other of a replica."""
-        pod = f"{self.job}-{index}"
-        fields = ("--ignore-not-found", "-o", "jsonpath={.metadata.uid} {.status.phase}")
-        newest: dict[str, str] = {}  # time of the last line by uid of the pod
-        left: dict[str, int] = {}  # by uid: how often an ended pod's log may be asked for; 0: it was read
-        patience = Patience()
+    def run(self) -> None:
+        """Look for pods until the job is over and all logs were read."""
+        patience, over = Patience(), False
         try:
             while not self._is_over.is_set():
                 with patience.forgiving():
                     over = self.finished()
-                    uid, _, phase = self.kubectl.run("get", "pod", pod, *fields).partition(" ")
-                    if uid and left.setdefault(uid, TRIES) and phase not in ("", "Pending"):
-                        is_whole = self._pod(pod, index, uid, newest)
-                        if over or phase in _ENDED:
-                            left[uid] = 0 if is_whole else left[uid] - 1
-                            continue  # a further pod may be there
-                    elif over:
-                        return
-                self._is_over.wait(NEXT_POD_S)
+                    begun = [self._begin(*pod, over=over) for pod in self._pods()]
+                    if over and not self._read and not any(begun):
+                        break
+                is_complete = len(self._read) >= len(self.replicas)
+                self._has_changed.wait(LOOK_S if is_complete and not over else NEXT_POD_S)
+                self._has_changed.clear()
         except ClientError as error:
             self.lines.put(error)
-        finally:
-            self.lines.put(None)
+        self.lines.put(None)
 
-    def _pod(self, pod: str, index: int, uid: str, newest: dict[str, str]) -> bool:
-        """Follow a pod until its log or the connection ends; return whether kubectl is content.
+    def _pods(self) -> Iterator[tuple[int, str, str]]:
+        """Yield index, uid and phase of each pod that has begun."""
+        fields = '{range .items[*]}{.metadata.name} {.metadata.uid} {.status.phase}{"\\n"}{end}'
+        words = ("get", "pods", f"--selector={JOB_LABEL}={self.job}", "-o", f"jsonpath={fields}")
+        for line in self.kubectl.run(*words).splitlines():
+            name, uid, phase = line.split(" ", 2)
+            index = name.removeprefix(f"{self.job}-")
+            chosen = index.isdecimal() and (self.with_new or int(index) in self.replicas)
+            if chosen and phase not in ("", "Pending"):
+                yield int(index), uid, phase
 
-        newest   by uid: only lines after this time; none: those that the flags choose
-        """
-        flags, after = self.flags, newest.get(uid, "")
+    def _begin(self, index: int, uid: str, phase: str, *, over: bool) -> bool:
+        """Read a pod's log in a thread, unless it was read; return whether it was not."""
+        if uid in self._read or not self._left.setdefault(uid, TRIES):
+            return False
+        self._read.add(uid)
+        is_last = over or phase in _ENDED
+        threading.Thread(target=self._keep, args=(index, uid, is_last), daemon=True).start()
+        return True
+
+    def _keep(self, index: int, uid: str, is_last: bool) -> None:
+        """Read a pod's log once."""
+        try:
+            is_whole = self._pod(f"{self.job}-{index}", index, uid)
+            if is_last:
+                self._left[uid] = 0 if is_whole else self._left[uid] - 1
+            if not (is_last and is_whole):
+                self._is_over.wait(NEXT_POD_S)  # before it is read on
+        except ClientError as error:
+            self.lines.put(error)
+        self._read.discard(uid)
+        self._has_changed.set()
+
+    def _pod(self, pod: str, index: int, uid: str) -> bool:
+        """Follow a pod until its log or the connection ends; return whether kubectl is content."""
+        flags, after = self.flags, self._newest.get(uid, "")
         if after:  # in whole seconds: some lines come again
             flags = [f"--since-time={after}", *(each for each in flags if not each.startswith("--since"))]
         command = self.kubectl.command("logs", pod, "--timestamps", "--follow", *flags)
@@ -187,7 +217,7 @@ class _Following:
             lines = io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace", newline="\n")
             for line in parse(index, lines):
                 if line.at > after:
-                    newest[uid] = line.at
+                    self._newest[uid] = line.at
                     self.lines.put(line)
             said = process.stderr.read()
         self._processes.discard(process)

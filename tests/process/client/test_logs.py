@@ -19,7 +19,7 @@ KUBECTL = """#!/bin/sh
 cd "$(dirname "$0")"
 [ -e 1 ] && [ ! -e 1.5 ] && touch 1.5 && echo "Unable to connect to the server: EOF" >&2 && exit 1
 case "$*" in
-  *"get pod"*) [ -e 3 ] && phase=Succeeded || phase=Running; printf 'uid-1 %s' $phase ;;
+  *"get pod"*) [ -e 3 ] && phase=Succeeded || phase=Running; echo "digits-0 uid-1 $phase" ;;
   *--since=9m) touch 1; printf '2026-01-01T00:00:01.1Z one\\377\\r 9%%\\n'; exit 1 ;;
   *--since-time=2026-01-01T00:00:01.1Z)
     touch 2; printf '2026-01-01T00:00:01.1Z one\\n2026-01-01T00:00:01.2Z two\\n'; [ -e 3 ] ;;
@@ -52,7 +52,7 @@ def test_missing_right_ends_the_log(tmp_path: Path) -> None:
     """The log would be empty until the job has finished."""
     refuses = """#!/bin/sh
 case "$*" in
-  *"get pod"*) printf 'uid-1 Running' ;;
+  *"get pod"*) echo 'digits-0 uid-1 Running' ;;
   *) echo 'pods "digits-0" is forbidden: User "alice" cannot get resource "pods/log"' >&2; exit 1 ;;
 esac
 """
@@ -61,10 +61,25 @@ esac
         list(found)
 
 
+def test_new_replicas_are_followed_only_if_asked_for(tmp_path: Path) -> None:
+    """Of two pods one replaces another, and the second was added; a third one does not run."""
+    scaled = """#!/bin/sh
+case "$*" in
+  *"get pod"*) printf 'digits-0 uid-2 Succeeded\\ndigits-1 uid-3 Succeeded\\ndigits-2 uid-4 Pending\\n' ;;
+  *"logs digits-0"*) echo "2026-01-01T00:00:01.1Z zero" ;;
+  *"logs digits-1"*) echo "2026-01-01T00:00:01.2Z one" ;;
+esac
+"""
+    cluster = kubectl(tmp_path, scaled)
+    for with_new, expected in ((True, {"zero", "one"}), (False, {"zero"})):
+        found = logs.follow_job(cluster, "digits", [0], finished=lambda: True, with_new=with_new)
+        assert {line.text for line in found} == expected
+
+
 def test_reader_who_has_enough_ends_kubectl_of_a_quiet_job(tmp_path: Path) -> None:
     quiet = """#!/bin/sh
 case "$*" in
-  *"get pod"*) printf 'uid-1 Running' ;;
+  *"get pod"*) echo 'digits-0 uid-1 Running' ;;
   *) echo "2026-01-01T00:00:01.1Z $$"; exec sleep 600 ;;
 esac
 """

@@ -1,6 +1,8 @@
 """How the command line is read."""
 
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from dtj_client.cli import main
 from dtj_client.cli_shared import Duration
 from dtj_client.job import Job
 from dtj_client.kubectl import Kubectl
+from dtj_client.logs import Line
 from dtj_client.template import Template
 
 
@@ -132,6 +135,36 @@ def test_log_without_a_line_says_what_the_pods_do(
     assert capsys.readouterr().err.startswith(
         "no lines so far; pods: packages runs; kubectl dtj status digits"
     )
+
+
+def test_follow_says_what_it_waits_for_until_the_first_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = iter(["0 of 2 pods are scheduled", "0 of 2 pods are scheduled", "pull access denied"])
+    shown = threading.Event()
+
+    def job(_kubectl: Kubectl, _name: str) -> dict[str, object]:
+        message = next(messages, None)
+        if message is None:
+            shown.set()
+        return {"status": {"phase": "Pending", "message": message or "pull access denied"}}
+
+    def logs(_job: Job, **_options: object) -> Iterator[Line]:
+        assert shown.wait(60)
+        yield Line("2026-01-01T00:00:00Z", 0, "first")
+
+    pods = [{"metadata": {}, "status": {"phase": "Pending"}}] * 2
+    monkeypatch.setattr("dtj_client.cli_shared.WAIT_S", 0)
+    monkeypatch.setattr(Kubectl, "job", job)
+    monkeypatch.setattr(Kubectl, "pods", lambda _kubectl, _name: pods)
+    monkeypatch.setattr(Job, "logs", logs)
+    assert run("logs", "-f", "digits") == 1
+    said = capsys.readouterr()
+    assert said.out == "0| first\n"
+    assert said.err.splitlines()[:2] == [
+        "digits: Pending: 0 of 2 pods are scheduled (pods: 2 Pending)",
+        "digits: Pending: pull access denied (pods: 2 Pending)",
+    ]
 
 
 def test_end_of_a_failed_job_says_why(
