@@ -65,6 +65,8 @@ def one(agents: Pods, number: int, way: str, rank: int) -> Hang:
     """Make a rank hang, wait until that is found, and until all ranks train on."""
     begun, before = len(began(agents, rank)), Counter(named(agents.log))
     after = max(steps(agents.folder)) + _AHEAD
+    over = agents.folder / f"found-{number}"
+    over.write_bytes(b"\0")
     order(agents.folder, {"way": way, "rank": rank, "after": after, "number": number})
     if not agents.until(lambda: len(began(agents, rank)) > begun, within_s=_SLACK_S):
         return Hang(way=way, rank=rank)
@@ -73,7 +75,8 @@ def one(agents: Pods, number: int, way: str, rank: int) -> Hang:
     if not agents.until(lambda: Counter(named(agents.log)) > before, within_s=limit_s):
         return Hang(way=way, rank=rank)
     found_s = time.monotonic() - began_at
-    (agents.folder / f"found-{number}").touch()
+    with over.open("r+b") as file:  # ranks have mapped it: it must not be truncated
+        file.write(b"1")
     healed = agents.until(lambda: min(steps(agents.folder)) > after + 1, within_s=_SLACK_S)
     found = tuple((Counter(named(agents.log)) - before).elements())  # the log is that of both agents
     return Hang(way=way, rank=rank, found_s=found_s, named=found, healed=healed)
