@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -18,10 +19,12 @@ from dtj.agent.replica import stacks
 from dtj.agent.replica.activity import ActivityReader
 from dtj.agent.replica.frames import place_of
 from dtj.agent.replica.looks import Looks
-from dtj.agent.replica.stacks import RankStacks, Stacks, as_text
+from dtj.agent.replica.stacks import LONGEST_S, RankStacks, Stacks, as_text
+from dtj.agent.report.status_server import STACKS_TIMEOUT_S
 from dtj.agent.wire.probe import NOWHERE, USES_CPU, Probe
 from dtj.telemetry import heartbeat
 from dtj.telemetry.heartbeat import SharedHeartbeat
+from dtj_client.stacks import question
 from tests.process.dtj.conftest import wait_for
 
 ENV = {"RANK": "0", "WORLD_SIZE": "1", "NNODES": "1"}
@@ -155,6 +158,12 @@ def test_rank_that_waits_for_a_processor_is_at_work_although_it_does_not_respond
     for tick in (asked.tick, lambda _: looks.tick(), asked.tick):
         tick([process])
     assert (probes[3].does, probes[3].responds) == (does, False)
+
+
+def test_clients_wait_longer_than_the_agent_waits_for_a_rank() -> None:
+    found = re.search(r"timeout=(\d+)", question())
+    assert found
+    assert LONGEST_S + 5 < STACKS_TIMEOUT_S < int(found[1]) - 5
 
 
 def test_pod_without_ranks_reports_that_none_is_running() -> None:

@@ -21,7 +21,7 @@ _DOCUMENT_BYTES = 1 << 20
 # A document is a JSON object; a message about stacks starts with this byte, in both directions.
 _STACKS = b"S"
 _STACKS_BYTES = 128 * 1024
-_STACKS_TIMEOUT_S = 10.0
+STACKS_TIMEOUT_S = 20.0  # longer than the agent waits for a rank that writes none
 _GAUGES = {
     "dtj_step": ("step", "Last completed step of rank 0."),
     "dtj_total_steps": ("totalSteps", "Total steps of the run."),
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.agent.send(_STACKS)
             self._answer(
-                mine.get(timeout=_STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
+                mine.get(timeout=STACKS_TIMEOUT_S).decode(errors="replace"), "text/plain; charset=utf-8"
             )
         except (OSError, queue.Empty):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "the agent does not respond")
