@@ -23,6 +23,8 @@ from tests.bench.control_plan import PLAIN_KINDS, Event, plan
 STEP_S = float(os.environ["STEP_S"])
 RANK = int(os.environ["RANK"])
 OUT = Path(os.environ["OUT"])
+# What one rank compiles is new to the others, and no rank reads a file that another is about to write.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(OUT / f"inductor-{RANK}")
 EVENTS = OUT / f"events-{RANK}.jsonl"
 _SHARE_OF_CPU = 0.1  # of an evaluation, so that several jobs fit on a small machine
 _AT_A_TIME = 64  # samples

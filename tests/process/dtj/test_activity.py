@@ -233,7 +233,7 @@ IDLE = Usage(
     cpu_s=5.0,
     io_bytes=7,
     is_busy=False,
-    is_runnable=False,
+    runnable=frozenset(),
     wakeups=10,
     other_wakeups=10,
 )

@@ -89,6 +89,8 @@ def test_laptop_needs_nothing() -> None:
         "TORCHELASTIC_RUN_ID": "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "GLOO_ENABLE_STORE_V2_API": "1",
+        "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1",
         "DTJ_GENERATION": "1",
         "DTJ_HEALING": "0",
         "DTJ_CONNECT_SECONDS": "20.0",

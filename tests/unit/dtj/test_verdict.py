@@ -171,7 +171,7 @@ IDLE = Usage(
     cpu_s=5.0,
     io_bytes=7,
     is_busy=False,
-    is_runnable=False,
+    runnable=frozenset(),
     wakeups=3,
     other_wakeups=10,
 )
@@ -195,8 +195,17 @@ def test_work_in_five_seconds(now: Usage, expected: str) -> None:
     assert work_between(IDLE, now, elapsed_s=5.0) == expected
 
 
-@pytest.mark.parametrize(("before", "expected"), [(True, USES_CPU), (False, "")])
-def test_rank_that_gets_no_processor_is_at_work(before: bool, expected: str) -> None:
-    """A poller may be caught while it is awake, but hardly twice."""
-    first = IDLE._replace(is_runnable=before)
-    assert work_between(first, IDLE._replace(is_runnable=True), elapsed_s=5.0) == expected
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        pytest.param({1}, {1}, USES_CPU, id="the rank"),
+        pytest.param({2}, {2}, USES_CPU, id="a compiler for which it waits"),
+        pytest.param(set(), {1}, "", id="a poller that was caught while it was awake"),
+        pytest.param({1}, {2}, "", id="two pollers"),
+    ],
+)
+def test_rank_whose_processes_get_no_processor_is_at_work(
+    before: set[int], after: set[int], expected: str
+) -> None:
+    first = IDLE._replace(runnable=frozenset(before))
+    assert work_between(first, IDLE._replace(runnable=frozenset(after)), elapsed_s=5.0) == expected

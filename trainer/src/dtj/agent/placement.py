@@ -12,6 +12,14 @@ from dtj import contract, flags
 from dtj.agent.wire.protocol import Limits
 from dtj.errors import RecipeError
 
+# Settings of torch's libraries, unless the user has made them. gloo connects each rank to every other; its
+# two cut the requests to the store for that. All ranks of a job must have the same.
+_OF_LIBRARIES = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "GLOO_ENABLE_STORE_V2_API": "1",
+    "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -104,7 +112,7 @@ class Placement:
             contract.USE_AGENT_STORE: True,
             contract.RUN_ID: self.run_id,
             contract.RESTART_COUNT: generation - 1,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            **{name: os.environ.get(name, value) for name, value in _OF_LIBRARIES.items()},
             contract.GENERATION: generation,
             contract.HEALING: int(heals),
             contract.CONNECT_SECONDS: connect_s,

@@ -27,7 +27,7 @@ class Usage(NamedTuple):
 
     pids           of the processes in the table; some may have exited since
     is_busy        one of them waits for a disk or a network file system, or is traced by a debugger
-    is_runnable    the root process's main thread runs, or waits for a processor
+    runnable       pids of those whose main thread runs, or waits for a processor
     wakeups        of the root process's main thread
     other_wakeups  of all other processes
     """
@@ -36,7 +36,7 @@ class Usage(NamedTuple):
     cpu_s: float
     io_bytes: int
     is_busy: bool
-    is_runnable: bool
+    runnable: frozenset[int]
     wakeups: int
     other_wakeups: int
 
@@ -84,7 +84,7 @@ def usage_of(root: int, table: ProcessTable) -> Usage | None:
         cpu_s=sum(known[pid].cpu_s for pid in pids),
         io_bytes=io_bytes,
         is_busy=any(known[pid].state in "Dt" for pid in pids),
-        is_runnable=known[root].state == "R",
+        runnable=frozenset(pid for pid in pids if known[pid].state == "R"),
         wakeups=wakeups.pop(root),
         other_wakeups=sum(wakeups.values()),
     )

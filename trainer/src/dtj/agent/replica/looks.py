@@ -101,7 +101,7 @@ def work_between(before: Usage, after: Usage, *, elapsed_s: float) -> str:
     """What a rank and its processes did, in words for the user; empty if next to nothing."""
     if after.cpu_s - before.cpu_s > _CPU_LEAST_S + _CPU_SHARE * elapsed_s:
         return USES_CPU
-    if before.is_runnable and after.is_runnable:  # others leave it next to no processor time
+    if before.runnable & after.runnable:  # it, or its compiler, gets next to no processor time
         return USES_CPU
     if after.io_bytes - before.io_bytes > _IO_BYTES_PER_S * elapsed_s:
         return "reads or writes"
