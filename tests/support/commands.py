@@ -115,6 +115,7 @@ def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
     network  the name of the network namespace that the command runs in; the test's own by default
     changed  dotted names of attributes of dtj's modules -> values that they have in this command
     imports  modules that the command imports first, so that the ranks that it forks share them
+    out      the file that it writes its standard output to, such as a FIFO
     """
     started: list[Command] = []
 
@@ -123,13 +124,16 @@ def commands(context: ForkServerContext, folder: Path) -> Iterator[Start]:
         network: str = "",
         changed: Mapping[str, object] | None = None,
         imports: Sequence[str] = (),
+        out: Path | None = None,
         **env: object,
     ) -> Command:
         own = folder / f"command-{len(started)}"
         own.mkdir()
+        (own / "out").touch()
         words = [str(word) for word in argv]
         variables = {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in env.items()}
-        given = (words, variables, own, Path.cwd(), sys.path, network, dict(changed or {}), imports)
+        files = (out or own / "out", own / "err")
+        given = (words, variables, files, Path.cwd(), sys.path, network, dict(changed or {}), imports)
         process = context.Process(target=_become, args=given)
         process.start()
         started.append(Command(process, own))
@@ -162,7 +166,7 @@ def is_dead(pid: int) -> bool:
 def _become(
     words: list[str],
     env: dict[str, str],
-    folder: Path,
+    files: tuple[Path, Path],
     cwd: Path,
     path: list[str],
     network: str,
@@ -175,8 +179,8 @@ def _become(
         del os.environ[name]
     os.environ.update(env)
     os.chdir(cwd)
-    for fd, name in ((1, "out"), (2, "err")):
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, path in enumerate(files, 1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, fd)
         os.close(file)
     faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs

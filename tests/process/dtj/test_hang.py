@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -274,16 +272,14 @@ for step in range(400):
 """
 
 
-def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
+def test_slow_reader_of_the_log_does_not_cause_a_hang(start: Start, tmp_path: Path) -> None:
     """The ranks wait in print, and the agent with them; all continue once the output is read again."""
-    script, steps = tmp_path / "chatty.py", tmp_path / "steps"
+    script, steps, log = tmp_path / "chatty.py", tmp_path / "steps", tmp_path / "log"
     script.write_text(CHATTY)
     steps.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-m", "dtj", "run", "--nproc", "2", script, steps],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": ":".join(sys.path), "DTJ_HANG_SECONDS": "1"},
-    ) as command:  # fmt: skip
+    os.mkfifo(log)
+    with open(os.open(log, os.O_RDONLY | os.O_NONBLOCK)) as reader:  # noqa: PTH123 - waits for no writer
+        command = start("run", "--nproc", 2, script, steps, out=log, DTJ_HANG_SECONDS=1)
 
         def is_stuck_for_long() -> bool:
             times = [file.stat().st_mtime for file in steps.iterdir()]
@@ -291,7 +287,9 @@ def test_slow_reader_of_the_log_does_not_cause_a_hang(tmp_path: Path) -> None:
 
         wait_for(is_stuck_for_long, "both ranks to wait for the reader")
         assert all(20 < int(file.read_text()) < 399 for file in steps.iterdir())
-        out, err = command.communicate()
-    assert command.returncode == 0, err
+        os.set_blocking(reader.fileno(), True)
+        out = reader.read()
+    ended = command.wait()
+    assert ended.code == 0, ended.err
     assert out.count("x" * 2000) == 2 * 400
-    assert "the stacks of all ranks follow" not in err
+    assert "the stacks of all ranks follow" not in ended.err

@@ -4,6 +4,7 @@ import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,11 @@ LOOPS = Path(__file__).parents[3] / "examples" / "loops"
 WITHOUT_DTJ = PROGRAMS / "foreign" / "loops"
 SAME_ORDER = PROGRAMS / "foreign" / "same_order.py"
 Finish = Callable[..., Finished]
+_AUTO = "transformers.models.auto.modeling_auto"
+IMPORTS = {  # what takes seconds to import
+    "hugging_face_lm": [_AUTO, "transformers.models.gpt2.modeling_gpt2"],
+    "hugging_face_classifier": [_AUTO, "transformers.models.bert.modeling_bert"],
+}
 
 
 def losses(out: str) -> list[float]:
@@ -55,8 +61,7 @@ def test_loop_has_the_same_losses_on_two_ranks(
     finish: Finish, alone: Callable[[str], list[float]], tmp_path: Path, name: str, flags: list[object]
 ) -> None:
     """As does the program without dtj: of transformers' own mean over tokens, too."""
-    ended = finish("run", "--nproc", 2, "--log-every", 1, *flags, LOOPS / f"{name}.py")
-    assert ended.code == 0, ended.err
+    ended = trained(finish, name, "--log-every", 1, *flags)
     expected = pytest.approx(alone(name), abs=2e-4)
     assert losses(ended.out) == expected
     assert losses(without_dtj(finish, name, tmp_path)) == expected
@@ -72,19 +77,26 @@ def test_loop_has_the_same_losses_on_two_ranks(
     ],
 )
 def test_loop_trains_on_two_ranks(finish: Finish, tmp_path: Path, name: str, flags: list[object]) -> None:
-    ended = finish("run", "--nproc", 2, *flags, LOOPS / f"{name}.py", HF_HUB_OFFLINE=1)
-    assert ended.code == 0, ended.err
-    assert "dtj: done: " in ended.err
+    assert "dtj: done: " in trained(finish, name, *flags).err
     plain = losses(without_dtj(finish, name, tmp_path))
     if name == "own_loader":  # the others draw noise
-        ended = finish("run", "--nproc", 2, "--log-every", 1, LOOPS / f"{name}.py")
-        assert plain == pytest.approx(losses(ended.out), abs=2e-4)
+        assert plain == pytest.approx(losses(trained(finish, name, "--log-every", 1).out), abs=2e-4)
+
+
+def trained(finish: Finish, name: str, *flags: object) -> Finished:
+    """The output of two ranks of the example."""
+    how: dict[str, Any] = {"imports": IMPORTS.get(name, ())}
+    ended = finish("run", "--nproc", 2, *flags, LOOPS / f"{name}.py", HF_HUB_OFFLINE=1, **how)
+    assert ended.code == 0, ended.err
+    return ended
 
 
 def without_dtj(finish: Finish, name: str, folder: Path) -> str:
     """The output of two ranks of the program for torchrun; `test_foreign.py` compares dtj with torchrun."""
     program = WITHOUT_DTJ / f"{name}.py"
-    ended = finish("run", "--nproc", 2, SAME_ORDER, program, SAVED=folder / "saved.pt", HF_HUB_OFFLINE=1)
+    how: dict[str, Any] = {"imports": IMPORTS.get(name, ())}
+    env = {"SAVED": folder / "saved.pt", "HF_HUB_OFFLINE": 1}
+    ended = finish("run", "--nproc", 2, SAME_ORDER, program, **env, **how)
     assert ended.code == 0, ended.err
     assert (folder / "saved.pt").exists()
     return ended.out

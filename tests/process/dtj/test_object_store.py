@@ -42,7 +42,8 @@ def test_run_on_s3_resumes_bit_identically_to_a_run_in_a_folder(
     def train(begin: Callable[..., Any], where: object, out: str, steps: int) -> Any:
         (tmp_path / out).mkdir(exist_ok=True)
         command = ("run", *flags, "--checkpoint", where, "--save-every", 2, PROGRAMS / "gpt.py")
-        return begin(*command, OUT=tmp_path / out, STEPS=steps, **server.environment)
+        imports = ["s3fs"] if where == url else []
+        return begin(*command, OUT=tmp_path / out, STEPS=steps, imports=imports, **server.environment)
 
     for steps in (4, 7):
         assert train(finish, tmp_path / "run", "folder", steps).code == 0
