@@ -179,8 +179,8 @@ def _become(
         del os.environ[name]
     os.environ.update(env)
     os.chdir(cwd)
-    for fd, path in enumerate(files, 1):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, written in enumerate(files, 1):
+        file = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, fd)
         os.close(file)
     faulthandler.register(signal.SIGUSR1, chain=False)  # to see where it hangs
