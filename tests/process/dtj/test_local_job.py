@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,13 +98,12 @@ time.sleep(600)
 """
 
 
-def test_no_replica_is_replaced_after_a_signal(tmp_path: Path) -> None:
+def test_no_replica_is_replaced_after_a_signal(start: Start, tmp_path: Path) -> None:
     """A replacement would not get the signal, and the command would never end."""
     (tmp_path / "script.py").write_text(LOSES_ITS_AGENT)
+    (tmp_path / "stopped.py").write_text(STOPPED_BEFORE_A_REPLACEMENT)
     job = manifest(tmp_path)
     job.write_text(job.read_text().replace(str(SMALL), str(tmp_path / "script.py")))
-    command = [sys.executable, "-c", STOPPED_BEFORE_A_REPLACEMENT, "run", "-f", str(job), "--local"]
-    env = {**os.environ, "DTJ_PRELOAD": "0"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert "replaced (1 of 10 restarts" in ended.stderr
-    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
+    ended = start("python", tmp_path / "stopped.py", "run", "-f", job, "--local").wait()
+    assert "replaced (1 of 10 restarts" in ended.err
+    assert ended.code == 128 + signal.SIGKILL, ended.err
