@@ -18,14 +18,12 @@ from typing import Any
 
 from tests.bench import report
 from tests.cluster import tools
-from tests.integration import controlplane
 from tests.integration.api import Api
 from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet, runs
 from tests.integration.kueue import manager
-from tests.integration.kueue.conftest import QueuedCluster, operated
-from tests.integration.operator.conftest import grant
+from tests.integration.kueue.conftest import QueuedCluster, operated, with_kueue
 from tests.support.ports import free_port
 from tests.support.predicates import phase
 
@@ -123,16 +121,12 @@ def main() -> None:
 @contextlib.contextmanager
 def planes() -> Iterator[tuple[ControlPlane, Path]]:
     """A control plane with a real Kueue and the operator's rights, and a folder; exits where no Kueue is."""
-    found = manager.program()
-    if found is None:
+    if manager.program() is None:
         sys.exit(manager.MISSING)
     with tempfile.TemporaryDirectory(prefix="dtj-preemption-") as name:
         folder = Path(name)
-        with controlplane.running(folder) as plane:
-            controlplane.install_crd(plane)
-            with manager.running(plane, found):
-                grant(Helm(tools.ensure("helm")["helm"], folder / "helm"), plane, kueue={"enabled": True})
-                yield plane, folder
+        with with_kueue(Helm(tools.ensure("helm")["helm"], folder / "helm"), folder) as plane:
+            yield plane, folder
 
 
 @contextlib.asynccontextmanager

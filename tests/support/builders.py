@@ -246,6 +246,11 @@ class JobBuilder:
         added = {f"kueue.x-k8s.io/{name.replace('_', '-')}": value for name, value in labels.items()}
         return replace(self, meta={**self.meta, "labels": {**self.meta.get("labels", {}), **added}})
 
+    def annotated(self, **annotations: str) -> Self:
+        """Set annotations of Kueue, as `labelled` sets its labels."""
+        added = {f"kueue.x-k8s.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        return replace(self, meta={**self.meta, "annotations": {**self.meta.get("annotations", {}), **added}})
+
     def in_queue(self, *workloads: WorkloadView, **facts: Any) -> Self:
         """The job has a queue, the cluster has Kueue, and these Workloads exist."""
         return self.labelled(queue_name="gpus").seeing(queue=QueueFacts(workloads=workloads, **facts))

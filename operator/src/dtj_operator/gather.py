@@ -66,6 +66,8 @@ class Gatherer:
         if orphaning or not spec.managed_by_us(raw):
             return None
         snapshot = self._snapshot(key, raw)
+        if snapshot.job.remote:
+            return await self._queues.complete(key, snapshot), raw
         if await self._verifier.verify(key, snapshot):
             snapshot = self._snapshot(key, raw)
         if unchecked := snapshot.nodes_to_check:

@@ -203,7 +203,7 @@ class Reconciler:
 
     def _ask_agent(self, key: Key, s: Snapshot, status: Json) -> None:
         pod = s.current.get(0)
-        trains = status["phase"] in (RUNNING, RECOVERING)
+        trains = status.get("phase") in (RUNNING, RECOVERING)
         if trains and pod is not None and pod.address and pod.phase == "Running":
             # The status tells a new leader that the agent answered before.
             has_answered = s.memory.phase == RUNNING and s.job.recovery.scope == "Auto" and s.scope == REPLICA

@@ -6,6 +6,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.integration.api import Api
 from tests.integration.chart.conftest import Helm, helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
-from tests.integration.kueue import standin
+from tests.integration.kueue import manager, standin
 from tests.integration.kueue.standin import Queue
 from tests.integration.operator import process
 from tests.integration.operator.conftest import Cluster, grant, job
@@ -46,16 +47,22 @@ class QueuedCluster(Cluster):
         super().__init__(api, namespace)
         self.queue = Queue(api, namespace)
 
-    async def enqueue(self, name: str = "job", labels: Json | None = None, **spec: Any) -> Json:
+    async def enqueue(
+        self, name: str = "job", labels: Json | None = None, annotations: Json | None = None, **spec: Any
+    ) -> Json:
         """Create a job of two replicas that waits in a queue."""
         body = job(name, **spec)
+        body["metadata"]["annotations"] = annotations or {}
         body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus", **(labels or {})}
         return await self.api.create(self.jobs, body)
 
-    async def open(self, cpus: int, flavor: Json | None = None, *, check: str = "") -> None:
+    async def open(
+        self, cpus: int, flavor: Json | None = None, *, check: str = "", without: str = ""
+    ) -> None:
         """Create the LocalQueue `gpus` of a real Kueue: a quota of CPUs in one flavor, one priority.
 
-        check  name of an AdmissionCheck
+        check    name of an AdmissionCheck
+        without  a kind that is not created
         """
         own = self.namespace
         quota = {"name": own, "resources": [{"name": "cpu", "nominalQuota": cpus}]}
@@ -78,7 +85,8 @@ class QueuedCluster(Cluster):
                 "kind": kind,
                 "metadata": {"name": name},
             }
-            await self.api.create(folder, head | fields)
+            if kind != without:
+                await self.api.create(folder, head | fields)
 
     async def open_shared(self, cpus: int, *names: str) -> None:
         """Create LocalQueues of a real Kueue that have no quota of their own, but may borrow these CPUs."""
@@ -110,9 +118,9 @@ class QueuedCluster(Cluster):
 
 
 @contextlib.asynccontextmanager
-async def operated(plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
+async def operated(plane: ControlPlane, name: str = "") -> AsyncIterator[QueuedCluster]:
     """Run an operator that watches a new namespace; it lacks no right."""
-    name = f"kueue-{uuid.uuid4().hex[:6]}"
+    name = name or f"kueue-{uuid.uuid4().hex[:6]}"
     plane.kubectl("create", "namespace", name)
     async with rest.connect(plane) as api, watching(api, name) as witness:
         async with process.kept(plane, watch=name) as operator:
@@ -120,6 +128,25 @@ async def operated(plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
             operator.check()
         assert witness.violations() == []
     assert not plane.forbidden()
+
+
+@contextlib.contextmanager
+def with_kueue(helm: Helm, folder: Path) -> Iterator[ControlPlane]:
+    """Run a control plane with our CRD, the chart's roles and a real Kueue."""
+    found = manager.program()
+    assert found is not None
+    with controlplane.running(folder) as plane:
+        controlplane.install_crd(plane)
+        with manager.running(plane, found):
+            grant(helm, plane, kueue={"enabled": True})
+            yield plane
+
+
+@pytest.fixture(scope="session")
+def real_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Return a control plane with our CRD, the chart's roles and a running Kueue."""
+    with with_kueue(helm, tmp_path_factory.mktemp("real-kueue")) as plane:
+        yield plane
 
 
 @pytest.fixture

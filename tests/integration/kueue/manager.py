@@ -115,6 +115,7 @@ def _configuration(webhook: int, health: int, certificates: Path) -> Json:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": True},
         "integrations": {"frameworks": ["pod"]},
+        "multiKueue": {"externalFrameworks": [{"name": "DistributedTrainingJob.v1alpha1.dtj.dev"}]},
         "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
         "waitForPodsReady": {
             "timeout": f"{PODS_READY_S}s",

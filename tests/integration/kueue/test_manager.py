@@ -5,20 +5,17 @@ What Kueue decides is its own; these tests check that both sides understand each
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.integration import controlplane
-from tests.integration.chart.conftest import Helm
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet, now
 from tests.integration.kueue import manager
 from tests.integration.kueue.conftest import QueuedCluster, operated
 from tests.integration.kueue.places import HOST, RACK, add_node, create_topology
 from tests.integration.kueue.standin import GROUP, VERSION, condition, says
-from tests.integration.operator.conftest import grant
 from tests.support.predicates import condition as has
 from tests.support.predicates import phase
 
@@ -28,18 +25,6 @@ pytestmark = [
 ]
 Json = dict[str, Any]
 ELASTIC = {"minReplicas": 2, "maxReplicas": 4}
-
-
-@pytest.fixture(scope="session")
-def real_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Return a control plane with our CRD, the chart's roles and a running Kueue."""
-    found = manager.program()
-    assert found is not None
-    with controlplane.running(tmp_path_factory.mktemp("real-kueue")) as plane:
-        controlplane.install_crd(plane)
-        with manager.running(plane, found):
-            grant(helm, plane, kueue={"enabled": True})
-            yield plane
 
 
 @pytest.fixture
@@ -147,6 +132,29 @@ async def test_queue_that_does_not_exist_is_named(cluster: QueuedCluster, kubele
     assert "maximum capacity" in waiting["status"]["message"]
 
 
+async def test_flavor_that_does_not_exist_is_reported(cluster: QueuedCluster):
+    await cluster.open(2, without="ResourceFlavor")
+    await cluster.enqueue_counted("job")
+    waiting = await cluster.until(has("Suspended", "True", "Inadmissible"))
+    assert "inactive" in waiting["status"]["message"]
+    await cluster.until_event("Inadmissible")
+
+
+async def test_topology_level_that_does_not_exist_is_named(cluster: QueuedCluster, real_plane: ControlPlane):
+    await create_topology(cluster)
+    add_node(real_plane, f"{cluster.namespace}-0", cluster.namespace, "rack-0")
+    await cluster.open(8, {"nodeLabels": {"test": cluster.namespace}, "topologyName": cluster.namespace})
+    container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": {"cpu": "1"}}}
+    template = {
+        "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "example.com/no-such"}},
+        "spec": {"containers": [container]},
+    }
+    await cluster.enqueue("job", template=template)
+    waiting = await cluster.until(lambda job: "example.com/no-such" in job["status"].get("message", ""))
+    assert has("Suspended", "True", "Inadmissible")(waiting), waiting["status"]
+    await cluster.until_event("Inadmissible")
+
+
 async def test_queue_gives_back_what_exceeds_its_fair_share(cluster: QueuedCluster, kubelet: Kubelet):
     await cluster.open_shared(4, "a", "b")
     for job in ("a-first", "a-second"):
@@ -224,7 +232,8 @@ async def test_pods_get_their_places_by_rank(
         "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": RACK}},
         "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
     }
-    await cluster.enqueue("job", replicas=4, template=template)
+    replace = {"scope": "Replica", "backoffSeconds": 0}
+    await cluster.enqueue("job", replicas=4, template=template, recovery=replace)
 
     placed = await kubelet.until(
         lambda pods: len(pods) == 4 and not any(pod["spec"].get("schedulingGates") for pod in pods.values())
@@ -236,3 +245,12 @@ async def test_pods_get_their_places_by_rank(
     for rank, host in enumerate(hosts):
         await kubelet.start(f"job-{rank}", node=host)
     await cluster.until(phase("Running"))
+
+    def placed_again(pods: dict[str, Json]) -> bool:
+        pod = pods.get("job-1", placed["job-1"])
+        other = pod["metadata"]["uid"] != placed["job-1"]["metadata"]["uid"]
+        return other and not pod["spec"].get("schedulingGates")
+
+    await kubelet.finish("job-1", 1)
+    pods = await kubelet.until(placed_again)
+    assert pods["job-1"]["spec"]["nodeSelector"][HOST] == hosts[1]

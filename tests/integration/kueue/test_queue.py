@@ -9,7 +9,7 @@ from tests.integration.api import ApiError
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
 from tests.integration.kueue.conftest import QueuedCluster
-from tests.integration.kueue.standin import CLASSES, FLAVORS, says
+from tests.integration.kueue.standin import CLASSES, FLAVORS, condition, says
 from tests.integration.operator.test_fence import CONTROLLED, DRY, refused_for_foreign
 from tests.support.predicates import condition as has
 from tests.support.predicates import phase
@@ -80,16 +80,42 @@ async def test_priority_class_that_is_created_later_lets_the_job_queue(cluster: 
     assert asked["spec"]["priority"] == 7
 
 
-async def test_workload_that_another_controller_made_is_used(cluster: QueuedCluster, kubelet: Kubelet):
+@pytest.mark.parametrize("place", ["labels", "annotations"])
+async def test_workload_that_another_controller_made_is_used(
+    cluster: QueuedCluster, kubelet: Kubelet, place: str
+):
     pods = {"name": "main", "count": 2, "template": {}}
     body = {**GROUP, "kind": "Workload", "metadata": {"name": "made"}, "spec": {"podSets": [pods]}}
     made = await cluster.api.create(cluster.queue.folder, body)
     await cluster.queue.admit(made)
 
-    await cluster.enqueue(labels={"kueue.x-k8s.io/prebuilt-workload-name": "made"})
+    await cluster.enqueue(**{place: {"kueue.x-k8s.io/prebuilt-workload-name": "made"}})
 
     await kubelet.until_running("job-0", "job-1")
     assert [each["metadata"]["name"] for each in await cluster.api.items(cluster.queue.folder)] == ["made"]
+
+
+async def test_job_that_runs_in_another_cluster_has_only_a_workload_here(
+    cluster: QueuedCluster, kubelet: Kubelet
+):
+    await cluster.enqueue(managedBy="kueue.x-k8s.io/multikueue")
+    asked = await cluster.queue.of("job")
+    waiting = await cluster.until(has("Suspended", "True", "Queued"))
+    assert waiting["status"]["phase"] == "Suspended"
+
+    await cluster.queue.admit(asked)
+    path = f"{cluster.jobs}/job/status"  # Kueue copies it from the other cluster
+    for ready, reason in (("False", "WaitForStart"), ("True", "Started")):
+        found = [{**condition("PodsReady", ready, "There"), "observedGeneration": 1}]
+        await cluster.api.patch(path, {"status": {"phase": "Running", "conditions": found}})
+        await cluster.queue.of("job", says("PodsReady", ready, reason))
+    copied = (await cluster.job())["status"]
+    assert [each["reason"] for each in copied["conditions"]] == ["There"]
+
+    await cluster.queue.preempt(asked)
+    await cluster.queue.of("job", says("QuotaReserved", "False"))
+    await cluster.until(has("Suspended", "True", "Evicted"))
+    assert not kubelet.born
 
 
 async def test_stolen_token_cannot_touch_a_foreign_workload(

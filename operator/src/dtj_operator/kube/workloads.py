@@ -63,7 +63,13 @@ def _view(workload: _Workload) -> WorkloadView:
         **meta.identity() | {"owner_uid": controller},
         active=workload.spec.active,
         conditions=tuple(
-            ConditionView(type=c.type, status=c.status, reason=c.reason, message=c.message)
+            ConditionView(
+                type=c.type,
+                status=c.status,
+                reason=c.reason,
+                message=c.message,
+                since=None if c.last_transition_time is None else c.last_transition_time.timestamp(),
+            )
             for c in status.conditions
         ),
         admission=None if status.admission is None else _admission(status.admission),

@@ -32,6 +32,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 # Kueue's API. The labels are those that users know from other kinds of jobs.
 KUEUE = "kueue.x-k8s.io"
 KUEUE_API = f"{KUEUE}/v1beta2"
+MULTIKUEUE = f"{KUEUE}/multikueue"  # as spec.managedBy: Kueue runs a copy of the job in another cluster
 WORKLOADS = "workloads"
 QUEUE_NAME = f"{KUEUE}/queue-name"
 QUEUE_PRIORITY = f"{KUEUE}/priority-class"

@@ -139,6 +139,7 @@ class Job:
     template: Json
     master_port: int = 29500
     suspend: bool = False
+    remote: bool = False  # MultiKueue runs a copy of the job in another cluster, here it only waits for it
     deadline_s: int | None = None
     ttl_s: int | None = None
     clean_pods: str = "Running"  # | All | None
@@ -181,8 +182,13 @@ class Job:
 
 
 def managed_by_us(raw: Json) -> bool:
-    """Whether spec.managedBy names this operator."""
-    return bool((raw.get("spec") or {}).get("managedBy") in (None, names.MANAGER))
+    """Whether spec.managedBy names this operator, or MultiKueue, which needs a Workload for the job."""
+    return bool((raw.get("spec") or {}).get("managedBy") in (None, names.MANAGER)) or _remote(raw)
+
+
+def _remote(raw: Json) -> bool:
+    manager = (raw.get("spec") or {}).get("managedBy")
+    return bool(manager == names.MULTIKUEUE and (raw["metadata"].get("labels") or {}).get(names.QUEUE_NAME))
 
 
 def parse(raw: Json) -> Job:
@@ -194,9 +200,11 @@ def parse(raw: Json) -> Job:
         "uid": meta["uid"],
         "generation": meta.get("generation", 1),
         "deleting": "deletionTimestamp" in meta,
+        "remote": _remote(raw),
     }
     try:
-        queue = _queue(_Fields("metadata.labels", meta.get("labels") or {}))
+        labels = _Fields("metadata.labels", meta.get("labels") or {})
+        queue = _queue(labels, _Fields("metadata.annotations", meta.get("annotations") or {}))
         return Job(**identity, queue=queue, **_parse_spec(meta["name"], _Fields("spec", raw.get("spec"))))
     except SpecError as error:
         wrong = error
@@ -322,18 +330,20 @@ def _topology(fields: _Fields) -> Topology:
     return Topology(key=key, required=required, exclusive=exclusive)
 
 
-def _queue(labels: _Fields) -> Queue | None:
+def _queue(labels: _Fields, annotations: _Fields) -> Queue | None:
+    """Kueue 0.18 and newer names a prebuilt Workload in an annotation, older ones in a label."""
     name = labels.raw.get(names.QUEUE_NAME)
     if not name:
         return None
     seconds = labels.raw.get(names.QUEUE_MAX_SECONDS)
     if seconds is not None and not (str(seconds).isdecimal() and int(seconds) > 0):
         raise labels.fail(names.QUEUE_MAX_SECONDS, "must be a whole number of seconds above 0")
+    prebuilt = annotations.raw.get(names.PREBUILT_WORKLOAD) or labels.raw.get(names.PREBUILT_WORKLOAD)
     return Queue(
         name=str(name),
         priority_class=str(labels.raw.get(names.QUEUE_PRIORITY) or ""),
         max_s=None if seconds is None else int(seconds),
-        workload=str(labels.raw.get(names.PREBUILT_WORKLOAD) or ""),
+        workload=str(prebuilt or ""),
     )
 
 

@@ -10,7 +10,7 @@ from dtj_operator.model.children import Child, Refusal
 from dtj_operator.model.memory import RECOVERING, SUSPENDED
 from dtj_operator.model.times import soonest
 from dtj_operator.model.views import PodView
-from dtj_operator.plan import blame, gang, queue, starting
+from dtj_operator.plan import blame, gang, queue, remote, starting
 from dtj_operator.plan.actions import (
     Action,
     AwaitCause,
@@ -52,6 +52,7 @@ POLICIES = (  # the first verdict wins
     avoid.allow_nodes,
     size.resize,
 )
+REMOTE_POLICIES = (bad_spec, suspend)  # of a job without pods in this cluster
 
 
 def plan(s: Snapshot) -> Decision:
@@ -71,12 +72,15 @@ def _plan(s: Snapshot) -> Decision:
         return Decision(actions=_delete(s))
     if s.memory.finished:
         return _finished(s)
-    verdict = next((found for policy in POLICIES if (found := policy(s)) is not None), None)
+    if remote.has_copy(s):
+        return remote.plan_for_copy(s)
+    policies = REMOTE_POLICIES if s.job.remote else POLICIES
+    verdict = next((found for policy in policies if (found := policy(s)) is not None), None)
     if isinstance(verdict, AwaitCause):
         return Decision(requeue_at=verdict.until)
     if verdict is not None:
         return Decision(verdict=verdict)
-    if s.memory.phase == SUSPENDED:
+    if s.memory.phase == SUSPENDED or s.job.remote:
         return _suspended(s)
     return _converge(s)
 
@@ -101,7 +105,7 @@ def _finished(s: Snapshot) -> Decision:
     due = ttl.due_at(s)
     if due is not None and s.now >= due:
         return Decision(actions=(DeleteJob(),))
-    told = queue.actions_when_finished(s)
+    told = () if s.job.remote else queue.actions_when_finished(s)
     return Decision(actions=cleanup(s) + gang.delete_obsolete(s, all_of_them=True) + told, requeue_at=due)
 
 

@@ -118,7 +118,7 @@ def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:
     if not known.owner_uid:
         return (*obsolete, AdoptWorkload(known, workload_metadata(s.job, known.name)))
     if known.admission is not None and not known.deleting and held(s) is not None and known.true("Evicted"):
-        return (*obsolete, UpdateWorkload(known, _released(s, known), releases=True))
+        return (*obsolete, UpdateWorkload(known, released(s, known), releases=True))
     return obsolete
 
 
@@ -129,11 +129,23 @@ def actions_while_running(s: Snapshot) -> tuple[Action, ...]:
     known = _current(s)
     if known is None:
         return tuple(map(Delete, _ours(s, other_than=None))) if s.job.queue is None else ()
-    found = _pods_ready(s, known)
-    changed = known.condition("PodsReady")
-    if changed is not None and (changed.status, changed.reason) == (found["status"], found["reason"]):
+    done = s.memory.done | {index for index, pod in s.current.items() if pod.ready or s.succeeded(pod)}
+    summary = f"{len(done)} of {s.job.replicas} pods are ready or have succeeded"
+    return tell_ready(s, known, len(done) >= s.job.replicas, summary)
+
+
+def tell_ready(s: Snapshot, known: WorkloadView, ready: bool, summary: str) -> tuple[Action, ...]:
+    """Set the condition PodsReady of a Workload, which says whether all pods are ready or have succeeded."""
+    before = known.condition("PodsReady")
+    was = before.reason if before is not None else ""
+    if ready:
+        reason = "Recovered" if was in ("WaitForRecovery", "Recovered") else "Started"
+    else:
+        started = was in ("Started", "Recovered", "WaitForRecovery")
+        reason = "WaitForRecovery" if started else "WaitForStart"
+    if before is not None and (before.status, before.reason) == (str(ready), reason):
         return ()
-    return (UpdateWorkload(known, (found,)),)
+    return (UpdateWorkload(known, (_condition(s, "PodsReady", ready, reason, summary),)),)
 
 
 def actions_when_finished(s: Snapshot) -> tuple[Action, ...]:
@@ -172,6 +184,8 @@ def needed_flavors(s: Snapshot) -> tuple[str, ...]:
     """Names of the ResourceFlavors that must be read before pods are created."""
     known = _current(s)
     if known is None or known.admission is None or not s.missing or s.memory.phase in (SUSPENDED, *FINAL):
+        return ()
+    if s.job.remote:  # no pods here
         return ()
     return known.admission.flavors
 
@@ -226,7 +240,7 @@ def _ours(s: Snapshot, *, other_than: WorkloadView | None) -> Iterator[WorkloadV
             yield each
 
 
-def _released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
+def released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
     """The conditions with which a Workload goes back into its queue."""
     evicted = known.condition("Evicted")
     reason, why = (evicted.reason, evicted.message) if evicted is not None else ("Pending", "")
@@ -238,18 +252,6 @@ def _released(s: Snapshot, known: WorkloadView) -> tuple[Json, ...]:
         _condition(s, "Admitted", False, "NoReservation", "The workload has no reservation"),
         _condition(s, "PodsReady", False, "WaitForStart", "the job has no pods"),
     )
-
-
-def _pods_ready(s: Snapshot, known: WorkloadView) -> Json:
-    before = known.condition("PodsReady")
-    was = before.reason if before is not None else ""
-    ready = s.memory.done | {index for index, pod in s.current.items() if pod.ready or s.succeeded(pod)}
-    summary = f"{len(ready)} of {s.job.replicas} pods are ready or have succeeded"
-    if len(ready) >= s.job.replicas:
-        reason = "Recovered" if was in ("WaitForRecovery", "Recovered") else "Started"
-        return _condition(s, "PodsReady", True, reason, summary)
-    started = was in ("Started", "Recovered", "WaitForRecovery")
-    return _condition(s, "PodsReady", False, "WaitForRecovery" if started else "WaitForStart", summary)
 
 
 def _condition(s: Snapshot, kind: str, status: bool, reason: str, message: str) -> Json:

@@ -327,6 +327,8 @@ def test_prebuilt_workload_is_adopted_and_never_deleted() -> None:
     found = prebuilt.workload("QuotaReserved", "Admitted", owner_uid="")
     assert isinstance(plan(prebuilt.was("").in_queue(found).snapshot()).verdict, Suspend)
     (adopted,) = actions(prebuilt.in_queue(found), AdoptWorkload)
+    annotated = HELD.annotated(prebuilt_workload_name="made").in_queue(found)  # as Kueue 0.18 and newer do
+    assert actions(annotated, AdoptWorkload) == [adopted]
     assert adopted.metadata["ownerReferences"][0]["uid"] == UID
     ours = msgspec.structs.replace(found, owner_uid=UID)
     assert isinstance(plan(prebuilt.in_queue(ours).snapshot()).verdict, Resume)

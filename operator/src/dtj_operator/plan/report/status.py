@@ -36,6 +36,7 @@ from dtj_operator.plan.actions import (
 from dtj_operator.plan.cautions import cautions
 from dtj_operator.plan.policies.restart import counters_after
 from dtj_operator.plan.policies.size import excluded, participating
+from dtj_operator.plan.remote import has_copy
 from dtj_operator.plan.report.attempt import (
     attempt_of,
     done_before,
@@ -81,6 +82,8 @@ def new_status(s: Snapshot, verdict: Verdict | None) -> Json:
                 {**each, "observedGeneration": s.job.generation} for each in old.get("conditions") or ()
             ],
         }
+    if has_copy(s):
+        return old
     problem = unsupported(s)
     if problem is not None:
         return {
