@@ -136,7 +136,7 @@ async def test_flavor_that_does_not_exist_is_reported(cluster: QueuedCluster):
     await cluster.open(2, without="ResourceFlavor")
     await cluster.enqueue_counted("job")
     waiting = await cluster.until(has("Suspended", "True", "Inadmissible"))
-    assert "inactive" in waiting["status"]["message"]
+    assert "`kubectl describe clusterqueue` says what it lacks" in waiting["status"]["message"]
     await cluster.until_event("Inadmissible")
 
 

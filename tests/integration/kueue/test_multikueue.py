@@ -46,7 +46,7 @@ async def cluster(
     real_plane: ControlPlane, worker_plane: ControlPlane, worker: QueuedCluster
 ) -> AsyncIterator[QueuedCluster]:
     """Return the namespace of the same name in the cluster that has the queue."""
-    async with operated(real_plane, worker.namespace) as found:
+    async with operated(real_plane, worker.namespace, copies=True) as found:
         await connect(found, worker_plane)
         await found.open(2, check=found.namespace)
         yield found

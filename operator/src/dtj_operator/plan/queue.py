@@ -17,7 +17,7 @@ from dtj_operator.model.children import Refusal
 from dtj_operator.model.json import Json
 from dtj_operator.model.memory import FINAL, SUCCEEDED, SUSPENDED
 from dtj_operator.model.spec import Job, Queue
-from dtj_operator.model.views import PodSettings, WorkloadView
+from dtj_operator.model.views import ConditionView, PodSettings, WorkloadView
 from dtj_operator.plan.actions import (
     Action,
     AdoptWorkload,
@@ -39,9 +39,10 @@ PREBUILT_POLL_S = 10.0  # our watch does not show a Workload of others before th
 # Kueue queues a Workload again by itself only after these; after the others it decides when.
 _REQUEUED_AT_ONCE = ("Preempted", "NodeFailures")
 # Reasons why Kueue cannot admit a Workload before someone changes something. The first is that of Kueue 0.19,
-# where a job that exceeds the whole quota has another reason and these words in the message.
+# where other causes are found by the words of the message, unless another flavor would do.
 _UNFIT = ("Inadmissible", "Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor")
-_TOO_LARGE = "> maximum capacity"
+_TOO_LARGE, _NO_LEVEL, _WAITS = "> maximum capacity", "not contain the requested level", "unused quota"
+_INACTIVE = "is inactive"
 _DEACTIVATED = "Deactivated"  # Kueue appends the cause: DeactivatedDueToMaximumExecutionTimeExceeded
 
 
@@ -76,10 +77,10 @@ def held(s: Snapshot) -> Suspend | None:
     if known is None or known.deleting:
         what = f"{queue.workload} exists" if queue.workload else f"is in queue {queue.name}"
         return Suspend(QUEUED, f"the job waits until its Workload {what}")
-    return _not_admitted(queue, known)
+    return _not_admitted(s.job, queue, known)
 
 
-def _not_admitted(queue: Queue, known: WorkloadView) -> Suspend | None:
+def _not_admitted(job: Job, queue: Queue, known: WorkloadView) -> Suspend | None:
     """What the Workload says about why the job may not run; None: it may."""
     if not known.owner_uid:
         return Suspend(QUEUED, f"the job waits until it owns Workload {known.name}")
@@ -96,10 +97,28 @@ def _not_admitted(queue: Queue, known: WorkloadView) -> Suspend | None:
         return None
     reserved = known.condition("QuotaReserved")
     said = f": {reserved.message}" if reserved is not None and reserved.message else ""
-    if reserved is not None and (reserved.reason in _UNFIT or _TOO_LARGE in reserved.message):
-        fix = f"correct the queue or its quota, or name another queue in the label {names.QUEUE_NAME}"
+    if reserved is not None and _needs_help(reserved):
+        fix = _fix(job, reserved.message)
         return Suspend(INADMISSIBLE, f"queue {queue.name} cannot admit the job{said}; {fix}")
     return Suspend(QUEUED, f"the job waits in queue {queue.name}{said}")
+
+
+def _needs_help(reserved: ConditionView) -> bool:
+    unfit = any(words in reserved.message for words in (_TOO_LARGE, _NO_LEVEL))
+    return reserved.reason in _UNFIT or (unfit and _WAITS not in reserved.message)
+
+
+def _fix(job: Job, said: str) -> str:
+    asked = (job.template.get("metadata") or {}).get("annotations") or {}
+    level = next((key for key in (names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY) if key in asked), None)
+    if _NO_LEVEL in said and level is not None:
+        return (
+            f"the annotation {level} of spec.template must name a level of its topology, not {asked[level]}"
+        )
+    more = (
+        "`kubectl describe clusterqueue` says what it lacks, such as a flavor; " if _INACTIVE in said else ""
+    )
+    return f"{more}correct the queue or its quota, or name another queue in the label {names.QUEUE_NAME}"
 
 
 def actions_while_suspended(s: Snapshot) -> tuple[Action, ...]:

@@ -115,6 +115,8 @@ def test_condition_repeats_what_kueue_says() -> None:
 
 
 QUOTA_TOO_SMALL = "insufficient quota for cpu in flavor a, request > maximum capacity (2 > 1)"
+NO_LEVEL = 'Flavor "a" does not contain the requested level'
+IN_USE = "insufficient unused quota for cpu in flavor b, 1 more needed"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,9 @@ QUOTA_TOO_SMALL = "insufficient quota for cpu in flavor a, request > maximum cap
         param("Misconfigured", "LocalQueue gpus doesn't exist", "Inadmissible", id="no queue, Kueue 0.20"),
         param("Pending", QUOTA_TOO_SMALL, "Inadmissible", id="more than the whole quota"),
         param("ExceedsMaxQuota", "2 > 1", "Inadmissible", id="more than the whole quota, Kueue 0.20"),
-        param("Pending", "insufficient unused quota for cpu", "Queued", id="others use the quota"),
+        param("Pending", NO_LEVEL, "Inadmissible", id="no such level of the topology"),
+        param("Pending", IN_USE, "Queued", id="others use the quota"),
+        param("Pending", f"{NO_LEVEL}, {IN_USE}", "Queued", id="others use the quota of another flavor"),
     ],
 )
 def test_job_that_its_queue_can_never_admit_says_so_once(reason: str, message: str, expected: str) -> None:
@@ -138,6 +142,22 @@ def test_job_that_its_queue_can_never_admit_says_so_once(reason: str, message: s
     assert recorded == ([("Warning", "Inadmissible")] if expected == "Inadmissible" else [])
     later = given.stored(status).snapshot()
     assert not events(later, None, new_status(later, None))
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (NO_LEVEL, "podset-required-topology of spec.template must name a level of its topology, not rack"),
+        ("ClusterQueue all is inactive", "`kubectl describe clusterqueue` says what it lacks"),
+        (QUOTA_TOO_SMALL, "correct the queue or its quota"),
+    ],
+)
+def test_job_that_its_queue_can_never_admit_says_what_helps(message: str, fix: str) -> None:
+    asked = {"metadata": {"annotations": {f"{KUEUE}/podset-required-topology": "rack"}}}
+    given = HELD.wants(template={**TWO.spec["template"], **asked})
+    said = ConditionView(type="QuotaReserved", status="False", reason="Inadmissible", message=message)
+    status = new_status(given.in_queue(given.workload(conditions=(said,))).snapshot(), None)
+    assert fix in status["message"]
 
 
 def test_event_warns_that_there_is_no_queue() -> None:
