@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(manager.program() is None, reason=manager.MISSING),
 ]
 API = f"{GROUP}/{VERSION}"
-ELSEWHERE = {"managedBy": "kueue.x-k8s.io/multikueue"}
+ELSEWHERE = "kueue.x-k8s.io/multikueue"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def worker_plane(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 async def worker(worker_plane: ControlPlane) -> AsyncIterator[QueuedCluster]:
-    """Return a namespace of the other cluster, with an operator and room for two pods."""
+    """Return a namespace of the other cluster, with an operator and a quota for two pods."""
     async with operated(worker_plane) as found:
         await found.open(2)
         yield found
@@ -87,7 +87,7 @@ async def connect(cluster: QueuedCluster, to: ControlPlane) -> None:
 async def test_job_is_preempted_and_ends_in_the_other_cluster(
     cluster: QueuedCluster, worker: QueuedCluster, kubelet: Kubelet
 ):
-    await cluster.enqueue_counted("low", **ELSEWHERE)
+    await cluster.enqueue_counted("low", managedBy=ELSEWHERE)
     await kubelet.until_running("low-0", "low-1")
     running = await cluster.until(phase("Running"), "low")
     assert running["status"]["ready"] == "2/2"
@@ -96,7 +96,9 @@ async def test_job_is_preempted_and_ends_in_the_other_cluster(
     theirs = {each["metadata"]["name"] for each in await worker.api.items(worker.queue.folder)}
     assert ours == theirs, "the operator there has used the Workload that Kueue has created"
 
-    await cluster.enqueue_counted("high", {"kueue.x-k8s.io/priority-class": cluster.namespace}, **ELSEWHERE)
+    await cluster.enqueue_counted(
+        "high", {"kueue.x-k8s.io/priority-class": cluster.namespace}, managedBy=ELSEWHERE
+    )
     await kubelet.until_running("high-0", "high-1")
     await cluster.until(has("Suspended", "True"), "low")
     for name in ("high-0", "high-1"):
@@ -114,7 +116,7 @@ async def test_job_is_preempted_and_ends_in_the_other_cluster(
 
 
 async def test_copy_goes_with_its_job(cluster: QueuedCluster, worker: QueuedCluster, kubelet: Kubelet):
-    await cluster.enqueue_counted("job", **ELSEWHERE)
+    await cluster.enqueue_counted("job", managedBy=ELSEWHERE)
     await kubelet.until_running("job-0", "job-1")
     await cluster.change(suspend=True)
     await kubelet.until(lambda pods: not pods)

@@ -80,16 +80,17 @@ async def test_priority_class_that_is_created_later_lets_the_job_queue(cluster: 
     assert asked["spec"]["priority"] == 7
 
 
-@pytest.mark.parametrize("place", ["labels", "annotations"])
+@pytest.mark.parametrize("annotated", [False, True])
 async def test_workload_that_another_controller_made_is_used(
-    cluster: QueuedCluster, kubelet: Kubelet, place: str
+    cluster: QueuedCluster, kubelet: Kubelet, annotated: bool
 ):
     pods = {"name": "main", "count": 2, "template": {}}
     body = {**GROUP, "kind": "Workload", "metadata": {"name": "made"}, "spec": {"podSets": [pods]}}
     made = await cluster.api.create(cluster.queue.folder, body)
     await cluster.queue.admit(made)
 
-    await cluster.enqueue(**{place: {"kueue.x-k8s.io/prebuilt-workload-name": "made"}})
+    name = {"kueue.x-k8s.io/prebuilt-workload-name": "made"}
+    await cluster.enqueue(labels={} if annotated else name, annotations=name if annotated else {})
 
     await kubelet.until_running("job-0", "job-1")
     assert [each["metadata"]["name"] for each in await cluster.api.items(cluster.queue.folder)] == ["made"]
