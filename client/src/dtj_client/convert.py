@@ -143,8 +143,8 @@ def _finished(name: str, spec: Json, notes: list[str], metadata: Json) -> Conver
 
 def _remove_rendezvous(trainer: Json, notes: list[str]) -> None:
     """Take out what the operator decides."""
-    for key, name in (("env", BY_THE_OPERATOR), ("ports", ("pytorchjob-port",))):
-        for each in [e for e in trainer.get(key) or () if e.get("name") in name]:
+    for key, name in (("env", BY_THE_OPERATOR), ("ports", re.compile("pytorchjob-port"))):
+        for each in [e for e in trainer.get(key) or () if name.fullmatch(e.get("name") or "")]:
             trainer[key].remove(each)
             notes.append(f"left out: {key}[{each['name']}]: the operator sets it")
         if trainer.get(key) == []:

@@ -17,7 +17,9 @@ Json = dict[str, Any]
 CPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0-cpu"
 GPU_IMAGE = "ghcr.io/dtj-dev/trainer:0.1.0"
 GPU = "nvidia.com/gpu"
-BY_THE_OPERATOR = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE")  # variables that it sets
+BY_THE_OPERATOR = re.compile(  # names of variables that it sets; the CRD refuses them
+    r"(PET|DTJ)_.*|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|NNODES|NPROC_PER_NODE"
+)
 UNPACKER = "code"  # name of the init container
 CODE_FOLDER = "/code"  # where the archive is mounted
 WORK_FOLDER = "/app"  # where the program runs

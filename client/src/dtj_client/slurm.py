@@ -41,7 +41,7 @@ _ARRAY = re.compile(
 _DEFAULT = re.compile(r""":\s+(?P<quote>["']?)\$\{(?P<name>\w+):?=(?P<words>[^{}]*)\}(?P=quote)""")
 _ASSIGNS = re.compile(r"(?:^|[\s;&|])(\w+)\+?=")
 _END = re.compile(r"\s*(?:\|\s*tee\s+(?:-a\s+)?[^\s|;&<>]+|2>&1|[12&]?>>?\s*[^\s|;&<>]+|&)\s*$")
-_OPERATORS = re.compile(r"[|;&<>]")
+_QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""")
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _line(line: str, values: dict[str, Sequence[str]], script: Script, container
     variables = list(takewhile(re.compile(r"\w+=").match, words))
     words = words[len(variables) :]
     words = words[words[:1] == ["exec"] :]
-    if "command" in container or not words or _base(words[0]) not in _PROGRAMS or _OPERATORS.search(line):
+    if "command" in container or not words or _base(words[0]) not in _PROGRAMS or _has_operator(line):
         return False
     if not _assign([each.partition("=") for each in variables], {}, container):
         return False
@@ -239,6 +239,11 @@ def _without_its_end(line: str) -> tuple[str, list[str]]:
     return line, found
 
 
+def _has_operator(line: str) -> bool:
+    """Whether the shell runs more than one program, or redirects."""
+    return bool(re.search(r"[|;&<>]", _QUOTED.sub("", line)))
+
+
 def _is_whole(line: str) -> bool:
     try:
         return bool(shell.words(line, {}))
@@ -248,7 +253,7 @@ def _is_whole(line: str) -> bool:
 
 def _left_out(line: str) -> str:
     line = " ".join(line.split())
-    if set(_ASSIGNS.findall(line)) & set(BY_THE_OPERATOR) or "scontrol show host" in line:
+    if any(map(BY_THE_OPERATOR.fullmatch, _ASSIGNS.findall(line))) or "scontrol show host" in line:
         return f"left out: {line}: the operator sets it"
     return f"not carried over: {line}"
 

@@ -1,5 +1,7 @@
 """Jobs of other systems: each field is carried over or listed."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,19 @@ def test_pytorchjob() -> None:
         "left out: --rdzv-backend c10d: the operator sets it",
         "not carried over: spec.runPolicy.schedulingPolicy.minAvailable: 2",
     ]
+
+
+def test_variables_that_the_crd_refuses_are_left_out() -> None:
+    (crd,) = Path("crds").glob("*.yaml")
+    (refused,) = re.findall(r"self in \[([^\]]*'MASTER_ADDR'[^\]]*)\]", crd.read_text())
+    names = [*re.findall(r"'(\w+)'", refused), "PET_NNODES", "DTJ_A"]
+    assert "NNODES" in names
+    old = yaml.safe_load(PYTORCHJOB)
+    (container,) = old["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": name, "value": "1"} for name in (*names, "RANKS")]
+    found = only(yaml.safe_dump(old))
+    assert trainer(found.job)["env"] == [{"name": "RANKS", "value": "1"}]
+    assert {f"left out: env[{name}]: the operator sets it" for name in names} <= set(found.notes)
 
 
 def test_pytorchjob_with_another_template_for_the_master_and_elastic_workers() -> None:
@@ -407,6 +422,19 @@ wait
         "left out: --nnodes 4: the operator sets it",
         "the command has variables of the shell: write their values: $GPUS",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("srun bash -c 'cd /app && torchrun a.py'", ["bash", "-c", "cd /app && torchrun a.py"]),
+        (r'python -c "import a; print(\"b;\")"', ["python", "-c", 'import a; print("b;")']),
+        ("cd /app && python train.py", None),
+        ("python train.py 'a' | grep b", None),
+    ],
+)
+def test_only_one_program_is_a_command(line: str, command: list[str] | None) -> None:
+    assert trainer(only(f"#SBATCH -N 1\n{line}\n").job).get("command") == command
 
 
 def test_script_with_a_here_document_is_read_line_by_line() -> None:
