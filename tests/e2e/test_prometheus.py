@@ -96,6 +96,11 @@ def asked(kubectl: Kubectl, path: str, **query: str) -> Any:
     return json.loads(kubectl("get", "--raw", f"{proxy}/{path}?{urllib.parse.urlencode(query)}"))["data"]
 
 
+def trained(job: Json) -> bool:
+    """Whether the operator has read from an agent that there were steps."""
+    return int(job.get("status", {}).get("progress", {}).get("step", 0)) > 3
+
+
 @pytest.mark.usefixtures("runs", "reader")
 def test_prometheus_scrapes_the_operator_and_the_agents(kubectl: Kubectl, installed: Kubectl, program: str):
     config = {
@@ -113,7 +118,7 @@ def test_prometheus_scrapes_the_operator_and_the_agents(kubectl: Kubectl, instal
     kubectl.apply(job, config_map("prometheus", files))
     kubectl.apply(prometheus_pod(program))
     kubectl("wait", "--for=condition=Ready", "pod/prometheus", "--timeout=120s")
-    kubectl.until("dtj", "watched", lambda job: job["status"].get("progress", {}).get("step", 0) > 3)
+    kubectl.until("dtj", "watched", trained)
     system = replace(installed, namespace=install.NAMESPACE)
     operators = {
         pod["metadata"]["name"] for pod in system.list("pods", "app.kubernetes.io/name=dtj-operator")
