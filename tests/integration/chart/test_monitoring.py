@@ -22,6 +22,12 @@ from tests.integration.chart.conftest import CHART, Render, kinds
 from tests.integration.controlplane import ControlPlane
 from tests.support.grafana import problems
 from tests.support.kubectl import Kubectl, KubectlError
+from tests.support.scraping import (
+    of_pod_monitor,
+    of_service_monitor,
+    targets_of_pods,
+    targets_of_service,
+)
 
 Json = dict[str, Any]
 Series = dict[str, str]
@@ -201,6 +207,72 @@ def test_prometheus_operator_knows_every_field(
         each["spec"]["unknown"] = {}
         with pytest.raises(KubectlError, match="unknown"):
             kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(each))
+
+
+def found_by_prometheus(configuration: Json, folder: Path) -> set[tuple[tuple[str, str], ...]]:
+    """Return the different targets that a real Prometheus keeps, without the labels that all have."""
+    file = folder / "prometheus.yaml"
+    file.write_text(json.dumps({"scrape_configs": [configuration]}))
+    program = debian.program("promtool", package="prometheus")
+    done = subprocess.run(
+        [program, "check", "service-discovery", "--timeout=1s", file, configuration["job_name"]],
+        capture_output=True,
+        check=True,
+    )
+    common = (
+        "__metrics_path__",
+        "__scheme__",
+        "__scrape_interval__",
+        "__scrape_timeout__",
+        "job",
+        "instance",
+    )
+    kept = [each["labels"] for each in json.loads(done.stdout) if each["labels"]]
+    return {tuple(sorted((key, each[key]) for key in each if key not in common)) for each in kept}
+
+
+@pytest.mark.parametrize(
+    ("address", "target"), [("10.0.0.7", "10.0.0.7:29400"), ("fd00::7", "[fd00::7]:29400")], ids=["4", "6"]
+)
+def test_pod_monitor_has_one_target_for_each_pod_of_a_job(
+    render: Render, tmp_path: Path, address: str, target: str
+):
+    """With and without ports that containers declare; other pods, and pods that have ended, have none."""
+    labels = {"dtj.dev/job-name": "digits", "dtj.dev/replica-index": "1"}
+    sidecar = {"name": "sidecar", "ports": [{"containerPort": 99, "name": "web"}]}
+    pod: Json = {
+        "metadata": {"name": "digits-1", "namespace": "team", "labels": labels},
+        "spec": {"containers": [{"name": "trainer"}, sidecar]},
+        "status": {"podIP": address, "phase": "Running"},
+    }
+    other = pod | {"metadata": {"name": "other", "namespace": "team", "labels": {"app": "a"}}}
+    ended = pod | {"status": {"podIP": "10.0.0.8", "phase": "Succeeded"}}
+    (tmp_path / "pods.json").write_text(json.dumps([*targets_of_pods([pod, other, ended])]))
+    (monitor,) = kinds(render(VALUES), "PodMonitor")
+
+    found = found_by_prometheus(of_pod_monitor(monitor, tmp_path / "pods.json"), tmp_path)
+
+    of_job = {"dtj_job": "digits", "dtj_replica": "1", "namespace": "team", "pod": "digits-1"}
+    assert found == {tuple(sorted({"__address__": target, **of_job}.items()))}
+
+
+def test_service_monitor_has_a_target_for_each_pod_of_the_operator(render: Render, tmp_path: Path):
+    manifests = render(VALUES)
+    (monitor,), (service,) = kinds(manifests, "ServiceMonitor"), kinds(manifests, "Service")
+    addresses = {"10.0.0.7": "operator-a", "10.0.0.8": "operator-b"}
+    piece: Json = {
+        "metadata": {"namespace": service["metadata"]["namespace"]},
+        "ports": [{"name": port["name"], "port": port["port"]} for port in service["spec"]["ports"]],
+        "endpoints": [{"addresses": [at], "targetRef": {"name": name}} for at, name in addresses.items()],
+    }
+    other = service | {"metadata": {"labels": {"app.kubernetes.io/name": "other"}}}
+    targets = [*targets_of_service(service, [piece]), *targets_of_service(other, [piece])]
+    (tmp_path / "endpoints.json").write_text(json.dumps(targets))
+
+    found = found_by_prometheus(of_service_monitor(monitor, tmp_path / "endpoints.json"), tmp_path)
+
+    assert {dict(each)["pod"] for each in found} == {*addresses.values()}
+    assert {dict(each)["__address__"] for each in found} == {f"{at}:8080" for at in addresses}
 
 
 @pytest.fixture
