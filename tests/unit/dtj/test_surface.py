@@ -130,7 +130,7 @@ def test_message_fields_change_only_with_the_protocol_number() -> None:
         ),
     ]
     assert (PROTOCOL, [" ".join(each) for each in fields]) == (
-        7,
+        8,
         [
             "uid attempt replica incarnation restarts is_stopping ranks state keeper",
             "port token machine",
