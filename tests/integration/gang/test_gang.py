@@ -59,6 +59,24 @@ async def test_two_jobs_that_do_not_fit_together_run_one_after_the_other(
     await cluster.until(phase("Running"), second)
 
 
+async def test_gang_that_can_never_fit_is_named(cluster: GangCluster):
+    await cluster.submit(replicas=6)
+    needs = "PodGroup job-0 needs capacity for 6 pods at once"
+    waiting = await cluster.until(lambda job: needs in job["status"].get("message", ""))
+    assert condition("PodsReady", "False", "Unschedulable")(waiting)
+    assert "add or free the missing resources" in waiting["status"]["message"]
+    await cluster.until_event("Unschedulable")
+
+
+async def test_priority_class_that_does_not_exist_is_named(cluster: GangCluster):
+    """The API server refuses the PodGroup already."""
+    await cluster.submit(pod_spec={"priorityClassName": "urgent"})
+    rejected = await cluster.until(condition("PodsReady", "False", "PodRejected"))
+    said = "no PriorityClass with name urgent was found; create that class"
+    assert said in rejected["status"]["message"]
+    assert said in (await cluster.until_event("PodRejected"))["note"]
+
+
 async def test_replica_is_replaced_after_another_one_has_finished(cluster: GangCluster, kubelet: Kubelet):
     """The scheduler does not count finished pods, so in the PodGroup the new pod would wait forever."""
     await cluster.submit(recovery={"scope": "Replica", "backoffSeconds": 0})
