@@ -119,6 +119,9 @@ def follow_to_the_end(
         for line in job.logs(follow=True, replicas=replicas, ranks=ranks, since=since):
             has_begun.set()
             echo(shown(line))
+    except KeyboardInterrupt:
+        click.echo(f"{name} continues; kubectl dtj stop {name} ends it", err=True)
+        raise
     finally:
         has_begun.set()
         says.join(1)  # its question may be on the way

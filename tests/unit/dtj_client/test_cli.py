@@ -167,6 +167,17 @@ def test_follow_says_what_it_waits_for_until_the_first_line(
     ]
 
 
+def test_ctrl_c_while_following_says_that_the_job_continues(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_job: Job, **_options: object) -> Iterator[Line]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "logs", interrupt)
+    assert run("logs", "-f", "digits") == 130
+    assert capsys.readouterr().err.startswith("digits continues; kubectl dtj stop digits ends it\n")
+
+
 def test_end_of_a_failed_job_says_why(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
