@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,9 +91,13 @@ def main() -> None:
 
 
 async def measure() -> list[list[object]]:
-    """Return a row for each load."""
+    """Return a row for each load; print each when it is known, as a busy machine takes long for all."""
+    rows = []
     async with rig.running(synced=True) as bench, bench.operator() as operator:
-        return [await compare(bench, operator, load) for load in LOADS]
+        for load in LOADS:
+            rows.append(await compare(bench, operator, load))
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    return rows
 
 
 async def compare(bench: Rig, operator: Operator, load: Load) -> list[object]:
