@@ -78,7 +78,7 @@ async def measure() -> list[object]:
         async with serving(Cluster(jobs=JOBS, replicas=1)) as cluster:
             plane = cast(ControlPlane, Pretended(folder=Path(folder), url=cluster.url))
             async with process.running(plane, identity="leader", rate=rig.REQUESTS_PER_S) as leader:
-                await cluster.until(lambda: len(cluster.statuses) == JOBS)
+                await cluster.until(lambda: len(cluster.statuses) == JOBS, within_s=1200)
                 async with process.running(plane, identity="standby", rate=rig.REQUESTS_PER_S) as standby:
                     await calm(cluster, leader)
                     return await take_over(cluster, leader, standby)
