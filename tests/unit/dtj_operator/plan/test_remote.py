@@ -9,10 +9,12 @@ from dtj_operator.model import spec
 from dtj_operator.model.views import ConditionView, WorkloadView
 from dtj_operator.plan.actions import (
     Create,
+    CreatePod,
     Decision,
     Delete,
     DeleteJob,
     Fail,
+    Resume,
     Suspend,
     UpdateWorkload,
 )
@@ -92,6 +94,15 @@ def test_quota_is_given_back_once_its_copy_has_had_its_grace_period(
     assert [each.releases for each in told] == [True] * released
     if not released:
         assert decision.requeue_at == (NOW if since is None else since) + GRACE_S + STOP_S
+
+
+def test_no_pod_is_created_whatever_its_workload_says() -> None:
+    """Such as Admitted, from which Kueue has just taken the admission."""
+    odd = msgspec.structs.replace(RESERVED, admission=None)
+    for phase in ("", "Suspended", "Pending", "Running"):
+        decision = decided(REMOTE.was(phase).with_network().in_queue(odd))
+        assert not any(isinstance(action, CreatePod) for action in decision.actions)
+        assert decision.verdict is None or isinstance(decision.verdict, Resume)
 
 
 @pytest.mark.parametrize(
