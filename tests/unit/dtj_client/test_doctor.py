@@ -113,6 +113,12 @@ def test_missing_right_is_named() -> None:
     assert bad.text == "rights: you may not create configmaps"
 
 
+def test_rights_are_not_blamed_if_the_cluster_has_no_such_kind() -> None:
+    cluster = Cluster(answers(**{"--raw": {"groups": []}}), "create distributedtrainingjobs.dtj.dev")
+    (rights,) = [each for each in examine(cluster) if each.text.startswith("rights:")]
+    assert rights.result is Result.UNKNOWN
+
+
 def test_what_the_user_may_not_see_is_unknown_and_not_bad() -> None:
     refused = ClientError("alice may not list nodes here")
     found = list(examine(Cluster(answers(nodes=refused))))
