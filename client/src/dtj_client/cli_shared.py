@@ -130,17 +130,18 @@ def follow_to_the_end(
 
 def _say_what_it_waits_for(job: Job, has_begun: threading.Event) -> None:
     """Until the first line of a log, print each change of the phase and of the pods."""
-    said = ""
+    before: tuple[str, str] = ("", "")
     with contextlib.suppress(ClientError):
         while not has_begun.wait(WAIT_S):
             status = job.status
+            phase = ": ".join(each for each in (status.phase or "New", status.message) if each)
             pods = Counter(map(pod_state, job.kubectl.pods(job.name)))
             states = ", ".join(f"{count} {state}" for state, count in pods.items())
-            now = ": ".join(each for each in (status.phase or "New", status.message) if each)
-            text = f"{job.name}: {now}{f' (pods: {states})' if states else ''}"
-            if text != said and not has_begun.is_set():
-                click.echo(plain(text), err=True)
-            said = text
+            now = (phase, f"pods: {states}" if states else "")
+            changed = "; ".join(text for text, old in zip(now, before, strict=True) if text not in ("", old))
+            if changed and not has_begun.is_set():
+                click.echo(plain(f"{job.name}: {changed}"), err=True)
+            before = now
 
 
 def ended(job: Job, *, err: bool = False) -> int:

@@ -162,8 +162,8 @@ def test_follow_says_what_it_waits_for_until_the_first_line(
     said = capsys.readouterr()
     assert said.out == "0| first\n"
     assert said.err.splitlines()[:2] == [
-        "digits: Pending: 0 of 2 pods are scheduled (pods: 2 Pending)",
-        "digits: Pending: pull access denied (pods: 2 Pending)",
+        "digits: Pending: 0 of 2 pods are scheduled; pods: 2 Pending",
+        "digits: Pending: pull access denied",
     ]
 
 
