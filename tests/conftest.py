@@ -3,6 +3,7 @@
 import asyncio
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("untimed")
@@ -15,3 +16,9 @@ def pytest_configure() -> None:
     closed; the warning about it, an error here, would fail whichever test runs when it is garbage collected.
     """
     asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests: others run beside them, and none is left alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.integration.api import LEASES, POLICIES, SERVICES
 from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet
@@ -86,6 +88,7 @@ async def test_deadline_that_passed_without_an_operator_counts(
         await kubelet.until(lambda pods: not pods)
 
 
+@pytest.mark.long
 async def test_one_of_two_operators_leads_and_the_second_takes_over(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet
 ):

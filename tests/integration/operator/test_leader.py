@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from tests.chaos.witness import Witness
@@ -42,6 +43,7 @@ def pods_after(count: int) -> Callable[[web.Request], bool]:
     return lambda request: is_creation(request) and next(created) >= count
 
 
+@pytest.mark.long
 async def test_leader_that_freezes_while_writing_is_replaced_and_stops_writing(
     granted: ControlPlane, cluster: Cluster, kubelet: Kubelet, witness: Witness
 ):

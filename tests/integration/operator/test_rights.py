@@ -123,6 +123,7 @@ async def fits_nowhere(cluster: Cluster, kubelet: Kubelet) -> None:
     await cluster.until(condition("PodsReady", "False", "Unschedulable"), "waiting")
 
 
+@pytest.mark.long
 async def test_rights_granted_are_the_rights_used(own_plane: tuple[ControlPlane, set[Right]]):
     plane, granted = own_plane
     async with rest.connect(plane) as api, kubelets.playing(api, "jobs") as kubelet:

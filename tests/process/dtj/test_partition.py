@@ -22,7 +22,7 @@ CUT_AT = 8  # the network is cut after this step, however slow the test is
 LOOP = PROGRAMS / "loop.py"
 _DEADLINE_S = 240.0
 _WHY_NOT = lacking()
-pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(600), pytest.mark.long]
 
 
 class Job:
