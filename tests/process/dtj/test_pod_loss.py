@@ -49,9 +49,12 @@ class Pods:
         return status(self.ports[index])
 
     def evict(self, pod: Command, index: int) -> None:
-        """Ask the pod to terminate; when this returns, its ranks have been asked too."""
+        """Ask the pod to terminate; when this returns, its ranks have been asked, or have ended."""
         pod.signal(signal.SIGTERM)
-        wait_for(lambda: self.status(index).get("state") == "Stopping", "the pod to signal its ranks")
+        wait_for(
+            lambda: is_dead(pod.pid) or self.status(index).get("state") == "Stopping",
+            "the pod to signal its ranks",
+        )
 
 
 def lose(pod: Command) -> None:
