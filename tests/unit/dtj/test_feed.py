@@ -126,6 +126,12 @@ def test_structure_of_a_micro_batch(data: Any, expected: type) -> None:
     assert type(next(iter(feed(data=data).batch()))) is expected
 
 
+def test_samples_keep_their_memory_format() -> None:
+    images = torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    (found,) = next(iter(feed(data=TensorDataset(images), batch=2).batch()))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
 class Doubled(TensorDataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(2 * column[index] for column in self.tensors)

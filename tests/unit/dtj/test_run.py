@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
 from dtj import loop
+from dtj.step import random_state
 from dtj.telemetry import heartbeat
 
 
@@ -234,3 +235,20 @@ def test_recipe_is_evaluated_once_after_each_epoch() -> None:
         )
     )
     assert sum(calls) == 2 * len(X)
+
+
+def test_one_rank_seeds_its_generators_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only with other ranks, which may repeat or skip a backward pass, does it have a seed of its own."""
+    run = dtj.init(device="cpu")
+    model = run.parallel(nn.Linear(3, 1))
+    run.data(TensorDataset(X, Y), global_batch=4)
+    seeded: list[int] = []
+    begin = random_state.begin
+
+    def counted(base: int, **point: Any) -> None:
+        seeded.append(point["verb"])
+        begin(base, **point)
+
+    monkeypatch.setattr(random_state, "begin", counted)
+    train(run, model, torch.optim.SGD(model.parameters(), 0.1), 3)
+    assert seeded == [0, 0, 0]

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -345,7 +344,7 @@ class Run:
                         break
                     logger.begin(self.step + 1)
                     self._seed_generators(verb=0)
-                    batch = self._batch = replace(feed.batch(), over=self._plain.over)
+                    batch = self._batch = feed.batch(over=self._plain.over)
                     yield batch
                     feed.advance()
                     progress.step += 1
@@ -411,7 +410,7 @@ class Run:
             if self._progress.needs_warm_up:
                 step_backward.warm_up(loss_of, batch, strategy=self._strategy, precision=self._precision)
                 self._progress.needs_warm_up = False
-            self._seed_generators(verb=self._progress.verb + 1)
+            self._seed_verb(self._progress.verb + 1)
             with self._boundary.counting_operations(batch.samples):
                 return step_backward.backward(
                     loss_of, batch, strategy=self._strategy, precision=self._precision
@@ -427,7 +426,7 @@ class Run:
         """A pass over a batch in the user's own code, which cannot be repeated after the loss of a rank."""
         self._recovery.give_up_healing()
         self._progress.verb += 1
-        self._seed_generators(verb=self._progress.verb)
+        self._seed_verb(self._progress.verb)
 
     def clip(self, max_norm: float, parameters: Iterable[nn.Parameter] | None = None) -> torch.Tensor:
         """Scale the gradients down if their norm over all parameters exceeds max_norm.
@@ -658,6 +657,11 @@ class Run:
     def _seed_generators(self, *, verb: int) -> None:
         stream = self._strategy.layout.stream
         random_state.begin(self._seed, step=self.step, verb=verb, stream=stream, devices=self.devices)
+
+    def _seed_verb(self, number: int) -> None:
+        """Before a backward pass: other ranks may repeat or skip it, or must draw the same in it."""
+        if self.size > 1:
+            self._seed_generators(verb=number)
 
     def _splitter(self, **how: Any) -> Splitter:
         layout = self._strategy.layout

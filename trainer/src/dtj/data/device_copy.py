@@ -37,10 +37,9 @@ class DeviceCopy:
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, list | tuple):
+        changed = [_mapped(item, change) for item in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
     if isinstance(value, Mapping):
         return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, change) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(item, change) for item in value)
     return value

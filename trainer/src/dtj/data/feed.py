@@ -34,6 +34,9 @@ class Source(Protocol):
     def position(self, state: dict[str, int]) -> int: ...
 
 
+Over = Callable[["Batch"], Iterator[Any]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """One global batch as seen from one rank. Iterating over it loads this rank's samples.
@@ -51,7 +54,7 @@ class Batch:
     ends_epoch: bool
     micro_batches: Sequence[MicroBatch]
     fetch: Callable[[MicroBatch], Any]
-    over: "Callable[[Batch], Iterator[Any]] | None" = None
+    over: Over | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches, on its device."""
@@ -123,8 +126,8 @@ class Feed:
         """Epoch of the next batch, from 0."""
         return self._source.epoch(self.position)
 
-    def batch(self) -> Batch:
-        """The batch at the current position; calling it again returns the same samples."""
+    def batch(self, *, over: Over | None = None) -> Batch:
+        """The batch at the current position; calling it again returns the same samples. over: see Batch."""
         rank_batch = self._rank_batch = self._timed(self._source.at, self.position)
         return Batch(
             samples=rank_batch.samples,
@@ -132,6 +135,7 @@ class Feed:
             ends_epoch=rank_batch.ends_epoch,
             micro_batches=rank_batch.micro_batches,
             fetch=lambda mb: self._copy(self._timed(self._source.load, rank_batch, mb)),
+            over=over,
         )
 
     def advance(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from dtj.data.loader import Loader, look_up
 from dtj.data.splitter import Indices, MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
 
-# Compute the order of this many batches in one call: 0.03 ms per batch instead of 0.5.
+# Divide this many batches in one call: less than 0.01 ms per batch instead of 0.1.
 _AHEAD = 64
 
 
@@ -55,7 +54,7 @@ class Indexed:
         self._shuffle = shuffle
         self._once = once
         self._loader = loader
-        self._near: dict[int, Indices] = {}
+        self._near: dict[int, RankBatch] = {}
         self._items: Iterator[tuple[int, int, Any]] | None = None
         self._loaded: dict[tuple[int, int], Any] = {}
 
@@ -71,8 +70,8 @@ class Indexed:
     def at(self, position: int) -> RankBatch:
         """The batch that starts at `position`; calling it again returns the same one."""
         if position not in self._near:
-            self._near = dict(self._look_ahead(position))
-        return self._rank_batch_at(position, self._near[position])
+            self._near = self._look_ahead(position)
+        return self._near[position]
 
     def load(self, rank_batch: RankBatch, micro_batch: MicroBatch) -> Any:
         """The samples of one micro-batch, in host memory."""
@@ -126,40 +125,41 @@ class Indexed:
         return next(data for at, found, data in self._items if (at, found) == (position, number))
 
     def _tickets(self, position: int) -> Iterator[Ticket]:
-        near: dict[int, Indices] = {}
+        near: dict[int, RankBatch] = {}
         while True:
             if position not in near:
-                near = dict(self._look_ahead(position))
-            rank_batch = self._rank_batch_at(position, near[position])
+                near = self._look_ahead(position)
+            rank_batch = near[position]
             yield from (Ticket(position, mb.number, mb.indices) for mb in rank_batch.micro_batches)
             if self._once and rank_batch.ends_epoch:
                 return
             position = self.after(rank_batch)
-
-    def _rank_batch_at(self, position: int, mine: Indices) -> RankBatch:
-        epoch, start = divmod(position, self._length)
-        samples = min(self._global_batch, self._length - start)
-        ends_epoch = not self._starts(start + samples)
-        return RankBatch(position, samples, epoch, ends_epoch, self._splitter.split(mine, samples=samples))
 
     def _starts(self, start: int) -> range:
         """Where batches of an epoch begin, from `start` on."""
         end = self._length - self._global_batch + 1 if self._drop_last else self._length
         return range(start, end, self._global_batch)
 
-    def _look_ahead(self, position: int) -> Iterator[tuple[int, Indices]]:
-        """This rank's samples in the next batches of the epoch, by position."""
+    def _look_ahead(self, position: int) -> dict[int, RankBatch]:
+        """The next batches of the epoch, by position."""
         epoch, start = divmod(position, self._length)
         starts = self._starts(start)[:_AHEAD]
+        sizes = [min(self._global_batch, self._length - first) for first in starts]
         places = []  # without a sample of its own, the rank takes the first one of the batch as a dummy
-        for first in starts:
-            mine = self._splitter.rank_range(min(self._global_batch, self._length - first))
-            places.append(first + np.arange(mine.start, mine.stop) if mine else np.array([first]))
-        found = np.concatenate(places)
+        for first, samples in zip(starts, sizes, strict=True):
+            mine = self._splitter.rank_range(samples) or range(1)
+            places.append(np.arange(first + mine.start, first + mine.stop))
+        indices = np.concatenate(places)
         if self._shuffle:
-            found = order.shuffled(found, n=self._length, seed=self._seed, epoch=epoch)
-        ends = np.cumsum([len(mine) for mine in places])[:-1]
-        return zip(count(position, self._global_batch), np.split(found, ends), strict=False)
+            indices = order.shuffled(indices, n=self._length, seed=self._seed, epoch=epoch)
+        found, end = {}, 0
+        for first, samples, place in zip(starts, sizes, places, strict=True):
+            end += len(place)
+            ends_epoch = not self._starts(first + samples)
+            micro_batches = self._splitter.split(indices[end - len(place) : end], samples=samples)
+            at = epoch * self._length + first
+            found[at] = RankBatch(at, samples, epoch, ends_epoch, micro_batches)
+        return found
 
 
 class _Loading(Dataset[Any]):

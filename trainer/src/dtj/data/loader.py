@@ -37,7 +37,8 @@ def look_up(dataset: Any, indices: Indices, collate: Collate, *, seed: int, posi
     # Index each tensor once, not once per sample. Not for subclasses, which may override __getitem__.
     if type(dataset) is TensorDataset and collate is default_collate:
         rows = torch.from_numpy(indices)
-        return as_batch([column[rows] for column in dataset.tensors])
+        # index_select takes a third of the time, but its result is always contiguous.
+        return as_batch([c.index_select(0, rows) if c.is_contiguous() else c[rows] for c in dataset.tensors])
     wanted: list[int] = indices.tolist()
     with random_state.of_samples(seed, position=position, first=wanted[0]):
         if hasattr(dataset, "__getitems__"):

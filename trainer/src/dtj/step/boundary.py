@@ -24,6 +24,8 @@ from dtj.step.replicas import ReplicaCheck
 from dtj.telemetry import heartbeat
 from dtj.telemetry.logger import Logger
 
+_NOTHING = Message()
+
 
 class Boundary:
     """The work between one step and the next, in agreement with the other ranks.
@@ -85,7 +87,7 @@ class Boundary:
         step = self._progress.step
         heartbeat.mine.stepped(step)
         self._strategy.after_step(step)
-        decided = Message()
+        decided = _NOTHING
         if self._reads_at_once and not self._agreement.is_pending:
             self._send()
         if is_last or self._reads_at_once or step > self._sent[0] + self._strategy.max_steps_ahead:
@@ -168,7 +170,7 @@ class Boundary:
         """Read the pending message; an empty message if none is in flight."""
         decided = self._agreement.read()
         if decided is None:
-            return Message()
+            return _NOTHING
         self._next = self._sent[0] + max(1, decided.interval)
         self._reads_at_once = decided.interval == 0 and not self._strategy.max_steps_ahead
         if decided.log:

@@ -1,10 +1,11 @@
 """Random generators of one rank: a function of (seed, step, verb, stream), independent of earlier draws.
 
 All ranks use the same seed while the model is built, so they start from the same weights. In training every
-rank has its own stream (the ranks of one tensor-parallel group share one), seeded again for each step and for
-each verb of Run in it. So dropout differs between ranks, and a rank that resumes at a step, or repeats a verb
-after the loss of a rank, draws what the uninterrupted run drew. Samples have their own streams: what a data
-set draws while it loads a sample is the same on every rank that needs it, and in worker processes.
+rank has its own stream (the ranks of one tensor-parallel group share one), seeded again for each step and, if
+there are several ranks, for each verb of Run in it. So dropout differs between ranks, and a rank that resumes
+at a step, or repeats a verb after the loss of a rank, draws what the uninterrupted run drew. Samples have
+their own streams: what a data set draws while it loads a sample is the same on every rank that needs it, and
+in worker processes.
 """
 
 import contextlib

@@ -82,12 +82,14 @@ class Meter:
             self._lengths.append(now - self._stepped_at)
         self._stepped_at = now
 
-    @contextlib.contextmanager
-    def counting(self, samples: int) -> Iterator[None]:
+    def counting(self, samples: int) -> contextlib.AbstractContextManager[None]:
         """Context: count the model's operations in the first step, of `samples` samples; needs peak_flops."""
         if self.peak_flops is None or self.flops_per_sample is not None or not samples:
-            yield
-            return
+            return contextlib.nullcontext()
+        return self._counting(samples)
+
+    @contextlib.contextmanager
+    def _counting(self, samples: int) -> Iterator[None]:
         with flops.counting() as count:
             yield
         self.flops_per_sample = count.of_model / samples
