@@ -18,7 +18,7 @@ from dtj.agent.rank.process_usage import Usage
 from dtj.agent.replica.looks import work_between
 from dtj.agent.wire.checked import checked
 from dtj.agent.wire.link import encode
-from dtj.agent.wire.probe import POLLS, USES_CPU, WAITING_FRAMES, Place, Probe
+from dtj.agent.wire.probe import POLLS, USES_CPU, USES_CPU_AT_TIMES, WAITING_FRAMES, Place, Probe
 
 
 def at(frame: str, does: str = "", *, moved: bool = False) -> Probe:
@@ -95,6 +95,16 @@ def test_no_rank_is_to_blame_if_none_stands_out(probes: dict[int, Probe]) -> Non
         pytest.param({0: WAITING, 1: at("/a.py:1 in f", POLLS)}, (1, 1.0), id="polls for something outside"),
         pytest.param(
             {0: WAITING, 1: replace(LOADING, does=USES_CPU)}, (1, 1 / 3), id="its workers compute samples"
+        ),
+        pytest.param(
+            {0: WAITING, 1: replace(LOADING, does=USES_CPU_AT_TIMES)},
+            (1, 1 / 3),
+            id="it looks from time to time whether they have one",
+        ),
+        pytest.param(
+            {0: WAITING, 1: at("/a.py:1 in f", USES_CPU_AT_TIMES)},
+            (1, 1.0),
+            id="an endless loop does not sleep",
         ),
         pytest.param({0: WAITING, 1: LOADING}, (None, 0.0), id="its workers do nothing"),
         pytest.param({0: WAITING, 1: ELSEWHERE}, (None, 0.0), id="asleep before a collective"),
@@ -183,6 +193,9 @@ IDLE = Usage(
         pytest.param(IDLE, "", id="nothing"),
         pytest.param(IDLE._replace(cpu_s=5.1), "", id="a library samples metrics in the background"),
         pytest.param(IDLE._replace(cpu_s=5.2), USES_CPU, id="work"),
+        pytest.param(
+            IDLE._replace(cpu_s=5.2, wakeups=4), USES_CPU_AT_TIMES, id="an evaluation that sleeps between"
+        ),
         pytest.param(IDLE._replace(io_bytes=400_000), "", id="a few log lines"),
         pytest.param(IDLE._replace(io_bytes=600_000), "reads or writes", id="a slow save"),
         pytest.param(IDLE._replace(pids=frozenset({1, 3})), "starts processes", id="a script"),
@@ -209,3 +222,9 @@ def test_rank_whose_processes_get_no_processor_is_at_work(
 ) -> None:
     first = IDLE._replace(runnable=frozenset(before))
     assert work_between(first, IDLE._replace(runnable=frozenset(after)), elapsed_s=5.0) == expected
+
+
+def test_loop_that_other_threads_interrupt_is_not_one_that_sleeps() -> None:
+    """A thread that gives way to other threads of Python wakes up as often as one that sleeps."""
+    first = IDLE._replace(runnable=frozenset({1}))
+    assert work_between(first, first._replace(cpu_s=9.9, wakeups=900), elapsed_s=5.0) == USES_CPU

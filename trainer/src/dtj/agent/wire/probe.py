@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 # What a rank does between the two, see looks.py, in words for the user.
 USES_CPU, POLLS = "uses CPU", "wakes up from time to time"
+USES_CPU_AT_TIMES = "uses CPU from time to time"  # an endless loop would not sleep
 # Innermost Python frames of a main thread that waits for its peers, or for a backward that waits for them.
 WAITING_FRAMES = (
     *("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"),
@@ -19,7 +20,8 @@ WAITING_FRAMES = (
 )
 # The frame of a main thread that waits for its own data workers. It polls them, so it is not asleep.
 _LOADS = "torch/utils/data/dataloader.py"
-# A rank that uses CPU but stays in one function is given up after this share of the time for ranks at work.
+# A rank that uses CPU without a pause and stays in one function is given up after this share of the time for
+# ranks at work.
 _SAME_FUNCTION_SHARE = 1 / 3
 
 
@@ -83,4 +85,6 @@ class Probe:
         """Share of the time for ranks at work that it gets."""
         if not self.works:
             return 0.0
-        return 1.0 if self.moved or self.does != USES_CPU else _SAME_FUNCTION_SHARE
+        # A main thread that waits for data workers sleeps, whatever they do.
+        may_loop = self.does == USES_CPU or (self.loads and self.does == USES_CPU_AT_TIMES)
+        return _SAME_FUNCTION_SHARE if may_loop and not self.moved else 1.0
