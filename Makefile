@@ -38,11 +38,11 @@ process: ## tests with real ranks, agents, sockets and network namespaces; no cl
 	$(RUN) tests.suites process
 
 K8S ?=
-integration: export DTJ_TEST_KUBERNETES = $(K8S)
+integration e2e: export DTJ_TEST_KUBERNETES = $(K8S)
 integration: ## tests against a real kube-apiserver and etcd; of another version: make integration K8S=1.36
 	$(RUN) tests.suites integration
 
-e2e: ## tests on a three-node cluster with our images and our chart
+e2e: ## tests on a three-node cluster with our images and our chart; with a newer control plane: make e2e K8S=1.36
 	$(RUN) tests.suites e2e
 
 gpu: ## tests on a GPU; skipped with the reason where torch finds none

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import cni, config, engine, node_image, proc, tools
+from tests.cluster import cni, config, control_plane, engine, gang_releases, node_image, proc, tools
 from tests.cluster.engine import Engine
 from tests.cluster.errors import ClusterError
 from tests.cluster.health import Health, Observed, judge
@@ -189,6 +189,8 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
                 raise ClusterError(
                     f"cluster {cluster.name} is not ready after {READY_WITHIN_S:.0f} s:\n{state}"
                 )
+            if release := gang_releases.asked():
+                control_plane.replace(cluster.runtime, cluster.nodes[0], cluster.kubectl, release)
         except BaseException:
             remove(cluster)
             raise
@@ -264,7 +266,9 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
 def key(cluster: Cluster, image: node_image.NodeImage) -> str:
     """Changes with everything that makes an existing cluster differ from a new one."""
     settings = () if cluster.engine is None else sorted(cluster.engine.env.values())
-    return config.key(image.name, kind_config(cluster, "", port=0), Path(cni.__file__), *settings)
+    newer = gang_releases.asked()
+    programs = (newer.version, Path(control_plane.__file__)) if newer else ()
+    return config.key(image.name, kind_config(cluster, "", port=0), Path(cni.__file__), *settings, *programs)
 
 
 def shared_folder() -> Path:

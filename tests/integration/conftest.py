@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import tools
+from tests.cluster import gang_releases, tools
 from tests.cluster.errors import ClusterError
 from tests.integration import controlplane
 from tests.integration.controlplane import ControlPlane
@@ -37,7 +37,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     needed = [
         *(PROGRAMS if "programs" in fixtures else ()),
-        *(controlplane.gang_release().programs if "gang_plane" in fixtures else ()),
+        *(gang_releases.chosen().programs.values() if "gang_plane" in fixtures else ()),
         *(["crane"] if "released" in fixtures else ()),
     ]
     if needed and not session.config.option.collectonly:

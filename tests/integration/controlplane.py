@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import signal
 import ssl
 import subprocess
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import tools
+from tests.cluster import gang_releases, tools
 from tests.support.kubectl import Kubectl, KubectlError
 from tests.support.ports import free_port
 
@@ -32,7 +31,6 @@ Json = dict[str, Any]
 START_S = 240  # about 5 s on an idle machine
 PROGRAMS = ("etcd", "kube-apiserver", "kubectl")
 NO_CLASS = "no PriorityClass with name"  # the API server answers this with 403 too
-TOPOLOGY_GATE = "TopologyAwareWorkloadScheduling"
 CRDS = Path(__file__).parents[2] / "crds"
 CRD = "distributedtrainingjobs.dtj.dev"
 
@@ -53,51 +51,6 @@ AUDIT_POLICY = {
     "omitStages": ["RequestReceived"],
     "rules": [{"level": "Metadata", "users": AUDITED}, {"level": "None"}],
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GangRelease:
-    """How a minor version of Kubernetes places gangs.
-
-    version      like "1.36"
-    api_version  of its PodGroups
-    gates        the feature gates that gangs need
-    more_gates   those for preemption of whole gangs and for domains
-    """
-
-    version: str
-    api_version: str
-    gates: Sequence[str]
-    more_gates: Sequence[str]
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The programs of its control plane."""
-        names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-        return tuple(f"{name}-{self.version}" for name in names)
-
-
-# A program refuses to start with a feature gate that its version does not know.
-GANG_RELEASES = (
-    GangRelease(
-        version="1.36",
-        api_version="scheduling.k8s.io/v1alpha2",
-        gates=("GenericWorkload", "GangScheduling"),
-        more_gates=("WorkloadAwarePreemption", TOPOLOGY_GATE),
-    ),
-    GangRelease(
-        version="1.37",
-        api_version="scheduling.k8s.io/v1beta1",
-        gates=("GenericWorkload",),
-        more_gates=(TOPOLOGY_GATE,),
-    ),
-)
-
-
-def gang_release() -> GangRelease:
-    """Return the release of DTJ_TEST_KUBERNETES if it places gangs, else the oldest one that does."""
-    asked = os.environ.get(tools.KUBERNETES)
-    return next((each for each in GANG_RELEASES if each.version == asked), GANG_RELEASES[0])
 
 
 class Server:
@@ -262,20 +215,20 @@ def started(plane: ControlPlane) -> Iterator[ControlPlane]:
 def placing_gangs(
     folder: Path, *, more_gates: bool = False, scheduler: Sequence[str] = (), ignored: bool = False
 ) -> Iterator[ControlPlane]:
-    """Start a control plane that serves PodGroups, and a scheduler, both of `gang_release`.
+    """Start a control plane that serves PodGroups, and a scheduler.
 
-    Of the controller manager only the controller runs that releases PodGroups whose pods have ended.
+    Both are of the release of DTJ_TEST_KUBERNETES, or else of the oldest one that places gangs. Of the
+    controller manager only the controller runs that releases PodGroups whose pods have ended.
 
     more_gates  also those for preemption of whole gangs and for domains
     scheduler   further flags of the scheduler
     ignored     the scheduler has none of the gates, so it ignores PodGroups
     """
-    release = gang_release()
-    gates = (*release.gates, *(release.more_gates if more_gates else ()))
-    on = f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
-    programs = tools.ensure(*PROGRAMS, *release.programs)
-    served = [f"--runtime-config={release.api_version}=true", on]
-    chosen = programs | {"kube-apiserver": programs[f"kube-apiserver-{release.version}"]}
+    release = gang_releases.chosen()
+    on = release.gates_flag(more=more_gates)
+    programs = tools.ensure(*PROGRAMS, *release.programs.values())
+    served = [release.served_flag, on]
+    chosen = programs | {"kube-apiserver": programs[release.programs["kube-apiserver"]]}
     with started(prepare(chosen, folder, flags=served)) as plane, contextlib.ExitStack() as stack:
         connected = [
             f"--kubeconfig={plane.kubectl.kubeconfig}",
@@ -289,7 +242,7 @@ def placing_gangs(
         for name, own in flags.items():
             port = f"--secure-port={free_port()}"
             given = [*connected, *own, port, f"--cert-dir={folder}/{name}"]
-            server = Server(folder / f"{name}.log", programs[f"{name}-{release.version}"], *given)
+            server = Server(folder / f"{name}.log", programs[release.programs[name]], *given)
             server.start()
             stack.callback(server.kill)
         yield plane

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.witness import watching
+from tests.cluster import gang_releases
 from tests.integration import api as rest
 from tests.integration import controlplane
 from tests.integration import kubelet as kubelets
@@ -25,7 +26,7 @@ from tests.integration.operator.conftest import Cluster, grant
 __all__ = ["helm"]
 Json = dict[str, Any]
 PODS_THAT_FIT = 4
-GANG_API = controlplane.gang_release().api_version
+GANG_API = gang_releases.chosen().api_version
 POD_GROUPS = f"/apis/{GANG_API}/namespaces/{{}}/podgroups"
 
 

@@ -1,0 +1,50 @@
+"""Gangs on real kubelets: needs a control plane that places them, `make e2e K8S=1.36`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import gang_releases
+from tests.e2e.conftest import workload_job
+from tests.support.kubectl import Json, Kubectl
+from tests.support.predicates import condition, phase
+
+
+def large_job(name: str, replicas: int, *args: str) -> Json:
+    """A job of which one pod fits on each worker: each pod takes more than half of its processors."""
+    manifest = workload_job(name, *args)
+    manifest["spec"]["replicas"] = replicas
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    container["resources"] = {"requests": {"cpu": "1100m", "memory": "300Mi"}}
+    return manifest
+
+
+def groups(kubectl: Kubectl, job: str) -> set[str | None]:
+    """Return the PodGroups that the pods of a job name."""
+    pods = kubectl.list("pods", f"dtj.dev/job-name={job}")
+    return {(pod["spec"].get("schedulingGroup") or {}).get("podGroupName") for pod in pods}
+
+
+@pytest.mark.exclusive
+def test_gang_waits_as_a_whole_and_heals_on_older_kubelets(kubectl: Kubectl):
+    release = gang_releases.asked()
+    if release is None:
+        pytest.skip("this control plane places no gangs; make e2e K8S=1.36")
+    kubectl.apply(large_job("first", 1, "--steps=100000", "--step-s=0.2"))
+    kubectl.until("dtj", "first", phase("Running"), within_s=120)
+
+    kubectl.apply(large_job("second", 2, "--steps=200", "--step-s=0.1"))
+
+    waiting = kubectl.until("dtj", "second", condition("PodsReady", "False", "Unschedulable"), within_s=60)
+    assert "the job's pods are scheduled only together" in waiting["status"]["message"]
+    pods = kubectl.list("pods", "dtj.dev/job-name=second")
+    assert [pod["spec"].get("nodeName") for pod in pods] == [None, None], "one of them would fit"
+
+    kubectl("delete", "dtj", "first")
+    kubectl.follow("second-1", "did step 3 ")
+    assert groups(kubectl, "second") == {"second-0"}
+    kubectl("delete", "pod", "second-1", "--grace-period=0", "--force")
+
+    job = kubectl.until("dtj", "second", condition("Complete"), within_s=300)
+    assert job["status"]["restarts"]["total"] == 1
+    assert groups(kubectl, "second") == {"second-0"}, "the new pod belongs to the gang too"
