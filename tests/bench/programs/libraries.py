@@ -11,8 +11,9 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import accelerate  # type: ignore[import-untyped]
 import lightning_fabric
@@ -26,14 +27,14 @@ from tests.bench.ranks import tell
 
 WIDTH, CLASSES, SHARE, EVERY = 1024, 16, 64, 10
 STEPS = int(sys.argv[3])
+T = TypeVar("T")
 
 
 class Timer:
-    """Seconds by name. A step lasts until the next one, so it includes its save."""
+    """Seconds by name. A step lasts until the next one begins, so it includes its save."""
 
     def __init__(self) -> None:
         self.took: dict[str, list[float]] = defaultdict(list)
-        self._began = 0.0
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -41,12 +42,18 @@ class Timer:
         yield
         self.took[name].append(time.perf_counter() - began)
 
-    def steps(self, steps: Iterator[int]) -> Iterator[int]:
-        """The steps, timed."""
-        for step in steps:
-            began = time.perf_counter()
-            yield step
-            self.took["save" if (step + 1) % EVERY == 0 else "step"].append(time.perf_counter() - began)
+    def steps(self, items: Iterable[T], begin: int) -> Iterator[T]:
+        """The items of the steps after step `begin`, each timed from one item to the next."""
+        step, began = begin, time.perf_counter()
+        for item in items:
+            if step > begin:
+                self._add(step, began)
+            step, began = step + 1, time.perf_counter()
+            yield item
+        self._add(step, began)
+
+    def _add(self, step: int, began: float) -> None:
+        self.took["save" if step % EVERY == 0 else "step"].append(time.perf_counter() - began)
 
 
 def network() -> nn.Module:
@@ -66,13 +73,10 @@ def with_dtj(folder: Path, data: TensorDataset, held_out: TensorDataset, timer: 
     feed = run.data(data, global_batch=SHARE * run.size)
     with timer("resume"):
         run.state(model=model, optimizer=optimizer, data=feed)
-    batches = run.steps(STEPS)
-    for _ in timer.steps(iter(range(run.step, STEPS))):
-        batch = next(batches)
+    for batch in timer.steps(run.steps(STEPS), run.step):
         run.backward(lambda mb: cross_entropy(model(mb.x), mb.y), batch)
         optimizer.step()
         optimizer.zero_grad()
-    next(batches, None)
     with timer("evaluation"):
         return run.evaluate(lambda mb: (model(mb.x).argmax(1) == mb.y).float(), held_out)
 
@@ -93,7 +97,7 @@ def with_fabric(folder: Path, data: TensorDataset, held_out: TensorDataset, time
             state |= fabric.load(file, state)
             begin = int(state["step"])
     batches = iter(loader)
-    for step in timer.steps(iter(range(begin, STEPS))):
+    for step in timer.steps(range(begin, STEPS), begin):
         x, y = next(batches)
         fabric.backward(cross_entropy(model(x), y))
         optimizer.step()
@@ -121,7 +125,7 @@ def with_accelerate(folder: Path, data: TensorDataset, held_out: TensorDataset, 
             accelerator.load_state(str(saved))
             begin = (STEPS - 1) // EVERY * EVERY  # it stores no step
     batches = iter(loader)
-    for step in timer.steps(iter(range(begin, STEPS))):
+    for step in timer.steps(range(begin, STEPS), begin):
         x, y = next(batches)
         accelerator.backward(cross_entropy(model(x), y))
         optimizer.step()
