@@ -2,13 +2,14 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port, wait_for
 
 FOREIGN = PROGRAMS / "foreign"
 SCRIPTS = [
@@ -77,6 +78,23 @@ def test_same_parameters_as_under_torchrun_and_restarted_from_its_own_checkpoint
     expected, *others = [found for folder in folders for found in weights(folder)]
     for other in others:
         torch.testing.assert_close(other, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("script", ["test_script", "test_sync"])
+def test_script_that_comes_with_accelerate_runs_unchanged_also_after_a_rank_is_killed(
+    start: Start, script: str
+) -> None:
+    job = start(
+        *("run", "--nproc", 2, "--max-restarts", 1, "-m", f"accelerate.test_utils.scripts.{script}"),
+        imports=["accelerate.test_utils"],
+        ACCELERATE_USE_CPU=1,
+    )
+    wait_for(lambda: "[rank 1] " in job.out, "output of rank 1")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)  # rank 1, which was forked after the store and rank 0
+    ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert "generation 2: restarted all ranks" in ended.err
 
 
 def test_script_finds_the_variables_that_torchrun_sets(start: Start) -> None:
