@@ -156,6 +156,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
+def children(pid: int) -> list[int]:
+    """Pids of what the main thread of a process has started and has not waited for, oldest first."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def is_dead(pid: int) -> bool:
     """Whether no process has this id, or only a zombie."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

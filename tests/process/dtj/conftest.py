@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import Command, Finished, Start, commands, is_dead, wait_for
+from tests.support.commands import Command, Finished, Start, children, commands, is_dead, wait_for
 from tests.support.commands import warm as warm_context
 from tests.support.ports import free_port
 
-__all__ = ["Command", "Finished", "Start", "free_port", "is_dead", "wait_for"]
+__all__ = ["Command", "Finished", "Start", "children", "free_port", "is_dead", "wait_for"]
 
 torch.set_num_threads(1)  # two test processes with two threads each would be slower on two cores
 PROGRAMS = Path(__file__).parent / "programs"

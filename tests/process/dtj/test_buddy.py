@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtj.copies.slot import LABEL_BYTES, Header
-from tests.process.dtj.conftest import PROGRAMS, Start, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Start, children, wait_for
 from tests.process.dtj.test_copies import trace
 from tests.process.dtj.test_pod_loss import Pods, lose
 
@@ -20,9 +20,8 @@ FLAGS = ("--parallel", "fsdp", "--memory-every", 3, "--save-every", 5)
 
 def keeps(agent: int, ward: int, step: int) -> bool:
     """Whether the pod of an agent, by its pid, has the copy of that step of another pod's rank."""
-    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     found = set()
-    for link in (link for child in children for link in Path(f"/proc/{child}/fd").glob("*")):
+    for link in (link for child in children(agent) for link in Path(f"/proc/{child}/fd").glob("*")):
         with contextlib.suppress(OSError):  # closed meanwhile
             if f"memfd:dtj-rank-{ward}-" in str(link.readlink()):
                 with link.open("rb") as file:

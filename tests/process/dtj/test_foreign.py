@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.process.dtj.conftest import PROGRAMS, Finished, Start, free_port, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Finished, Start, children, free_port, wait_for
 
 FOREIGN = PROGRAMS / "foreign"
 SCRIPTS = [
@@ -90,8 +90,7 @@ def test_script_that_comes_with_accelerate_runs_unchanged_also_after_a_rank_is_k
         ACCELERATE_USE_CPU=1,
     )
     wait_for(lambda: "[rank 1] " in job.out, "output of rank 1")
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)  # rank 1, which was forked after the store and rank 0
+    os.kill(children(job.pid)[-1], signal.SIGKILL)  # rank 1, which was forked after the store and rank 0
     ended = job.wait()
     assert ended.code == 0, ended.err
     assert "generation 2: restarted all ranks" in ended.err

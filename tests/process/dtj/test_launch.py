@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtj import contract
-from tests.process.dtj.conftest import PROGRAMS, Command, Finished, free_port, is_dead, wait_for
+from tests.process.dtj.conftest import PROGRAMS, Command, Finished, children, free_port, is_dead, wait_for
 
 Finish = Callable[..., Finished]
 Start = Callable[..., Command]
@@ -225,10 +225,10 @@ def test_json_log_has_one_object_per_line_with_its_rank(finish: Finish, tmp_path
 def test_ranks_die_with_a_killed_agent(start: Start, tmp_path: Path) -> None:
     command = start("run", "--nproc", 2, SMALL, OUT=tmp_path, PLAIN=1, STEPS=100_000, READY_AT=2)
     wait_for((tmp_path / "ready").exists, "step 2")
-    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-    assert len(children) == 3  # two ranks and the store
+    started = children(command.pid)
+    assert len(started) == 3  # two ranks and the store
     os.kill(command.pid, signal.SIGKILL)
-    wait_for(lambda: all(is_dead(int(c)) for c in children), "the ranks to exit")
+    wait_for(lambda: all(is_dead(pid) for pid in started), "the ranks to exit")
 
 
 def test_sigterm_reaches_a_script_that_does_not_handle_it(start: Start, tmp_path: Path) -> None:

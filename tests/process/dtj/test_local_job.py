@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, is_dead, wait_for
+from tests.process.dtj.conftest import SIZES, SMALL, Start, children, is_dead, wait_for
 from tests.process.dtj.test_resume import assert_identical, weights
 
 
@@ -31,17 +31,13 @@ def manifest(folder: Path, **env: object) -> Path:
     return folder / "job.yaml"
 
 
-def children(command: Command) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()]
-
-
 def test_killed_rank_and_killed_replica_leave_no_trace_in_the_result(
     start: Start, unbroken: Callable[..., Path], tmp_path: Path
 ) -> None:
     job = manifest(tmp_path, FAULTS="1@3:forward:SIGKILL", HOLD_AT=7)
     command = start("run", "-f", job, "--local")
     wait_for((tmp_path / "at-7").exists, "step 7")
-    lost = children(command)[1]
+    lost = children(command.pid)[1]
     os.kill(lost, signal.SIGKILL)
     wait_for(lambda: is_dead(lost), "the replica to end")
     (tmp_path / "go-7").touch()
@@ -66,7 +62,7 @@ def test_ctrl_c_ends_all_replicas(start: Start, tmp_path: Path) -> None:
     job = manifest(tmp_path, STEPS=100_000, READY_AT=3)
     command = start("run", "-f", job, "--local", "--checkpoint", tmp_path / "saved")
     wait_for((tmp_path / "ready").exists, "step 3")
-    replicas = children(command)
+    replicas = children(command.pid)
     command.signal(signal.SIGINT)
     assert command.wait().code == 75
     assert all(is_dead(pid) for pid in replicas)

@@ -11,7 +11,7 @@ import pytest
 
 from dtj import contract
 from dtj.agent.wire.protocol import PROTOCOL
-from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, free_port, is_dead, wait_for
+from tests.process.dtj.conftest import SIZES, SMALL, Command, Start, children, free_port, is_dead, wait_for
 from tests.process.dtj.test_resume import assert_identical, weights
 from tests.process.dtj.test_status_server import status
 
@@ -59,9 +59,9 @@ class Pods:
 
 def lose(pod: Command) -> None:
     """Kill the pod with all its processes at once, as if its node lost power."""
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text().split()
+    ranks = children(pod.pid)
     pod.signal(signal.SIGKILL)
-    wait_for(lambda: all(is_dead(int(child)) for child in children), "the pod's ranks to exit")
+    wait_for(lambda: all(is_dead(pid) for pid in ranks), "the pod's ranks to exit")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +214,6 @@ def test_others_keep_their_memory_if_a_pod_is_evicted_without_a_checkpoint_folde
 
 def test_pod_that_waits_for_the_others_terminates_when_asked(start: Start, tmp_path: Path) -> None:
     waiting = Pods(start, tmp_path, replicas=2).run(1)
-    wait_for(partial(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text), "the pod to wait")
+    wait_for(partial(children, waiting.pid), "the pod to wait")
     waiting.signal(signal.SIGTERM)
     assert waiting.wait().code == 128 + signal.SIGTERM
