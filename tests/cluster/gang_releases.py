@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.cluster import tools
+from tests.cluster import config, tools
+from tests.cluster.errors import ClusterError
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 TOPOLOGY_GATE = "TopologyAwareWorkloadScheduling"
@@ -67,3 +68,18 @@ def asked() -> GangRelease | None:
     """The release of DTJ_TEST_KUBERNETES, if that is set and places gangs."""
     version = os.environ.get(tools.KUBERNETES)
     return next((each for each in RELEASES if each.version == version), None)
+
+
+def of_cluster() -> GangRelease | None:
+    """The release whose control plane the test cluster gets; None if it keeps that of its node image.
+
+    Raises ClusterError for a version in DTJ_TEST_KUBERNETES that it cannot have.
+    """
+    version, release = os.environ.get(tools.KUBERNETES), asked()
+    if version and release is None and not config.kubernetes_version().startswith(f"v{version}."):
+        known = ", ".join(each.version for each in RELEASES)
+        raise ClusterError(
+            f"the test cluster cannot have the control plane of Kubernetes {version}",
+            fix=f"use one of {known}, or none: make e2e K8S={RELEASES[0].version}",
+        )
+    return release

@@ -189,7 +189,7 @@ def make(cluster: Cluster, image: node_image.NodeImage) -> None:
                 raise ClusterError(
                     f"cluster {cluster.name} is not ready after {READY_WITHIN_S:.0f} s:\n{state}"
                 )
-            if release := gang_releases.asked():
+            if release := gang_releases.of_cluster():
                 control_plane.replace(cluster.runtime, cluster.nodes[0], cluster.kubectl, release)
         except BaseException:
             remove(cluster)
@@ -266,7 +266,7 @@ def kind_config(cluster: Cluster, made_of: str, *, port: int) -> str:
 def key(cluster: Cluster, image: node_image.NodeImage) -> str:
     """Changes with everything that makes an existing cluster differ from a new one."""
     settings = () if cluster.engine is None else sorted(cluster.engine.env.values())
-    newer = gang_releases.asked()
+    newer = gang_releases.of_cluster()
     programs = (newer.version, Path(control_plane.__file__)) if newer else ()
     return config.key(image.name, kind_config(cluster, "", port=0), Path(cni.__file__), *settings, *programs)
 
