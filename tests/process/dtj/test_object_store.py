@@ -20,8 +20,9 @@ from tests.unit.dtj.test_checkpoint import found
 Finish = Callable[..., Finished]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[s3.Server]:
+    """One server for a worker, which may leave this module and enter it again: fsspec keeps the first one."""
     with s3.serving() as server:
         yield server
 
