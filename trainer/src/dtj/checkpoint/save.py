@@ -11,12 +11,11 @@ Before it commits or removes anything, the writer reads again whether the folder
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dtj.checkpoint import paths, reader
+from dtj.checkpoint import paths, reader, storage
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
 from dtj.errors import CheckpointError, RecipeError, SupersededError
@@ -45,12 +44,12 @@ def commit(
     Raise CheckpointError if it cannot be written; then no part of it is left. Raise SupersededError if the
     run's folder belongs to another writer now; then nothing else in it was changed.
     """
-    storage = owner.storage
+    run = owner.storage
     with _explained(owner, step):
-        with storage.file(storage.pending(step, owner.writer) / paths.STATE_FILE) as file:
+        with run.file(run.pending(step, owner.writer) / paths.STATE_FILE) as file:
             torch.save(state, file)
         owner.check()
-        committed = storage.commit(step, owner.writer)
+        committed = run.commit(step, owner.writer)
         _prune(owner, step, keep=keep, best=best)
     return committed
 
@@ -78,16 +77,6 @@ def check_loadable(value: Any, path: str) -> None:
             fix="build its state_dict from tensors, numbers, strings, lists and plain dicts, "
             "e.g. float(value), dict(value)",
         )
-
-
-def not_written(run_dir: Location, step: int, reason: object) -> CheckpointError:
-    """The error for a checkpoint of `step` that could not be written."""
-    return CheckpointError(
-        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason}",
-        fix="check that the volume is mounted on every node, has space, and that this user may write to it"
-        if isinstance(run_dir, Path)
-        else "check the bucket, and that every replica has the address of the store and credentials to write",
-    )
 
 
 def _prune(owner: Owner, committed: int, *, keep: int, best: int | None) -> None:
@@ -126,4 +115,4 @@ def _explained(owner: Owner, step: int) -> Iterator[None]:
             owner.check()  # the next owner removes what a superseded one was writing
         cause = error if isinstance(error, OSError) else error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else None
-        raise not_written(owner.run_dir, step, reason or error) from error
+        raise storage.not_written(owner.run_dir, step, reason or error) from error

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 
-from dtj.checkpoint import paths, save
+from dtj.checkpoint import paths, storage
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.shard_files import ShardReader, shard_writer
 from dtj.errors import CheckpointError, DamagedError
@@ -67,7 +67,7 @@ def write(pending: Location, step: int, tensors: Tensors, *, group: Any) -> None
     try:
         save_shards(tensors, storage_writer=shard_writer(pending / paths.SHARDS), process_group=group)
     except CheckpointException as error:
-        raise save.not_written(pending.parent, step, _cause(error)) from error
+        raise storage.not_written(pending.parent, step, _cause(error)) from error
 
 
 class LoadPlan:

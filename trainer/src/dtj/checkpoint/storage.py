@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from dtj.checkpoint import paths
 from dtj.checkpoint.objects import Location, ObjectPath
+from dtj.errors import CheckpointError
 
 
 class Storage(Protocol):
@@ -73,6 +74,16 @@ def committed_at(checkpoint: Location) -> float:
     with contextlib.suppress(ValueError):
         return float(_marker(checkpoint)["at"])
     return 0.0
+
+
+def not_written(run_dir: Location, step: int, reason: object) -> CheckpointError:
+    """The error for a checkpoint of `step` that could not be written."""
+    return CheckpointError(
+        f"checkpoint {run_dir / paths.name_of(step)} could not be written: {reason}",
+        fix="check that the volume is mounted on every node, has space, and that this user may write to it"
+        if isinstance(run_dir, Path)
+        else "check the bucket, and that every replica has the address of the store and credentials to write",
+    )
 
 
 class Folder:

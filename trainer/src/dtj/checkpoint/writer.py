@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
 
-from dtj.checkpoint import paths, save
+from dtj.checkpoint import paths, save, storage
 from dtj.checkpoint.objects import Location, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Snapshot
@@ -113,7 +113,7 @@ class Writer:
         try:
             self.write(snapshot, **how)
         except Exception as error:  # noqa: BLE001 - e.g. of a process group that broke
-            self.failure = save.not_written(self._need_owner().run_dir, snapshot.step, error)
+            self.failure = storage.not_written(self._need_owner().run_dir, snapshot.step, error)
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""
