@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from dtj.data import loader
 from dtj.errors import RecipeError
-from dtj.step import random_state
+from dtj.ranks import random_state
 from tests.process.dtj.conftest import SIZES, SMALL, Command, Finished, is_dead, wait_for
 from tests.process.dtj.test_hang import RESTARTS
 from tests.process.dtj.test_resume import assert_identical, weights

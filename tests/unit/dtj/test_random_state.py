@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtj.step import random_state
+from dtj.ranks import random_state
 
 CPU = torch.device("cpu")
 

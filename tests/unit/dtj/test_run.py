@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
 from dtj import loop
-from dtj.step import random_state
+from dtj.ranks import random_state
 from dtj.telemetry import heartbeat
 
 

@@ -28,6 +28,7 @@ def test_public_names() -> None:
         "Stopped",
         "first_on_node",
         "init",
+        "sinks",
     ]
     assert all(getattr(dtj, name) for name in dtj.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'trainer'"):

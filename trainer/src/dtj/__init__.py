@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dtj.run import Run
     from dtj.start import init
     from dtj.step.ema import EMA
+    from dtj.telemetry import sinks
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "Stopped",
     "first_on_node",
     "init",
+    "sinks",
 ]
 
 _HOME = {
@@ -45,10 +47,12 @@ _HOME = {
     "Stopped": "dtj.errors",
     "first_on_node": "dtj.ranks.node",
     "init": "dtj.start",
+    "sinks": "dtj.telemetry.sinks",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'dtj' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    return home if name == "sinks" else getattr(home, name)

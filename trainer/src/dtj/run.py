@@ -33,15 +33,14 @@ from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
 from dtj.parallel import deferred
 from dtj.parallel.strategy import Strategy, blocks, check_model
-from dtj.ranks import exchange
+from dtj.ranks import exchange, random_state
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.ranks.stop import StopFlag
 from dtj.ranks.world import World
 from dtj.settings import Settings
-from dtj.sinks import OnLine
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
-from dtj.step import memory, random_state
+from dtj.step import memory
 from dtj.step.boundary import Boundary
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
@@ -50,6 +49,7 @@ from dtj.step.replicas import ReplicaCheck
 from dtj.telemetry import heartbeat, report_pipe
 from dtj.telemetry.logger import Logger
 from dtj.telemetry.metrics import Meter
+from dtj.telemetry.sinks import OnLine
 
 _REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 Module = TypeVar("Module", bound=nn.Module)

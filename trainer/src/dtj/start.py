@@ -9,12 +9,12 @@ import torch
 from dtj.errors import RecipeError
 from dtj.parallel.layout import lay_out
 from dtj.parallel.select import select
+from dtj.ranks import random_state
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.ranks.stop import StopFlag
 from dtj.ranks.world import World, choose_devices
 from dtj.run import Run
 from dtj.settings import Settings
-from dtj.step import random_state
 from dtj.step.precision import Precision
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from dtj.data import worker
 from dtj.data.splitter import Indices
 from dtj.errors import RecipeError
-from dtj.step import random_state
+from dtj.ranks import random_state
 
 Collate = Callable[[list[Any]], Any]
 # Workers of fork and spawn are direct children of this process, so that they can end with it; Python 3.14

@@ -20,7 +20,7 @@ from dtj.data.digest import digest
 from dtj.data.loader import Collate, Loader, as_batch
 from dtj.data.splitter import MicroBatch, RankBatch, Splitter
 from dtj.errors import RecipeError
-from dtj.step import random_state
+from dtj.ranks import random_state
 
 # A position is epoch x _EPOCH + samples consumed in that epoch: one integer, even if the length is unknown.
 _EPOCH = 1 << 40

@@ -22,7 +22,7 @@ from dtj.data.indexed import length_of
 from dtj.data.loader import as_batch
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.errors import RecipeError
-from dtj.step import random_state
+from dtj.ranks import random_state
 
 # A position is epoch x _EPOCH + what that epoch has consumed: samples of all ranks, or batches of one rank.
 _EPOCH = 1 << 40

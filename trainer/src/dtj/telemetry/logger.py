@@ -14,9 +14,9 @@ import torch
 
 from dtj.errors import RecipeError
 from dtj.settings import Settings
-from dtj.sinks import OnLine
 from dtj.telemetry import metrics, report_pipe
 from dtj.telemetry.metric_files import curves, open_for
+from dtj.telemetry.sinks import OnLine
 
 _LINE_INTERVAL_S = 1.0
 

@@ -1,5 +1,6 @@
 """Ready targets of `run.on_line`: TensorBoard, Weights & Biases, MLflow.
 
+    from dtj import sinks
     run.on_line(sinks.WandB(project="digits", config={"lr": 0.1}))
 
 Each imports its package and opens its target with the first line, so only on rank 0. If the package is not
