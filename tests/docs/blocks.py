@@ -7,7 +7,7 @@ What a test does with a block is decided by its info string, the words after the
     sh not-run: REASON     commands and their flags are checked, nothing is run
     yaml                   manifests, given to a real API server as a dry run (tests/integration/docs)
     yaml cluster           the same, and applied on the kind cluster between the lines of `sh` blocks
-    yaml other             manifests of other projects, whose schemas we do not have: only parsed
+    yaml other             manifests of other projects: given to an API server with their CRDs where those are
     python                 compiled;  python run: run;  python fragment: not even compiled
     dockerfile             checked by hadolint
     text                   anything else, such as output
