@@ -7,7 +7,7 @@ import pytest
 from dtj_operator import scope, settings
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
-from dtj_operator.kube.discovery import missing_right, serves_jobs
+from dtj_operator.kube.discovery import first_served, missing_right, serves_jobs
 from tests.unit.dtj_operator.kube.server import Handler, refuses, says, serving, streams
 
 param = pytest.param
@@ -33,6 +33,28 @@ async def test_kind_is_served_if_both_documents_name_it(
     async with serving(*script) as server:
         api = Api(server.config, Bucket(1e9), Random(1))
         assert await serves_jobs(api) is expected
+        await api.close()
+
+
+NOT_SERVED = refuses(404, "NotFound", "page not found")
+SERVED = says({"resources": [{"name": "podgroups/status"}, {"name": "podgroups"}]})
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        param([SERVED], "v1beta1", id="the newer one"),
+        param([NOT_SERVED, SERVED], "v1alpha2", id="the older one"),
+        param(
+            [says({"resources": [{"name": "others"}]}), SERVED], "v1alpha2", id="the newer one lacks the kind"
+        ),
+        param([NOT_SERVED, NOT_SERVED], "", id="neither"),
+    ],
+)
+async def test_newest_version_that_is_served_is_found(script: list[Handler], expected: str) -> None:
+    async with serving(*script) as server:
+        api = Api(server.config, Bucket(1e9), Random(1))
+        assert await first_served(api, ("v1beta1", "v1alpha2"), "podgroups") == expected
         await api.close()
 
 

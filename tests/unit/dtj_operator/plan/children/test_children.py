@@ -5,6 +5,7 @@ from importlib import metadata
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
+from dtj_operator.model.views import PodSettings
 from dtj_operator.plan.children.env import PodContext
 from dtj_operator.plan.children.netpolicy import network_policy, operator_peer
 from dtj_operator.plan.children.networking import networking
@@ -190,6 +191,22 @@ def test_template_passes_through_unchanged() -> None:
     assert (made["spec"]["nodeSelector"], made["spec"]["fieldFromTheFuture"]) == ({"gpu": "yes"}, 1)
     assert template["spec"] == builder.spec["template"]["spec"]
     assert "env" not in template["spec"]["containers"][0]  # type: ignore[index]
+
+
+def test_wishes_for_the_scheduler_pass_through_beside_what_a_gang_and_a_domain_add() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}
+    given = {
+        "topologySpreadConstraints": [spread],
+        "priorityClassName": "high",
+        "preemptionPolicy": "Never",
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+    }
+    wanted = job().pod_spec(**given).wants(scheduling={"topology": {"key": "rack"}}).job()
+    context = PodContext(index=0, attempt=0, size=2, restarts_left=10)
+    made = pod(wanted, context, pod_group="digits-0", admitted=PodSettings(), avoid=["n1"])
+    assert given.items() <= made["spec"].items()
+    assert {"schedulingGroup", "affinity"} <= made["spec"].keys()
+    kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_safe_defaults_for_absent_fields_in_every_container() -> None:
