@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import DistributedSampler
 
-from dtj.data.feed import feed
+from dtj.data.feed_maker import feed
 from dtj.data.loader import Loader
 from dtj.data.splitter import Splitter
 from tests.bench import report

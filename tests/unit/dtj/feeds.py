@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 from dtj.data.feed import Feed
-from dtj.data.feed import feed as make_feed
+from dtj.data.feed_maker import feed as make_feed
 from dtj.data.loader import Loader
 from dtj.data.splitter import Splitter
 

@@ -15,7 +15,7 @@ from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange
 from dtj.ranks.world import World
 from dtj.step.backward import backward, warm_up
-from dtj.step.evaluate import evaluate, evaluate_metric
+from dtj.step.evaluate import evaluate
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
 from tests.unit.dtj.feeds import feed
@@ -79,7 +79,7 @@ def test_ranks_that_split_one_model_count_once_in_a_metric(monkeypatch: pytest.M
     """Of tp=2 x ddp=2, ranks 0 and 1 have the same samples; what rank 0 has, the others have, too."""
     layout = lay_out("tp+ddp", "tp=2", World(size=4, local_size=4))
     monkeypatch.setattr(exchange, "all_gather", lambda state, *, group: [state * n for n in (1, 1, 10, 10)])
-    total = evaluate_metric(
+    total = evaluate(
         lambda mb: mb,
         feed(4, batch=4, once=True, shuffle=False),
         metric := SumMetric(),

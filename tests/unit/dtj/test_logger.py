@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dtj.agent.rank.log_lines import LogLines
 from dtj.errors import RecipeError
+from dtj.parallel import parallelize
 from dtj.ranks import agreement
 from dtj.settings import Settings
-from dtj.step import memory
 from dtj.telemetry import metrics, report_pipe
 from dtj.telemetry.logger import Logger
 
@@ -233,7 +233,7 @@ def test_mfu_does_not_count_what_is_recomputed() -> None:
             *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in "ab")
         )
         if is_recomputed:
-            memory.recompute(model, model)
+            parallelize.recompute(model, model)
         m = metrics.Meter(total_steps=1, clock=Clock(), peak_flops=1e12)
         with m.counting(2):
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()

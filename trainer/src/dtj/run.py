@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -25,14 +24,13 @@ from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.parts import Stateful
 from dtj.copies import memory_copies
 from dtj.data.feed import Batch, Feed, Nothing
-from dtj.data.feed import feed as make_feed
-from dtj.data.loader import Collate, Loader
+from dtj.data.feed_maker import FeedMaker, check_equal_shares
+from dtj.data.loader import Collate
 from dtj.data.splitter import Splitter
-from dtj.data.user_loader import UserLoader
 from dtj.errors import RecipeError
 from dtj.healing.recovery import Recovery
-from dtj.parallel import deferred
-from dtj.parallel.strategy import Strategy, blocks, check_model
+from dtj.parallel.parallelize import parallelize
+from dtj.parallel.strategy import Strategy
 from dtj.ranks import exchange, random_state
 from dtj.ranks.process_groups import ProcessGroups
 from dtj.ranks.stop import StopFlag
@@ -40,18 +38,15 @@ from dtj.ranks.world import World
 from dtj.settings import Settings
 from dtj.step import backward as step_backward
 from dtj.step import evaluate as step_evaluate
-from dtj.step import memory
 from dtj.step.boundary import Boundary
 from dtj.step.finite import FiniteCheck
 from dtj.step.precision import Precision
 from dtj.step.progress import Progress, whole_steps
 from dtj.step.replicas import ReplicaCheck
-from dtj.telemetry import heartbeat, report_pipe
+from dtj.telemetry import device_meter, heartbeat, report_pipe
 from dtj.telemetry.logger import Logger
-from dtj.telemetry.metrics import Meter
 from dtj.telemetry.sinks import OnLine
 
-_REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -81,13 +76,24 @@ class Run:
         self._seed = seed
         self._strategy = strategy
         self._precision = precision
-        self._tokens: int | None = None
-        self._global_batch = 256 * strategy.layout.data_size
         self._no_loss = torch.zeros((), device=self.device)
         self._stop = stop
         self._finite = FiniteCheck(self.device)
         self._progress = Progress(feed=Feed(Nothing(), device=self.device))
-        self._has_data = False
+        layout = strategy.layout
+        self._feeds = FeedMaker(
+            settings,
+            Splitter(
+                rank=layout.data_rank,
+                size=layout.data_size,
+                micro_batch=settings.micro_batch,
+                in_lockstep=strategy.in_lockstep,
+                pipeline_micro_batches=strategy.pipeline_micro_batches,
+            ),
+            device=self.device,
+            seed=seed,
+            parallel=layout.strategy,
+        )
         self._checkpointer = Checkpointer(
             settings=settings,
             world=world,
@@ -187,26 +193,15 @@ class Run:
         Returns the wrapped model; call it and pass its parameters to the optimizer as usual.
         """
         file = self._settings.weights if not self._strategy.models else None
-        if not isinstance(model, nn.Module):
-            is_deferred = file and self._strategy.loads_shards
-            with deferred.without_weights() if is_deferred else contextlib.nullcontext():
-                model = model()
-        check_model(model)
-        deferred.check_values(model, has_file=bool(file))
-        layers = blocks(model)
-        if self._settings.recompute:
-            memory.recompute(model, layers or [model])
-        if self._settings.compile:
-            memory.compile_in_place(layers or [model], self.device)
-        self._strategy.ddp_options = {
-            "find_unused_parameters": find_unused_parameters,
-            "forward_sync_buffers": forward_sync_buffers,
-            "static_graph": static_graph,
-        }
-        # Has the same interface as the model that was passed.
-        load = partial(weights.load, path=Path(file)) if file else None
-        return self._strategy.add(  # type: ignore[return-value]
-            model, is_healing=self._groups.is_healing, load=load
+        return parallelize(  # type: ignore[return-value]  # it has the interface of the model that was passed
+            model,
+            self._strategy,
+            self._settings,
+            load=partial(weights.load, path=Path(file)) if file else None,
+            is_healing=self._groups.is_healing,
+            find_unused_parameters=find_unused_parameters,
+            forward_sync_buffers=forward_sync_buffers,
+            static_graph=static_graph,
         )
 
     def data(
@@ -232,21 +227,16 @@ class Run:
                       ranks (SyncBatchNorm, contrastive losses); implies drop_last. RecipeError if
                       global_batch is not a multiple of the number of ranks
         """
-        feed = self._feed_of(
+        feed = self._feeds.of_dataset(
             dataset,
             global_batch=global_batch,
-            splitter=self._splitter(
-                micro_batch=self._settings.micro_batch,
-                in_lockstep=self._strategy.in_lockstep,
-                pipeline_micro_batches=self._strategy.pipeline_micro_batches,
-                equal_shares=equal_shares,
-            ),
-            seed=self._seed,
             shuffle=shuffle,
             collate=collate,
+            tokens=tokens,
             drop_last=drop_last,
+            equal_shares=equal_shares,
         )
-        return self._use(feed, tokens=tokens, global_batch=global_batch)
+        return self._use(feed)
 
     def loader(self, loader: Any, *, accumulate: int = 1, tokens: int | None = None) -> Feed:
         """Set a loader of your own as the data of `steps`, instead of `data`.
@@ -259,18 +249,7 @@ class Run:
         The gradients are the mean over the ranks of their batches' means; `count` of `backward` weights
         batches of different sizes. What a checkpoint remembers: docs/techniques/data.md.
         """
-        layout = self._strategy.layout
-        if self._settings.micro_batch or self._strategy.pipeline_micro_batches:
-            flag = "--micro-batch" if self._settings.micro_batch else f"--parallel {layout.strategy}"
-            raise RecipeError(
-                f"{flag} cannot divide the batches of run.loader, whose size the loader decides",
-                fix="leave it out and use run.loader(..., accumulate=N) with smaller batches, or run.data",
-            )
-        source = UserLoader(
-            loader, rank=layout.data_rank, size=layout.data_size, seed=self._seed, accumulate=accumulate
-        )
-        samples = accumulate * layout.data_size * (source.batch_size or 1)
-        return self._use(Feed(source, device=self.device), tokens=tokens, global_batch=samples)
+        return self._use(self._feeds.of_loader(loader, accumulate=accumulate, tokens=tokens))
 
     def state(self, **parts: Stateful) -> None:
         """Name the parts that a checkpoint holds; if there is a checkpoint, it is restored here.
@@ -312,8 +291,32 @@ class Run:
         Code after it counts as part of a step, since other ranks may continue: use `pause` if it takes long.
         """
         total = whole_steps(total)
-        self._check_equal_shares()
+        logger = self._begin_loop(total)
+        progress, feed, started = self._progress, self._progress.feed, self.step
+        with self._stop.installed():
+            try:
+                while self._has_next_step(total):
+                    logger.begin(self.step + 1)
+                    self._seed_generators(verb=0)
+                    batch = self._batch = feed.batch(over=self._plain.over)
+                    yield batch
+                    progress.advance()
+                    is_last = self.step == total
+                    self._recovery.between_steps(
+                        partial(self._boundary.after_step, epoch=batch.epoch, is_last=is_last)
+                    )
+            finally:
+                feed.close()
+            if progress.is_over:
+                self.say(f"finished at step {self.step} of {total}: the program called run.finish")
+            self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
+            heartbeat.mine.rest()
+            if self.step > started:
+                self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
+
+    def _begin_loop(self, total: int) -> Logger:
         progress, feed = self._progress, self._progress.feed
+        check_equal_shares(self._strategy.models, feed, ranks=self.size)
         if progress.has_begun and progress.is_over:
             raise RecipeError(
                 "run.steps was called after run.finish",
@@ -323,45 +326,31 @@ class Run:
             self.say("nothing will be saved: call run.state(model=..., opt=..., data=...) before run.steps")
         if not progress.has_begun and self.size > 1 and self.step < total:
             self._recovery.run_verb(self._check_alike, rollback=None, skipped=None)
-        logger = Logger(
-            settings=self._settings,
-            rank=self.rank,
-            meter=self._meter(feed, total),
-            callbacks=self._callbacks,
-        )
+        logger = self._logger(total)
         self._boundary.begin(logger)
         self._strategy.start(self.step, total)
-        progress.loops, progress.verb, started = progress.loops + 1, 0, self.step
+        progress.loops, progress.verb = progress.loops + 1, 0
         heartbeat.mine.wake()
         report_pipe.send({"step": self.step, "totalSteps": total, "epoch": feed.epoch})
         self._checkpointer.report_if_nothing_is_left(self.step, total)
         self._recovery.report_state()
-        with self._stop.installed():
-            try:
-                while True:
-                    self._recovery.hand_over()
-                    if self.step >= total or progress.is_over:
-                        break
-                    logger.begin(self.step + 1)
-                    self._seed_generators(verb=0)
-                    batch = self._batch = feed.batch(over=self._plain.over)
-                    yield batch
-                    feed.advance()
-                    progress.step += 1
-                    progress.verb = 0
-                    if not self._recovery.is_behind:
-                        try:
-                            self._boundary.after_step(epoch=batch.epoch, is_last=self.step == total)
-                        except RuntimeError as error:
-                            self._recovery.rejoin(error)
-            finally:
-                feed.close()
-            if progress.is_over:
-                self.say(f"finished at step {self.step} of {total}: the program called run.finish")
-            self._recovery.run_verb(self._boundary.conclude, rollback=None, skipped=None)
-            heartbeat.mine.rest()
-            if self.step > started:
-                self.say(logger.meter.summary(step=self.step, waited_s=feed.waited_s))
+        return logger
+
+    def _has_next_step(self, total: int) -> bool:
+        self._recovery.hand_over()
+        return self.step < total and not self._progress.is_over
+
+    def _logger(self, total: int) -> Logger:
+        feed, settings = self._progress.feed, self._settings
+        meter = device_meter.of_device(
+            self.device,
+            total_steps=total,
+            step=self.step,
+            samples=feed.consumed,
+            tokens=feed.tokens,
+            peak_flops=1e12 * settings.peak_tflops if settings.peak_tflops else None,
+        )
+        return Logger(settings=settings, rank=self.rank, meter=meter, callbacks=self._callbacks)
 
     @overload
     def backward(self, loss: step_backward.LossOf, batch: Batch) -> torch.Tensor: ...
@@ -523,30 +512,21 @@ class Run:
         Returns the same on every rank: a number; with a metric what its `compute` returns, with floats for
         tensors of one element.
         """
-        if metric is not None and not hasattr(metric, "compute"):
-            raise RecipeError(
-                f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
-                fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
-            )
-        ranks = self._strategy.layout.data_size
-        feed = self._feed_of(
-            dataset,
-            global_batch=ranks * (batch or self._settings.micro_batch or -(-self._global_batch // ranks)),
-            splitter=self._splitter(),
-            once=True,
-            collate=collate,
-        )
-        how: dict[str, Any] = {"strategy": self._strategy, "precision": self._precision}
+        feed = self._feeds.of_evaluation(dataset, batch=batch, collate=collate, training=self._progress.feed)
 
         def verb() -> Any:
             self._seed_generators(verb=self._progress.verb + 1)
             feed.position = 0
-            if metric is None:
-                return step_evaluate.evaluate(score, feed, group=self._groups.control, **how)
-            return step_evaluate.evaluate_metric(score, feed, metric, group=self._groups.control, **how)
+            return step_evaluate.evaluate(
+                score,
+                feed,
+                metric,
+                strategy=self._strategy,
+                precision=self._precision,
+                group=self._groups.control,
+            )
 
-        skipped = dict.fromkeys(metric, math.nan) if isinstance(metric, nn.ModuleDict) else math.nan
-        return self._recovery.run_verb(verb, rollback=None, skipped=skipped)
+        return self._recovery.run_verb(verb, rollback=None, skipped=step_evaluate.of_no_sample(metric))
 
     def reduce(self, value: torch.Tensor | float, how: str = "mean") -> torch.Tensor:
         """The mean, sum, max or min of a tensor over all ranks, on every rank; without a graph.
@@ -554,21 +534,8 @@ class Run:
         how  "mean", "sum", "max" or "min"; RecipeError for another word
         Every rank calls it with a tensor of the same shape. A sum of booleans counts them.
         """
-        if how not in _REDUCTIONS:
-            raise RecipeError(f"run.reduce got {how!r}", fix=f"choose one of {', '.join(_REDUCTIONS)}")
-        mine = torch.as_tensor(value).detach().to(self.device)
-        if how == "mean" and not mine.is_floating_point():
-            mine = mine.float()
-        if how == "sum" and mine.dtype == torch.bool:  # else True + True is True
-            mine = mine.long()
-
-        def verb() -> torch.Tensor:
-            found = mine.clone()
-            if self.size > 1:
-                dist.all_reduce(found, op=getattr(dist.ReduceOp, _REDUCTIONS[how]))
-            return found / self.size if how == "mean" else found
-
-        return self._recovery.run_verb(verb, rollback=None, skipped=mine)
+        mine = exchange.reducible(value, how, self.device)
+        return self._recovery.run_verb(lambda: exchange.reduce(mine, how), rollback=None, skipped=mine)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context for forward passes outside `backward` and `evaluate`, in the type of --precision."""
@@ -614,45 +581,19 @@ class Run:
         if self.rank == 0:
             print(f"dtj: {message}", file=sys.stderr, flush=True)
 
-    def _check_equal_shares(self) -> None:
-        gathers = any(
-            isinstance(module, nn.SyncBatchNorm)
-            for model in self._strategy.models
-            for module in model.modules()
-        )
-        if gathers and self.size > 1 and not self._progress.feed.equal_shares:
-            raise RecipeError(
-                "the model has a SyncBatchNorm, which hangs if ranks have different numbers of micro-batches",
-                fix="use run.data(..., equal_shares=True)",
-            )
-
     def _check_alike(self) -> None:
         group = self._groups.control
         if group is not None:
             self._progress.feed.check_alike(lambda number: exchange.all_gather(number, group=group))
 
-    def _use(self, feed: Feed, *, tokens: int | None, global_batch: int) -> Feed:
-        if self._has_data:
+    def _use(self, feed: Feed) -> Feed:
+        if self._progress.feed.global_batch is not None:
             raise RecipeError(
                 "the data was set twice: by run.data or run.loader",
                 fix="combine the data sets with torch.utils.data.ConcatDataset",
             )
-        self._has_data, self._tokens, self._global_batch = True, tokens, global_batch
         self._progress.feed = feed
         return feed
-
-    def _meter(self, feed: Feed, total: int) -> Meter:
-        peak = self._settings.peak_tflops
-        return Meter(
-            total_steps=total,
-            clock=time.monotonic,
-            step=self.step,
-            samples=feed.consumed,
-            tokens=self._tokens,
-            peak_flops=1e12 * peak if peak else None,
-            memory=lambda: memory.most_bytes(self.device),
-            event=partial(torch.cuda.Event, enable_timing=True) if self.device.type == "cuda" else None,
-        )
 
     def _seed_generators(self, *, verb: int) -> None:
         stream = self._strategy.layout.stream
@@ -662,17 +603,6 @@ class Run:
         """Before a backward pass: other ranks may repeat or skip it, or must draw the same in it."""
         if self.size > 1:
             self._seed_generators(verb=number)
-
-    def _splitter(self, **how: Any) -> Splitter:
-        layout = self._strategy.layout
-        return Splitter(rank=layout.data_rank, size=layout.data_size, **how)
-
-    def _feed_of(self, dataset: Any, *, collate: Collate, **how: Any) -> Feed:
-        settings = self._settings
-        loader = Loader(
-            collate=collate, device=self.device, workers=settings.workers, start=settings.worker_start
-        )
-        return make_feed(dataset, loader=loader, **how)
 
     def _take_new_groups(self) -> None:
         self._strategy.rebuild()

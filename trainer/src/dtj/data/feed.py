@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 
 from dtj.data.device_copy import DeviceCopy
-from dtj.data.indexed import Indexed
-from dtj.data.loader import Loader
-from dtj.data.splitter import MicroBatch, RankBatch, Splitter
-from dtj.data.stream import Streamed, is_stream
+from dtj.data.splitter import MicroBatch, RankBatch
+from dtj.data.stream import Streamed
 from dtj.errors import RecipeError
 
 
 class Source(Protocol):
-    """Loads the samples of a position: `Indexed` or `Streamed`."""
+    """Loads the samples of a position: `Indexed`, `Streamed`, `UserLoader` or `Nothing`."""
 
     @property
     def steps_per_epoch(self) -> int | None: ...  # None: unknown
@@ -97,10 +94,20 @@ class Feed:
     consumed  samples, over all ranks, since this process started
     waited_s  seconds that this rank has waited for samples
     equal_shares  every rank has equally many samples in each step
+    global_batch  samples of a step over all ranks; None: a run without data
+    tokens    tokens per sample; None if samples are not text
     """
 
-    def __init__(self, source: Source, *, device: torch.device, equal_shares: bool = True) -> None:
-        self.equal_shares = equal_shares
+    def __init__(
+        self,
+        source: Source,
+        *,
+        device: torch.device,
+        equal_shares: bool = True,
+        global_batch: int | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        self.equal_shares, self.global_batch, self.tokens = equal_shares, global_batch, tokens
         self.position = 0
         self.consumed = 0
         self.waited_s = 0.0
@@ -186,46 +193,3 @@ class Feed:
             return load(*args)
         finally:
             self.waited_s += time.perf_counter() - started
-
-
-def feed(
-    dataset: Any,
-    *,
-    global_batch: int,
-    splitter: Splitter,
-    loader: Loader,
-    seed: int = 0,
-    shuffle: bool = False,
-    once: bool = False,
-    drop_last: bool = False,
-) -> Feed:
-    """A feed of a map-style dataset or a stream; RecipeError if it is neither.
-
-    global_batch  samples of one step, over all ranks
-    shuffle       in another order in each epoch; a stream keeps its own order
-    once          do not read beyond the end of an epoch
-    drop_last     leave out a smaller last batch of each epoch
-    """
-    if global_batch < 1:
-        raise RecipeError(
-            f"global_batch is {global_batch}, expected at least 1",
-            fix="set it to the number of samples of one step, over all ranks",
-        )
-    equal_shares = splitter.equal_shares
-    if equal_shares and global_batch % splitter.size:
-        raise RecipeError(
-            f"global_batch is {global_batch}, which {splitter.size} ranks cannot share equally",
-            fix=f"use {max(1, global_batch // splitter.size) * splitter.size}, or leave equal_shares out",
-        )
-    how: dict[str, Any] = {"global_batch": global_batch, "splitter": splitter, "seed": seed, "once": once}
-    how["drop_last"] = drop_last or equal_shares
-    if isinstance(dataset, DataLoader):
-        raise RecipeError(
-            "the data set is a DataLoader, which yields batches, not samples",
-            fix="pass it to run.loader, or its data set to run.data: run.data(loader.dataset, "
-            "global_batch=..., collate=loader.collate_fn)",
-        )
-    if is_stream(dataset):
-        return Feed(Streamed(dataset, loader=loader, **how), device=loader.device, equal_shares=equal_shares)
-    indexed = Indexed(dataset, shuffle=shuffle, loader=loader, **how)
-    return Feed(indexed, device=loader.device, equal_shares=equal_shares)

@@ -69,6 +69,14 @@ class Recovery:
         self._progress.verb += 1
         return result
 
+    def between_steps(self, after_step: Callable[[], None]) -> None:
+        """Do the work after a step, unless the other ranks have done it already; it is not repeated."""
+        if not self.is_behind:
+            try:
+                after_step()
+            except RuntimeError as error:
+                self.rejoin(error)
+
     def joins_survivors(self) -> bool:
         """Other ranks hold the state in memory; this rank receives it at the point where they wait."""
         return self._groups.is_healing and self._compare()

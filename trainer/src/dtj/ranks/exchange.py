@@ -11,6 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dtj.errors import RecipeError
+
+_REDUCTIONS = {"mean": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}
+
 
 def broadcast(value: Any, *, src: int, group: "dist.ProcessGroup") -> Any:
     """The value of the global rank `src`, on every rank of the group; the others' are ignored."""
@@ -52,6 +56,25 @@ def all_gather(value: Any, *, group: "dist.ProcessGroup") -> list[Any]:
     found = gather(value, group=group)
     everything: list[Any] = broadcast(found, src=dist.get_global_rank(group, 0), group=group)
     return everything
+
+
+def reduce(mine: torch.Tensor, how: str) -> torch.Tensor:
+    """The mean, sum, max or min of a tensor over all ranks, on every rank. See `reducible`."""
+    found = mine.clone()
+    if not dist.is_initialized():
+        return found
+    dist.all_reduce(found, op=getattr(dist.ReduceOp, _REDUCTIONS[how]))
+    return found / dist.get_world_size() if how == "mean" else found
+
+
+def reducible(value: torch.Tensor | float, how: str, device: torch.device) -> torch.Tensor:
+    """The value as a tensor for `reduce`, without a graph; RecipeError for an unknown word `how`."""
+    if how not in _REDUCTIONS:
+        raise RecipeError(f"run.reduce got {how!r}", fix=f"choose one of {', '.join(_REDUCTIONS)}")
+    mine = torch.as_tensor(value).detach().to(device)
+    if how == "mean" and not mine.is_floating_point():
+        return mine.float()
+    return mine.long() if how == "sum" and mine.dtype == torch.bool else mine  # else True + True is True
 
 
 def _send(value: Any, group: "dist.ProcessGroup") -> list[Any]:

@@ -4,8 +4,10 @@ Either the mean of one value per sample, or what a metric of torchmetrics makes 
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -33,21 +35,44 @@ class Metric(Protocol):
 
 
 def evaluate(
-    score: Callable[[Any], torch.Tensor],
+    score: Callable[[Any], Any],
     feed: Feed,
+    metric: Metric | None = None,
     *,
     strategy: Strategy,
     precision: Precision,
     group: "dist.ProcessGroup | None",
+) -> Any:
+    """Mean score over one epoch of the feed, or what the metric makes of it; the same on every rank."""
+    if metric is not None and not hasattr(metric, "compute"):
+        raise RecipeError(
+            f"run.evaluate got metric={metric!r}, expected a metric of torchmetrics",
+            fix="pass an object such as torchmetrics.F1Score(task='multiclass', num_classes=10)",
+        )
+    score_all = partial(_score_all, score, feed, strategy=strategy, precision=precision)
+    if metric is None:
+        return _mean(score_all, strategy.device, group)
+    return _of_metric(score_all, metric, strategy, group)
+
+
+def of_no_sample(metric: Metric | None) -> Any:
+    """What takes the place of a result: NaN, or NaN by name for a collection of metrics."""
+    return dict.fromkeys(metric, math.nan) if isinstance(metric, nn.ModuleDict) else math.nan
+
+
+def _mean(
+    score_all: Callable[[Callable[..., None]], None],
+    device: torch.device,
+    group: "dist.ProcessGroup | None",
 ) -> float:
-    """Mean score over one epoch of the feed; the same number on every rank.
+    """Mean of one value per sample.
 
     score  micro-batch of k samples -> k values; each batch of the feed is one micro-batch on every rank
     RecipeError if the score does not have one value per sample.
     """
     # bf16 and fp16 cannot add up many scores. Apple's GPUs have no float64.
-    sum_type = torch.float32 if strategy.device.type == "mps" else torch.float64
-    total = torch.zeros((), dtype=sum_type, device=strategy.device)
+    sum_type = torch.float32 if device.type == "mps" else torch.float64
+    total = torch.zeros((), dtype=sum_type, device=device)
     count = 0
 
     def add(found: Any, samples: int, *, is_dummy: bool) -> None:
@@ -64,23 +89,20 @@ def evaluate(
             total.add_(found.sum(dtype=sum_type))
             count += samples
 
-    _score_all(score, feed, add, strategy=strategy, precision=precision)
+    score_all(add)
     sums = torch.tensor([float(total), count], dtype=torch.float64)
     if group is not None:  # ranks that split one model count the same samples, which does not change the mean
         dist.all_reduce(sums, group=group)
     return float(sums[0] / sums[1])
 
 
-def evaluate_metric(
-    score: Callable[[Any], Any],
-    feed: Feed,
+def _of_metric(
+    score_all: Callable[[Callable[..., None]], None],
     metric: Metric,
-    *,
     strategy: Strategy,
-    precision: Precision,
     group: "dist.ProcessGroup | None",
 ) -> Any:
-    """What the metric computes of one epoch of the feed; the same on every rank.
+    """What the metric computes of all samples.
 
     score   micro-batch -> the arguments of `metric.update`: a tuple, a dict of keywords, or one value
     metric  is moved to the device and emptied; afterwards it holds this rank's samples
@@ -97,7 +119,7 @@ def evaluate_metric(
         else:
             metric.update(*(found if isinstance(found, tuple) else (found,)))
 
-    _score_all(score, feed, add, strategy=strategy, precision=precision)
+    score_all(add)
     with _merged_over_ranks(metric, strategy.layout, group):
         result = metric.compute()
     return tree_map_only(torch.Tensor, lambda x: x.item() if x.numel() == 1 else x, result)

@@ -30,6 +30,11 @@ class Progress:
     ends_at: int | None = None
     needs_warm_up: bool = False
 
+    def advance(self) -> None:
+        """The step on the present batch is done."""
+        self.feed.advance()
+        self.step, self.verb = self.step + 1, 0
+
     @property
     def has_begun(self) -> bool:
         """`run.steps` was entered."""

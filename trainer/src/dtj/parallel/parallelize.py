@@ -1,9 +1,11 @@
-"""Save memory or time, by changing a model in place: names, parameters and checkpoints stay the same."""
+"""A model as the user built it -> as it is trained: recomputed, compiled, then wrapped by the strategy.
 
+Recomputation and compilation change it in place: names, parameters and checkpoints stay the same.
+"""
+
+import contextlib
 import os
-import resource
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -13,10 +15,38 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dtj.errors import RecipeError
+from dtj.parallel import deferred
+from dtj.parallel.strategy import LoadWeights, Strategy, blocks, check_model
+from dtj.settings import Settings
 from dtj.telemetry import flops
 
 
-def recompute(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+def parallelize(
+    model: nn.Module | Callable[[], nn.Module],
+    strategy: Strategy,
+    settings: Settings,
+    *,
+    load: LoadWeights | None,
+    is_healing: bool,
+    **ddp_options: bool,
+) -> nn.Module:
+    """The wrapped model, with the interface of the one that was passed. See Run.parallel and Strategy.add."""
+    if not isinstance(model, nn.Module):
+        is_deferred = load and strategy.loads_shards
+        with deferred.without_weights() if is_deferred else contextlib.nullcontext():
+            model = model()
+    check_model(model)
+    deferred.check_values(model, has_file=load is not None)
+    layers = blocks(model) or [model]
+    if settings.recompute:
+        recompute(model, layers)
+    if settings.compile:
+        compile_in_place(layers, strategy.device)
+    strategy.ddp_options = ddp_options
+    return strategy.add(model, is_healing=is_healing, load=load)
+
+
+def recompute(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     """Activation checkpointing: keep only the input of each block, and run its forward again in backward.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016): a third more computation, activations
@@ -28,7 +58,7 @@ def recompute(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
-    for block in blocks:
+    for block in layers:
         block.forward = partial(_checkpointed, block.forward)
 
 
@@ -38,7 +68,7 @@ def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> An
     return checkpoint(forward, *inputs, use_reentrant=False, context_fn=flops.active.contexts, **named)
 
 
-def compile_in_place(blocks: Iterable[nn.Module], device: torch.device) -> None:
+def compile_in_place(layers: Iterable[nn.Module], device: torch.device) -> None:
     """torch.compile each block. Equal blocks are compiled only once; collectives between blocks stay eager.
 
     RecipeError on a CPU if there is no C++ compiler.
@@ -49,13 +79,5 @@ def compile_in_place(blocks: Iterable[nn.Module], device: torch.device) -> None:
             f"--compile on a CPU needs a C++ compiler, but {compiler!r} is not in the PATH",
             fix="install g++ (or set CXX), or omit --compile",
         )
-    for block in blocks:
+    for block in layers:
         block.compile()
-
-
-def most_bytes(device: torch.device) -> int:
-    """Peak memory of this process in bytes: tensors on a CUDA device, else resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
