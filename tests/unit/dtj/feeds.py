@@ -31,6 +31,7 @@ def feed(
     collate: Any = default_collate,
     drop_last: bool = False,
     equal_shares: bool = False,
+    device: torch.device = CPU,
 ) -> Feed:
     return make_feed(
         range(n) if data is None else data,
@@ -41,7 +42,7 @@ def feed(
         shuffle=shuffle,
         once=once,
         drop_last=drop_last,
-        loader=Loader(collate=collate, device=CPU, workers=workers, start=start),
+        loader=Loader(collate=collate, device=device, workers=workers, start=start),
     )
 
 

@@ -13,8 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dtj
 from dtj import loop
+from dtj.data.device_copy import DeviceCopy
 from dtj.ranks import random_state
+from dtj.step.boundary import Boundary
 from dtj.telemetry import heartbeat
+from tests.unit.dtj.test_device_copy import Recorded
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +255,28 @@ def test_one_rank_seeds_its_generators_once_a_step(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(random_state, "begin", counted)
     train(run, model, torch.optim.SGD(model.parameters(), 0.1), 3)
     assert seeded == [0, 0, 0]
+
+
+def test_steps_look_ahead_once_a_step_is_queued_and_never_beyond_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device computes step n while its rank loads batch n + 1, then waits, e.g. for values to log."""
+    found: list[str] = []
+    after_step = Boundary.after_step
+
+    def noted(boundary: Boundary, **how: Any) -> None:
+        found.append("after the step")
+        after_step(boundary, **how)
+
+    monkeypatch.setattr(DeviceCopy, "overlaps", property(lambda _: True))
+    monkeypatch.setattr(Boundary, "after_step", noted)
+    run = dtj.init(device="cpu")
+    data = run.data(Recorded(found), global_batch=5, shuffle=False)
+    for batch in run.steps(3):
+        found.append(f"step on {next(iter(batch)).tolist()}, at {data.state_dict()['position']}")
+    first, second = [f"load {n}" for n in range(5)], [f"load {n}" for n in range(5, 10)]
+    assert found == [
+        *(*first, "step on [0, 1, 2, 3, 4], at 0", *second, "after the step"),
+        *("step on [5, 6, 7, 8, 9], at 5", *first, "after the step"),
+        *("step on [0, 1, 2, 3, 4], at 10", "after the step"),
+    ]

@@ -302,6 +302,8 @@ class Run:
                     yield batch
                     progress.advance()
                     is_last = self.step == total
+                    if not is_last:
+                        feed.look_ahead()  # while the device computes this step
                     self._recovery.between_steps(
                         partial(self._boundary.after_step, epoch=batch.epoch, is_last=is_last)
                     )

@@ -9,8 +9,8 @@ import torch
 class DeviceCopy:
     """Copies tensors to a device.
 
-    To a GPU from pinned memory, on a stream of its own: a rank runs ahead of its GPU, so the next samples are
-    copied while the kernels of the present step run. Only kernels that are launched later wait for the copy.
+    To a GPU from pinned memory, on a stream of its own: while the kernels of the present step run, the next
+    samples are copied. Only kernels that are launched after `Copying.result` wait for the copy.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -19,19 +19,46 @@ class DeviceCopy:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    @property
+    def overlaps(self) -> bool:
+        """A copy that is begun early costs no time later: the device copies while it computes."""
+        return self._stream is not None
+
     def __call__(self, value: Any) -> Any:
         """The same structure on the device; a mapping becomes a dict."""
-        return _mapped(value, self._copy)
+        return self.begin(value).result()
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._stream is None or tensor.device.type != "cpu":
-            return tensor.to(self._device, non_blocking=True)
-        with torch.cuda.stream(self._stream):
-            there = tensor.pin_memory().to(self._device, non_blocking=True)
-        kernels = torch.cuda.current_stream(self._device)
-        kernels.wait_stream(self._stream)
-        there.record_stream(kernels)  # else its memory would be used again before they have read it
-        return there
+    def begin(self, value: Any) -> "Copying":
+        """Queue the copies of a structure of tensors, and return at once."""
+        if self._stream is None:
+            return Copying(_mapped(value, lambda tensor: tensor.to(self._device, non_blocking=True)))
+        copied: list[torch.Tensor] = []
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type != "cpu":  # written by kernels of the present stream, which may still run
+                return tensor.to(self._device, non_blocking=True)
+            with torch.cuda.stream(self._stream):
+                copied.append(tensor.pin_memory().to(self._device, non_blocking=True))
+            return copied[-1]
+
+        there = _mapped(value, copy)
+        return Copying(there, copied, self._stream.record_event() if copied else None)
+
+
+class Copying:
+    """Copies that are queued on a stream of their own; `done` is the point after them in it, None without."""
+
+    def __init__(self, there: Any, copied: list[torch.Tensor] | None = None, done: Any = None) -> None:
+        self._there, self._copied, self._done = there, copied or [], done
+
+    def result(self) -> Any:
+        """The structure on the device; kernels that are launched from now on wait for the copies."""
+        if self._done is not None:
+            kernels = torch.cuda.current_stream(self._copied[0].device)
+            kernels.wait_event(self._done)
+            for tensor in self._copied:
+                tensor.record_stream(kernels)  # else its memory would be used again before they have read it
+        return self._there
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

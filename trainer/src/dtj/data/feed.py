@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dtj.data.device_copy import DeviceCopy
+from dtj.data.device_copy import Copying, DeviceCopy
 from dtj.data.splitter import MicroBatch, RankBatch
 from dtj.data.stream import Streamed
 from dtj.errors import RecipeError
@@ -87,6 +87,15 @@ class Nothing:
         return 0
 
 
+@dataclass
+class _Ahead:
+    """What was loaded ahead: the first micro-batch of the batch at a position, or why it could not be."""
+
+    position: int
+    copying: Copying | None = None
+    error: Exception | None = None
+
+
 class Feed:
     """All global batches of a dataset, epoch after epoch.
 
@@ -114,6 +123,7 @@ class Feed:
         self._source = source
         self._copy = DeviceCopy(device)
         self._rank_batch: RankBatch | None = None
+        self._ahead: _Ahead | None = None
         self._counts_epochs = False
 
     @property
@@ -135,13 +145,22 @@ class Feed:
 
     def batch(self, *, over: Over | None = None) -> Batch:
         """The batch at the current position; calling it again returns the same samples. over: see Batch."""
+        copying = self._loaded_ahead()
         rank_batch = self._rank_batch = self._timed(self._source.at, self.position)
+
+        def fetch(micro_batch: MicroBatch) -> Any:
+            nonlocal copying
+            if copying is not None and micro_batch.number == 0:
+                begun, copying = copying, None  # once: a repeated pass gets a new copy
+                return begun.result()
+            return self._copy(self._timed(self._source.load, rank_batch, micro_batch))
+
         return Batch(
             samples=rank_batch.samples,
             epoch=rank_batch.epoch,
             ends_epoch=rank_batch.ends_epoch,
             micro_batches=rank_batch.micro_batches,
-            fetch=lambda mb: self._copy(self._timed(self._source.load, rank_batch, mb)),
+            fetch=fetch,
             over=over,
         )
 
@@ -150,6 +169,24 @@ class Feed:
         assert self._rank_batch is not None  # set by `batch`
         self.position = self._source.after(self._rank_batch)
         self.consumed += self._rank_batch.samples
+
+    def look_ahead(self) -> None:
+        """Load the first micro-batch of the batch at the current position, and begin its copy to the device.
+
+        To be called when the step before it is queued on the device, which then computes while this rank
+        loads. The position stays the same: a batch that is never trained on does not count. Does nothing
+        unless the device copies beside its kernels. An error is raised by `batch`, if that is called at all.
+        """
+        if not self._copy.overlaps:
+            return
+        ahead = self._ahead = _Ahead(self.position)
+        try:
+            rank_batch = self._timed(self._source.at, self.position)
+            if rank_batch.micro_batches:
+                first = self._timed(self._source.load, rank_batch, rank_batch.micro_batches[0])
+                ahead.copying = self._copy.begin(first)
+        except Exception as error:  # noqa: BLE001 - of the user's data set
+            ahead.error = error
 
     def epoch_once(self) -> Iterator[Batch]:
         """The batches of the current epoch, from the current position on."""
@@ -167,6 +204,7 @@ class Feed:
 
     def close(self) -> None:
         """Stop the worker processes, if there are any."""
+        self._ahead = None
         self._source.close()
 
     def state_dict(self) -> dict[str, int]:
@@ -186,6 +224,14 @@ class Feed:
                 fix=f"use global_batch={was}, or count in steps: run.steps(1000), Recipe(steps=1000)",
             )
         self.position = self._source.position(state)
+
+    def _loaded_ahead(self) -> Copying | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.position != self.position:
+            return None
+        if ahead.error is not None:
+            raise ahead.error
+        return ahead.copying
 
     def _timed(self, load: Callable[..., Any], *args: Any) -> Any:
         started = time.perf_counter()
