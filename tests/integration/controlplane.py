@@ -40,6 +40,10 @@ USERS = {
     "admin": ("admin", "system:masters"),
     "operator": (OPERATOR_USER, "system:serviceaccounts,system:serviceaccounts:dtj-system"),
     "alice": ("alice", ""),
+    "kueue": (
+        "system:serviceaccount:kueue-system:kueue-controller-manager",
+        "system:serviceaccounts,system:serviceaccounts:kueue-system",
+    ),
     # Other controllers in benchmarks, each with its own name in the audit log.
     "loop": ("loop", "system:masters"),
     "peer": ("peer", "system:masters"),

@@ -1,4 +1,4 @@
-"""Runs a real Kueue against a control plane, outside of any pod.
+"""Runs a real Kueue against a control plane, outside of any pod, with the rights that it has in a cluster.
 
 The API server calls its webhooks at a loopback port: their Service is an ExternalName, so the name in Kueue's
 certificate still counts. Nothing of Kueue is part of this project: DTJ_TEST_KUEUE names the manager program,
@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from tests.docs.blocks import all_blocks
 from tests.integration.controlplane import ControlPlane, Server
 from tests.support.ports import free_port
 
@@ -30,9 +31,11 @@ MISSING = (
 )
 NAMESPACE, SERVICE, SECRET = "kueue-system", "kueue-webhook-service", "kueue-webhook-server-cert"
 WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+RIGHTS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+RIGHTS_FOR_JOBS = "kueue-dtj"  # a ClusterRole of docs/schedulers.md, for MultiKueue
 HOOKED_GROUPS = ("", "kueue.x-k8s.io")  # the API server does not serve the other kinds of jobs
 CERTIFICATE = ("ca.crt", "tls.key", "tls.crt")  # the manager waits for the last one
-PODS_READY_S = 8
+PODS_READY_S, RECOVERY_S = 20, 120
 READY_S = 180.0
 
 
@@ -55,6 +58,7 @@ def running(plane: ControlPlane, manager: Path) -> Iterator[Server]:
     certificates.mkdir(parents=True)
     webhook, health = free_port(), free_port()
     items = _for_loopback(list(yaml.safe_load_all(manifests(manager).read_text())), webhook)
+    items += rights_for_jobs()
     crds = [each["metadata"]["name"] for each in items if each["kind"] == "CustomResourceDefinition"]
     chosen = folder / "manifests.json"
     chosen.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
@@ -66,7 +70,7 @@ def running(plane: ControlPlane, manager: Path) -> Iterator[Server]:
     server = Server(
         folder / "manager.log",
         manager,
-        f"--kubeconfig={plane.kubectl.kubeconfig}",
+        f"--kubeconfig={plane.kubeconfig('kueue')}",
         f"--config={configuration}",
         "--feature-gates=VisibilityOnDemand=false",
         "--zap-log-level=2",
@@ -78,11 +82,21 @@ def running(plane: ControlPlane, manager: Path) -> Iterator[Server]:
         server.check()
     finally:
         server.kill()
+    lacks = [line for line in (folder / "manager.log").read_text().splitlines() if "is forbidden" in line]
+    assert not lacks, lacks[0]
+
+
+def rights_for_jobs() -> list[Json]:
+    """Return what the page tells to give Kueue."""
+    (block,) = (block for block in all_blocks("yaml") if f"name: {RIGHTS_FOR_JOBS}\n" in block.text)
+    return list(yaml.safe_load_all(block.text))
 
 
 def _for_loopback(found: list[Json], port: int) -> list[Json]:
     """The manifests that a manager outside of the cluster needs, with the webhooks at a loopback port."""
-    chosen = [each for each in found if each["kind"] in ("CustomResourceDefinition", "Secret", *WEBHOOKS)]
+    chosen = [
+        each for each in found if each["kind"] in ("CustomResourceDefinition", "Secret", *RIGHTS, *WEBHOOKS)
+    ]
     for each in chosen:
         if each["kind"] in WEBHOOKS:
             each["webhooks"] = [
@@ -119,6 +133,7 @@ def _configuration(webhook: int, health: int, certificates: Path) -> Json:
         "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
         "waitForPodsReady": {
             "timeout": f"{PODS_READY_S}s",
+            "recoveryTimeout": f"{RECOVERY_S}s",
             "requeuingStrategy": {"backoffLimitCount": 1, "backoffBaseSeconds": 2},
         },
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.integration.controlplane import ControlPlane
+from tests.integration.kubelet import now
 from tests.integration.kueue.conftest import QueuedCluster
 from tests.integration.kueue.standin import GROUP, VERSION
 
+Json = dict[str, Any]
 API = f"{GROUP}/{VERSION}"
 HOST, RACK = "kubernetes.io/hostname", "example.com/rack"
 
@@ -26,6 +29,16 @@ def add_node(plane: ControlPlane, name: str, test: str, rack: str, capacity: int
     plane.kubectl("create", "-f", "-", given=json.dumps(body))
     resources = {"cpu": str(capacity), "memory": "8Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}
-    status = {"status": {"capacity": resources, "allocatable": resources, "conditions": [ready]}}
-    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status))
+    _set_status(plane, name, {"capacity": resources, "allocatable": resources, "conditions": [ready]})
     plane.kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", check=False)
+
+
+def lose_node(plane: ControlPlane, name: str) -> None:
+    """Set what the controller manager sets for a node that is silent."""
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "silent"}
+    _set_status(plane, name, {"conditions": [{**unknown, "lastTransitionTime": now()}]})
+
+
+def _set_status(plane: ControlPlane, name: str, status: Json) -> None:
+    change = json.dumps({"status": status})
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", change)

@@ -14,7 +14,7 @@ from tests.integration.controlplane import ControlPlane
 from tests.integration.kubelet import Kubelet, now
 from tests.integration.kueue import manager
 from tests.integration.kueue.conftest import QueuedCluster, operated
-from tests.integration.kueue.places import HOST, RACK, add_node, create_topology
+from tests.integration.kueue.places import HOST, RACK, add_node, create_topology, lose_node
 from tests.integration.kueue.standin import GROUP, VERSION, condition, says
 from tests.support.predicates import condition as has
 from tests.support.predicates import phase
@@ -254,3 +254,57 @@ async def test_pods_get_their_places_by_rank(
     await kubelet.finish("job-1", 1)
     pods = await kubelet.until(placed_again)
     assert pods["job-1"]["spec"]["nodeSelector"][HOST] == hosts[1]
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["anywhere", "by Kueue"])
+async def test_job_stays_admitted_while_the_pod_of_a_lost_node_is_replaced(
+    cluster: QueuedCluster, kubelet: Kubelet, real_plane: ControlPlane, placed: bool
+):
+    """Where Kueue has chosen the nodes, it chooses another one of the rack."""
+    kubelet.starts = False
+    nodes = [f"{cluster.namespace}-{index}" for index in range(3)]
+    for node in nodes:
+        add_node(real_plane, node, cluster.namespace, "rack-0", capacity=1)
+    flavor: Json = {"nodeLabels": {"test": cluster.namespace}}
+    annotations = {}
+    if placed:
+        await create_topology(cluster)
+        flavor["topologyName"] = cluster.namespace
+        annotations["kueue.x-k8s.io/podset-required-topology"] = RACK
+    await cluster.open(8, flavor)
+    container = {"name": "trainer", "image": "trainer:1", "resources": {"requests": {"cpu": "1"}}}
+    template = {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
+    recovery = {"scope": "Replica", "backoffSeconds": 0, "nodeLostSeconds": 1}
+    await cluster.enqueue("job", template=template, recovery=recovery)
+
+    def free(pods: dict[str, Json]) -> bool:
+        return len(pods) == 2 and not any(pod["spec"].get("schedulingGates") for pod in pods.values())
+
+    first = await kubelet.until(free)
+    hosts = {
+        name: pod["spec"]["nodeSelector"][HOST] if placed else nodes[int(name[-1])]
+        for name, pod in first.items()
+    }
+    for name, host in hosts.items():
+        await kubelet.start(name, node=host)
+    admitted = await cluster.queue.of("job", says("PodsReady", "True", "Started"))
+    kubelet.holds = {"job-1"}  # its kubelet will never report that it has stopped
+    (spare,) = set(nodes) - set(hosts.values())
+
+    lose_node(real_plane, hosts["job-1"])
+
+    def elsewhere(pods: dict[str, Json]) -> bool:
+        pod = pods.get("job-1", first["job-1"])
+        other = pod["metadata"]["uid"] != first["job-1"]["metadata"]["uid"]
+        chosen = pod["spec"].get("nodeSelector", {}).get(HOST)
+        return other and not pod["spec"].get("schedulingGates") and chosen == (spare if placed else None)
+
+    await kubelet.until(elsewhere)
+    await kubelet.start("job-1", node=spare)
+    recovered = await cluster.queue.of("job", says("PodsReady", "True", "Recovered"))
+    assert recovered["metadata"]["uid"] == admitted["metadata"]["uid"]
+    assert not any(says(kind)(recovered) for kind in ("Evicted", "Requeued"))
+    running = await cluster.until(phase("Running"))
+    assert running["status"]["failure"]["reason"] == "NodeLost"
+    assert running["status"]["restarts"]["counted"] == 0
+    assert kubelet.pods["job-0"]["metadata"]["uid"] == first["job-0"]["metadata"]["uid"]

@@ -62,7 +62,7 @@ async def kubelet(worker: QueuedCluster) -> AsyncIterator[Kubelet]:
 async def connect(cluster: QueuedCluster, to: ControlPlane) -> None:
     """Let Kueue run jobs in another cluster, by an AdmissionCheck with the name of the namespace."""
     name = cluster.namespace
-    config = json.loads(to.kubeconfig("admin").read_text())
+    config = json.loads(to.kubeconfig("kueue").read_text())
     known = config["clusters"][0]["cluster"]
     del known["certificate-authority"]
     known["certificate-authority-data"] = base64.b64encode(to.ca.read_bytes()).decode()

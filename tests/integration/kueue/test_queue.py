@@ -71,6 +71,7 @@ async def test_priority_class_that_is_created_later_lets_the_job_queue(cluster: 
     await cluster.enqueue(labels={"kueue.x-k8s.io/priority-class": cluster.namespace})
     waiting = await cluster.until(has("PodsReady", "False", "QueueUnavailable"))
     assert f"WorkloadPriorityClass {cluster.namespace}" in waiting["status"]["message"]
+    assert cluster.namespace in (await cluster.until_event("QueueUnavailable"))["note"]
 
     kind = {**GROUP, "kind": "WorkloadPriorityClass", "metadata": {"name": cluster.namespace}, "value": 7}
     await cluster.api.create(CLASSES, kind)
