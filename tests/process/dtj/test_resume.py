@@ -266,6 +266,44 @@ def test_each_rank_reads_the_checkpoint_if_it_sees_it(finish: Finish, tmp_path: 
     assert first == second
 
 
+TOGETHER = """
+import os, pathlib, time
+from dtj.checkpoint import reader
+
+out = pathlib.Path(os.environ["OUT"])
+read, load, loaded = reader.read, reader.load, out / "loaded-by-rank-1"
+
+def late(folder):
+    deadline = time.monotonic() + 60
+    while not loaded.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not loaded.exists():  # an exception would mean a damaged checkpoint
+        os._exit(3)
+    return read(folder)
+
+def noted(folder, **how):
+    found = load(folder, **how)
+    loaded.touch()
+    return found
+
+if os.environ["RANK"] == "0":
+    reader.read = late
+else:
+    reader.load = noted
+"""
+
+
+def test_ranks_read_the_checkpoint_at_the_same_time(finish: Finish, tmp_path: Path) -> None:
+    """Rank 0 also checks its checksums, which must not keep the others waiting."""
+    (program := tmp_path / "program.py").write_text("SEES = True\n" + LARGE)
+    run = ("run", "--nproc", 2, "--checkpoint", tmp_path / "run", program)
+    assert finish(*run).code == 0
+    program.write_text(TOGETHER + program.read_text())
+    ended = finish(*run, OUT=tmp_path)
+    assert ended.code == 0, ended.err
+    assert len(re.findall(r"sum \d 4 ", ended.out)) == 2
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_resume_needs_half_as_much_memory_as_the_state_beside_it(
     finish: Finish, tmp_path: Path, strategy: str

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtj.checkpoint import paths, reader, save, sharded
+from dtj.checkpoint import paths, reader, restore, save, sharded
 from dtj.checkpoint.checkpointer import Checkpointer
 from dtj.checkpoint.objects import Location
 from dtj.checkpoint.owner import Owner
@@ -44,8 +44,8 @@ def names(run: Path) -> list[str]:
 def found(run: Location | None, resume: Location | None = None) -> tuple[str | None, list[str]]:
     """Name of the checkpoint that would be loaded, and the warnings."""
     warnings: list[str] = []
-    hit = reader.find(run, resume, warn=warnings.append)
-    return (hit.folder.name if hit else None), warnings
+    hit = next(restore.readable(reader.candidates(run, resume), None, say=warnings.append), None)
+    return (hit.folder.name if hit else None), [w for w in warnings if "resuming" not in w]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """When state is saved, and how all ranks restore it.
 
-`parts.py` knows what is saved, `writer.py` writes it to disk, `reader.py` reads it back.
+`parts.py` knows what is saved, `writer.py` writes it to disk, `restore.py` reads it back.
 
     snapshot   the state of the parts now; with --async-save, training only waits for a copy in memory
     write      replicated state: rank 0 alone writes. Sharded state: every rank writes its shards, then rank 0
@@ -11,13 +11,12 @@ import contextlib
 import errno
 import io
 import os
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from dtj.checkpoint import paths, reader
+from dtj.checkpoint import paths, reader, restore
 from dtj.checkpoint.objects import Location, ObjectPath, locate
 from dtj.checkpoint.owner import Owner
 from dtj.checkpoint.parts import Parts
@@ -150,13 +149,11 @@ class Checkpointer:
     def restore(self, group: Group) -> int | None:
         """Claim the folder, and load the newest checkpoint into the parts; its step, None if there is none.
 
-        Rank 0 searches; each rank reads what it found. A rank that does not see that file gets the state from
-        rank 0, but only a rank that sees the volume can read shards. If they are damaged, all ranks load the
-        checkpoint before it.
+        A rank that does not see the file gets the state from rank 0, but only a rank that sees the volume can
+        read shards. If they are damaged, all ranks load the checkpoint before it.
         SupersededError on every rank, if a process that started later has claimed the folder.
         """
-        damaged: list[Location] = []
-        while (found := self._find(group, skip=damaged)) is not None:
+        for found in restore.readable(self._candidates(), group, say=self._say):
             errors = self._load(found, group)
             if not errors:
                 return self._restored_from(found)
@@ -164,8 +161,12 @@ class Checkpointer:
                 if not isinstance(error, DamagedError):
                     raise error
             self._say(f"checkpoint {found.folder} is unreadable and was skipped: {errors[0].what}")
-            damaged.append(found.folder)
         return None
+
+    def _candidates(self) -> Iterator[Location]:
+        """On rank 0."""
+        self.claim()
+        yield from reader.candidates(self.run_dir, self._resume_dir)
 
     def _load(self, found: reader.Found, group: Group) -> list[DtjError]:
         """Load the parts; the errors of all ranks, the same on every rank."""
@@ -176,30 +177,6 @@ class Checkpointer:
             mine = as_fields(error)
         of_all = [mine] if group is None else exchange.all_gather(mine, group=group)
         return [as_error(fields) for fields in of_all if fields]
-
-    def _find(self, group: Group, *, skip: list[Location]) -> reader.Found | None:
-        """The newest checkpoint that can be read, on every rank."""
-        mine: list[reader.Found] = []  # on rank 0
-
-        def search() -> dict[str, Any] | None:
-            self.claim()
-            found = reader.find(self.run_dir, self._resume_dir, warn=self._say, skip=skip)
-            if found is None:
-                return None
-            mine.append(found)
-            shards = found.shards and str(found.shards)
-            return {"folder": str(found.folder), "shards": shards, "is": reader.fingerprint(found.folder)}
-
-        shared = on_rank0(search, group)
-        if shared is None:
-            return None
-        folder = locate(shared["folder"])
-        self._say(f"resuming from {folder}")
-        state: Any = mine[0].state if mine else _same_state(folder, shared["is"])
-        if group is not None and not all(exchange.all_gather(state is not None, group=group)):
-            state = exchange.share_state(state, group=group)
-        shards = locate(shared["shards"]) if shared["shards"] else None
-        return reader.Found(folder=folder, state=state, shards=shards)
 
     def _restored_from(self, found: reader.Found) -> int:
         if self._is_rank0:
@@ -271,13 +248,3 @@ class Checkpointer:
             self._say(
                 f"{failure.what}; training continues (newest checkpoint: {newest})\n  fix: {failure.fix}"
             )
-
-
-def _same_state(folder: Location, fingerprint: Any) -> dict[str, Any] | None:
-    """The state that rank 0 has read, if this rank sees the same file and can read it."""
-    if reader.fingerprint(folder) != fingerprint:
-        return None
-    try:
-        return reader.load(folder)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):  # rank 0 could read it
-        return None

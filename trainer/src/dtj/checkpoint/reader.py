@@ -1,14 +1,10 @@
-"""Find and read the newest readable checkpoint, of this run or else of the run to resume from.
-
-Only rank 0 searches. The other ranks read the same file, or get its content from rank 0 (checkpointer.py): so
-all ranks start from the same step, even if some of them see another disk.
-"""
+"""Find checkpoints, of this run or else of the run to resume from, and read one."""
 
 import contextlib
 import errno
 import pickle
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,30 +32,20 @@ class Found:
     shards: Location | None
 
 
-def find(
-    run_dir: Location | None,
-    resume_dir: Location | None,
-    *,
-    warn: Callable[[str], None],
-    skip: Collection[Location] = (),
-) -> Found | None:
-    """The run's own newest checkpoint, else the newest of `resume_dir`, else None.
+def candidates(run_dir: Location | None, resume_dir: Location | None) -> Iterator[Location]:
+    """The run's own checkpoints, the newest first, then those of `resume_dir`; some may be damaged.
 
-    skip  folders of checkpoints whose shards were found damaged
-    Damaged checkpoints are skipped with a warning. Raise RecipeError if `resume_dir` is set but has no
-    readable checkpoint: the user did not ask to train from scratch. Raise CheckpointError if the volume
-    cannot be read.
+    RecipeError at their end if `resume_dir` is set: the user did not ask to train from scratch.
+    CheckpointError if the volume cannot be read.
     """
-    own = _newest_readable(run_dir, warn, skip) if run_dir else None
-    if own or not resume_dir:
-        return own
-    found = _newest_readable(newest_run(resume_dir), warn, skip)
-    if not found:
+    if run_dir:
+        yield from committed(run_dir)
+    if resume_dir:
+        yield from committed(newest_run(resume_dir))
         raise RecipeError(
             f"there is no readable checkpoint to resume from in {resume_dir}",
             fix="name a run on this volume that has committed a checkpoint, or omit --resume",
         )
-    return found
 
 
 def newest_run(folder: Location) -> Location:
@@ -109,6 +95,15 @@ def load(folder: Location, *, is_mapped: bool = False) -> dict[str, Any]:
     return state
 
 
+def shards_of(folder: Location) -> Location | None:
+    """The folder of its shards, None if it has none."""
+    try:
+        shards = storage.content(folder) / paths.SHARDS
+        return shards if shards.exists() else None
+    except OSError as error:
+        raise _refused(folder, error) from error
+
+
 def fingerprint(folder: Location) -> list[list[str | int]] | None:
     """Names, sizes and checksums of what a state file holds; None if this rank cannot read it."""
     try:
@@ -125,7 +120,7 @@ def mapped(folder: Location) -> tuple[dict[str, Any], Location | None]:
     RecipeError if `folder` is not a readable checkpoint.
     """
     try:
-        return read(folder, is_mapped=True), _shards(folder)
+        return read(folder, is_mapped=True), shards_of(folder)
     except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, pickle.UnpicklingError) as error:
         raise RecipeError(
             f"{folder} is not a checkpoint: {error}", fix="name a step-N folder of a run"
@@ -144,32 +139,6 @@ def whole(folder: Location) -> dict[str, Any]:
 
     plan = sharded.LoadPlan({}, keeps=lambda _: True)
     return state | {"parts": sharded.load_tensors(state["parts"], shards, plan)}
-
-
-def _newest_readable(
-    run_dir: Location, warn: Callable[[str], None], skip: Collection[Location]
-) -> Found | None:
-    for folder in committed(run_dir):
-        if folder in skip:
-            continue
-        try:
-            state = read(folder)
-        except (CheckpointError, MemoryError):  # it may be intact: if skipped, a later save would delete it
-            raise
-        except Exception as error:  # noqa: BLE001 - a damaged file can raise any exception
-            cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            warn(f"checkpoint {folder} is unreadable and was skipped: {cause}")
-            continue
-        return Found(folder=folder, state=state, shards=_shards(folder))
-    return None
-
-
-def _shards(folder: Location) -> Location | None:
-    try:
-        shards = storage.content(folder) / paths.SHARDS
-        return shards if shards.exists() else None
-    except OSError as error:
-        raise _refused(folder, error) from error
 
 
 @contextlib.contextmanager
