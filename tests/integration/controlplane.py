@@ -217,7 +217,12 @@ def started(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 @contextlib.contextmanager
 def placing_gangs(
-    folder: Path, *, more_gates: bool = False, scheduler: Sequence[str] = (), ignored: bool = False
+    folder: Path,
+    *,
+    more_gates: bool = False,
+    scheduler: Sequence[str] = (),
+    ignored: bool = False,
+    released: bool = True,
 ) -> Iterator[ControlPlane]:
     """Start a control plane that serves PodGroups, and a scheduler.
 
@@ -227,6 +232,7 @@ def placing_gangs(
     more_gates  also those for preemption of whole gangs and for domains
     scheduler   further flags of the scheduler
     ignored     the scheduler has none of the gates, so it ignores PodGroups
+    released    else the controller manager has none of the gates, so deleted PodGroups keep their finalizer
     """
     release = gang_releases.chosen()
     on = release.gates_flag(more=more_gates)
@@ -241,7 +247,10 @@ def placing_gangs(
         ]
         flags = {
             "kube-scheduler": [*scheduler, *([] if ignored else [on])],
-            "kube-controller-manager": ["--controllers=podgroup-protection-controller", on],
+            "kube-controller-manager": [
+                "--controllers=podgroup-protection-controller",
+                *([on] if released else []),
+            ],
         }
         for name, own in flags.items():
             port = f"--secure-port={free_port()}"

@@ -130,7 +130,7 @@ class Reconciler:
         after = s.after(self._cache.of(key), decision.refusals + outcome.refusals)
         status = new_status(after, decision.verdict)
         self._ask_agent(key, after, status)
-        complete = not (outcome.refusals or outcome.unfinished)
+        complete = not (outcome.refusals or outcome.unfinished or outcome.blocked)
         job_metrics.JOBS.saw(key, after, status)
         begun = complete and any(isinstance(action, CreatePod) for action in decision.actions)
         write_at, written = await self._write(key, after, decision.verdict, status, job, begun=begun)

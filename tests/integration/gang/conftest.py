@@ -44,6 +44,13 @@ def plane_that_ignores_gangs(helm: Helm, tmp_path: Path) -> Iterator[ControlPlan
         yield equipped(helm, plane)
 
 
+@pytest.fixture
+def plane_that_releases_no_groups(helm: Helm, tmp_path: Path) -> Iterator[ControlPlane]:
+    """Return one whose controller manager does not know PodGroups: deleted ones keep their finalizer."""
+    with controlplane.placing_gangs(tmp_path, released=False) as plane:
+        yield equipped(helm, plane)
+
+
 def equipped(helm: Helm, plane: ControlPlane) -> ControlPlane:
     """Install our CRD and the chart's roles."""
     controlplane.install_crd(plane)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration import api as rest
+from tests.integration import kubelet as kubelets
 from tests.integration.controlplane import ControlPlane
 from tests.integration.gang.conftest import GANG_API, POD_GROUPS, GangCluster, node, operated
 from tests.integration.kubelet import Kubelet, runs
@@ -150,6 +151,33 @@ async def test_scheduler_that_ignores_groups_is_named(plane_that_ignores_gangs: 
         assert "4 of at least 6 pods that PodGroup job-0 needs have a node" in waiting["status"]["message"]
         assert "feature gate GenericWorkload of kube-scheduler" in waiting["status"]["message"]
         await cluster.until_event("GangsOff")
+
+
+async def test_groups_that_no_controller_manager_releases_are_named_if_they_are_in_the_way(
+    plane_that_releases_no_groups: ControlPlane,
+):
+    async with (
+        operated(plane_that_releases_no_groups) as cluster,
+        kubelets.playing(cluster.api, cluster.namespace, places=False) as kubelet,
+    ):
+        await cluster.submit()
+        await kubelet.until_running("job-0", "job-1", "job-2")
+        await kubelet.finish("job-1", 1)
+        await cluster.until(lambda job: phase("Running")(job) and job["status"].get("attempt") == 1)
+        await cluster.api.delete(f"{cluster.jobs}/job")
+        await cluster.api.until_gone(f"{cluster.jobs}/job")
+        await kubelet.until(lambda pods: not pods)
+        left = await cluster.pod_groups()
+        assert "deletionTimestamp" in left["job-0"]["metadata"]
+
+        await cluster.submit()
+        waiting = await cluster.until(condition("PodsReady", "False", "GangsOff"))
+        assert "PodGroup job-0 of a deleted job of this name still exists" in waiting["status"]["message"]
+        await cluster.until_event("GangsOff")
+
+        freed = {"metadata": {"finalizers": None}}
+        await cluster.api.patch(f"{POD_GROUPS.format(cluster.namespace)}/job-0", freed)
+        await cluster.until(phase("Running"))
 
 
 async def test_stolen_token_cannot_touch_a_foreign_pod_group(cluster: GangCluster, gang_plane: ControlPlane):

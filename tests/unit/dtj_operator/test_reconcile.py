@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from dtj_operator.apply import Applied
+from dtj_operator.engine.worker import TryLater
 from dtj_operator.kube.api import Api
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.model.names import Key
@@ -69,7 +70,7 @@ async def again_s(found: JobBuilder, outcome: Applied = DONE) -> float | None:
             next_s = await reconcile(KEY)
         finally:
             await api.close()
-        assert [method for method, *_ in server.asked] == ["PATCH"]
+            assert [method for method, *_ in server.asked] == ["PATCH"]
     return next_s
 
 
@@ -94,6 +95,13 @@ async def test_first_status_of_any_other_job_needs_no_second_reconcile() -> None
 @pytest.mark.asyncio
 async def test_large_job_gets_its_status_between_two_reconciles_that_create_its_pods() -> None:
     assert await again_s(job().replicas(2).with_network(), Applied(unfinished=True)) == 0
+
+
+@pytest.mark.asyncio
+async def test_new_job_gets_a_status_although_an_old_object_has_to_go_first() -> None:
+    """It may never go, and then the status says so."""
+    with pytest.raises(TryLater, match="old objects of the job still exist"):
+        await again_s(job().replicas(2).with_network(), Applied(blocked=True))
 
 
 FAILED = job().replicas(2).with_network().recovery(scope="Replica", backoffSeconds=0).running()

@@ -82,6 +82,18 @@ def placed_one_by_one(s: Snapshot) -> str:
     )
 
 
+def unreleased(s: Snapshot) -> str:
+    """The PodGroup of a deleted job whose name the attempt's PodGroup needs, although its pods are gone.
+
+    The controller manager releases it then, unless its gate is off. Empty if the name is free.
+    """
+    name = _name(s)
+    if group_to_join(s) is None or any(pod.owner_uid != s.job.uid for pod in s.obsolete):
+        return ""
+    left = (g for g in s.pod_groups if g.name == name and g.owner_uid != s.job.uid and g.deleting)
+    return next((group.name for group in left), "")
+
+
 def wants_gang(s: Snapshot) -> bool:
     """A template that names a group or another scheduler has its own way to place gangs."""
     given = s.job.template["spec"]

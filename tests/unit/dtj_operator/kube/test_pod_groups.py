@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtj_operator.kube.pod_groups import decode_pod_group
+from dtj_operator.kube.pod_groups import DROPPED, FORBIDDEN, Gangs, decode_pod_group
 
 SAID = "0/1 placements are available"
 
@@ -38,3 +38,14 @@ def test_condition_says_whether_the_scheduler_has_placed_the_group(version: str,
     assert (placed.decided, placed.waits_for) == (True, "")
     preempted = decode_pod_group(stored(version, condition("DisruptionTarget", "True")))
     assert (preempted.decided, preempted.waits_for) == (False, "")
+
+
+def test_reason_why_there_are_no_gangs_is_known_until_it_is_over() -> None:
+    gangs = Gangs()
+    gangs.lack_rights()
+    assert (gangs.api_version, gangs.off) == ("", FORBIDDEN)
+    gangs.use("v1beta1")
+    assert (gangs.api_version, gangs.off) == ("v1beta1", "")
+    gangs.note_dropped()
+    gangs.use("v1beta1")
+    assert (gangs.api_version, gangs.off) == ("", DROPPED), "only a restart of the operator tries again"

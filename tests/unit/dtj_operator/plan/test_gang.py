@@ -110,6 +110,32 @@ def test_group_that_nothing_releases_delays_no_attempt() -> None:
     assert deleted(over) == ["digits-1"]
 
 
+EARLIER = pod_group(deleting=True, owner_uid="earlier")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        param(PAIR.placed_as_gang(EARLIER), True, id="nothing releases it"),
+        param(
+            PAIR.having(pod(0).owned_by("earlier").deleting()).placed_as_gang(EARLIER),
+            False,
+            id="its pods end",
+        ),
+        param(PAIR.placed_as_gang(pod_group(owner_uid="earlier")), False, id="it is about to be deleted"),
+        param(PAIR.wants(scheduling={"gang": "None"}).placed_as_gang(EARLIER), False, id="it is not needed"),
+        param(PAIR.was("Pending", attempt=1).placed_as_gang(EARLIER), False, id="the name is another"),
+    ],
+)
+def test_condition_tells_that_the_group_of_a_deleted_job_is_in_the_way(given: JobBuilder, told: bool) -> None:
+    found = obstacle(given.snapshot())
+    assert (found is not None) is told
+    if found is not None:
+        assert found.reason == "GangsOff"
+        assert "PodGroup digits-0 of a deleted job" in found.message
+        assert "GenericWorkload of kube-controller-manager" in found.message
+
+
 @pytest.mark.parametrize(
     ("others", "group"),
     [

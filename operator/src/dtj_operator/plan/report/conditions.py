@@ -11,7 +11,7 @@ from dtj_operator.model.views import PodView
 from dtj_operator.plan import blame, starting
 from dtj_operator.plan.actions import Fail, Restart, Resume, Succeed, Suspend, Verdict, starts_new_attempt
 from dtj_operator.plan.cautions import GANGS_OFF, cautions, unknown_topology
-from dtj_operator.plan.gang import placed_one_by_one, waits_for
+from dtj_operator.plan.gang import placed_one_by_one, unreleased, waits_for
 from dtj_operator.plan.policies.size import participating
 from dtj_operator.plan.policies.suspend import held
 from dtj_operator.plan.queue import QUEUED
@@ -41,6 +41,7 @@ _FIXES = {
     "GangScheduling",
     "ImagePullFailed": "correct the image name, or set imagePullSecrets that can pull it",
 }
+_RELEASE = "switch on the feature gate GenericWorkload of kube-controller-manager, or remove its finalizers"
 # Our default if the template does not set it; many images with torch run as root.
 _NOT_ROOT = "runAsNonRoot"
 _NOT_ROOT_FIX = "set runAsUser (such as 1000) or runAsNonRoot: false in spec.template.spec.securityContext"
@@ -61,6 +62,10 @@ def obstacle(s: Snapshot) -> Refusal | None:
     gang = waits_for(s)
     if gang and any(not pod.node for pod in s.current.values()):
         return _blocked("Unschedulable", f"the job's pods are scheduled only together: {gang}{_of_a_pod(s)}")
+    left = unreleased(s)
+    if left:
+        what = f"PodGroup {left} of a deleted job of this name still exists, although it has no pods"
+        return _blocked(GANGS_OFF, what, _RELEASE)
     partly = placed_one_by_one(s)
     if partly:
         return _blocked(GANGS_OFF, f"{partly}{_of_a_pod(s)}")
