@@ -13,6 +13,7 @@ NAMES = (
     "reconcile",
     "life",
     "gangs",
+    "gang_large",
     "fleet",
     "stream",
     "takeover",

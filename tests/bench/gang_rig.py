@@ -25,6 +25,7 @@ from tests.integration.operator.conftest import grant
 
 Json = dict[str, Any]
 WITH, WITHOUT = "Auto", "None"  # spec.scheduling.gang
+SIDES = {WITH: "gangs", WITHOUT: "pod by pod"}
 NODES = "/api/v1/nodes"
 # The scheduler's client rate; its default of 50 requests a second would be what the benchmark measures.
 SCHEDULER = ("--kube-api-qps=1000", "--kube-api-burst=2000")
