@@ -113,6 +113,16 @@ def test_warm_up_runs_in_the_precision_of_a_step() -> None:
     assert types == [torch.bfloat16] * 2
 
 
+def test_first_loss_that_is_not_finite_is_named_also_if_several_are_read_at_once() -> None:
+    check = FiniteCheck(CPU)
+    for step, loss in enumerate((1.0, float("inf"), 2.0, float("nan")), start=6):
+        check.note(torch.tensor(loss), step)
+    assert not check.has_seen_one()  # it starts the copy to the host, as on an accelerator
+    assert check.has_seen_one()
+    with pytest.raises(DtjError, match="the loss of step 7 is not finite"):
+        check.check(None, saved=5, step=9)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_found(bad: float) -> None:
     model = nn.Linear(2, 2)

@@ -264,9 +264,9 @@ def test_steps_look_ahead_once_a_step_is_queued_and_never_beyond_the_last(
     found: list[str] = []
     after_step = Boundary.after_step
 
-    def noted(boundary: Boundary, **how: Any) -> None:
+    def noted(boundary: Boundary, *how: Any) -> None:
         found.append("after the step")
-        after_step(boundary, **how)
+        after_step(boundary, *how)
 
     monkeypatch.setattr(DeviceCopy, "overlaps", property(lambda _: True))
     monkeypatch.setattr(Boundary, "after_step", noted)

@@ -304,9 +304,7 @@ class Run:
                     is_last = self.step == total
                     if not is_last:
                         feed.look_ahead()  # while the device computes this step
-                    self._recovery.between_steps(
-                        partial(self._boundary.after_step, epoch=batch.epoch, is_last=is_last)
-                    )
+                    self._recovery.between_steps(self._boundary.after_step, batch.epoch, is_last)
             finally:
                 feed.close()
             if progress.is_over:

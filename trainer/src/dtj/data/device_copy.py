@@ -26,23 +26,28 @@ class DeviceCopy:
 
     def __call__(self, value: Any) -> Any:
         """The same structure on the device; a mapping becomes a dict."""
+        if self._stream is None:
+            return _mapped(value, self._to_device)
         return self.begin(value).result()
 
     def begin(self, value: Any) -> "Copying":
         """Queue the copies of a structure of tensors, and return at once."""
         if self._stream is None:
-            return Copying(_mapped(value, lambda tensor: tensor.to(self._device, non_blocking=True)))
+            return Copying(self(value))
         copied: list[torch.Tensor] = []
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu":  # written by kernels of the present stream, which may still run
-                return tensor.to(self._device, non_blocking=True)
+                return self._to_device(tensor)
             with torch.cuda.stream(self._stream):
                 copied.append(tensor.pin_memory().to(self._device, non_blocking=True))
             return copied[-1]
 
         there = _mapped(value, copy)
         return Copying(there, copied, self._stream.record_event() if copied else None)
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
 
 
 class Copying:

@@ -69,11 +69,11 @@ class Recovery:
         self._progress.verb += 1
         return result
 
-    def between_steps(self, after_step: Callable[[], None]) -> None:
+    def between_steps(self, after_step: Callable[[int, bool], None], epoch: int, is_last: bool) -> None:
         """Do the work after a step, unless the other ranks have done it already; it is not repeated."""
         if not self.is_behind:
             try:
-                after_step()
+                after_step(epoch, is_last)
             except RuntimeError as error:
                 self.rejoin(error)
 

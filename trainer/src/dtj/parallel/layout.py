@@ -8,6 +8,7 @@ traffic.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from dtj.errors import RecipeError
@@ -42,7 +43,7 @@ class Layout:
         """Number of ranks along an axis; 1 if the grid has no such axis."""
         return self.sizes.get(axis, 1)
 
-    @property
+    @cached_property
     def data_rank(self) -> int:
         """This rank's index among those with different samples; ranks that split one model have the same."""
         index = 0
@@ -50,7 +51,7 @@ class Layout:
             index = index * self.size(axis) + self.at(axis)
         return index
 
-    @property
+    @cached_property
     def stream(self) -> int:
         """Index of this rank's random stream. Ranks of one tp group share it: they need the same dropout."""
         index = 0
@@ -59,7 +60,7 @@ class Layout:
                 index = index * self.size(axis) + self.at(axis)
         return index
 
-    @property
+    @cached_property
     def data_size(self) -> int:
         """Number of ranks with different samples, among which a global batch is divided."""
         return prod(self.size(axis) for axis in _DATA_AXES)

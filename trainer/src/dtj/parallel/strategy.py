@@ -98,10 +98,10 @@ class Strategy:
         Returns () detached: the sum of the weighted losses. Its mean over the ranks is the global loss.
         """
         *others, last = micro_batches
-        losses = []
-        if others:
-            with self.without_sync():
-                losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
+        if not others:
+            return _backward(weighted_loss(last))
+        with self.without_sync():
+            losses = [_backward(weighted_loss(micro_batch)) for micro_batch in others]
         losses.append(_backward(weighted_loss(last)))
         return sum(losses[1:], start=losses[0])
 

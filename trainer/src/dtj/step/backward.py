@@ -53,7 +53,9 @@ class Weights:
     def weighted(self, loss: Any, count: Count | None, micro_batch: MicroBatch) -> torch.Tensor:
         """The loss, (), of which backward is called; RecipeError if it is not one number."""
         given = _checked(loss)
-        mean = given.to(self._strategy.device, torch.promote_types(given.dtype, torch.float32))
+        mean, device = given, self._strategy.device
+        if given.dtype is not torch.float32 or given.device != device:
+            mean = given.to(device, torch.promote_types(given.dtype, torch.float32))
         scale = self._strategy.layout.data_size * self._scale
         self._weighted.add(micro_batch.number)
         if count is not None:

@@ -82,7 +82,7 @@ class Boundary:
         if self.logger:
             self.logger.forget()
 
-    def after_step(self, *, epoch: int, is_last: bool) -> None:
+    def after_step(self, epoch: int, is_last: bool) -> None:
         """To be called after the optimizer step. Raises Stopped on all ranks if they agreed on a stop."""
         step = self._progress.step
         heartbeat.mine.stepped(step)

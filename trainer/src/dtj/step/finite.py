@@ -26,21 +26,25 @@ class FiniteCheck:
     """Remembers this rank's first step with a loss that is not finite; `check` compares all ranks."""
 
     def __init__(self, device: torch.device) -> None:
+        self._is_on_cpu = device.type == "cpu"
+        self._unread: list[tuple[torch.Tensor, int]] = []
         self._first = torch.full((), _NEVER, dtype=torch.int64, device=device)
         self._never = self._first.clone()
         self._seen = torch.full((), _NEVER, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def note(self, loss: torch.Tensor, step: int) -> None:
         """Note the loss, (), of a step. On an accelerator: three kernels, no synchronization."""
-        if loss.device.type == "cpu":  # reading the value is cheaper than any kernel
-            if not math.isfinite(loss.item()):
-                self._first.clamp_(max=step)
+        if (
+            self._is_on_cpu
+        ):  # its value is read later with those of other steps: then the code is in the caches
+            self._unread.append((loss, step))
             return
         bad = torch.where(loss.isfinite(), self._never, step)
         self._first = torch.minimum(self._first, bad)
 
     def has_seen_one(self) -> bool:
         """A loss was not finite when this was last called; also starts the next copy to the host."""
+        self._read()
         seen = int(self._seen) != _NEVER
         self._seen.copy_(self._first, non_blocking=True)
         return seen
@@ -60,6 +64,7 @@ class FiniteCheck:
         step     the present one
         weights  to check as well
         """
+        self._read()
         mine = torch.tensor([int(self._first), int(are_finite(weights))])
         found = [mine]
         if group is not None:
@@ -79,6 +84,13 @@ class FiniteCheck:
             fix="lower the learning rate, clip the gradients, check the samples of that step, or use bf16 "
             "if fp16 overflows",
         )
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for loss, step in unread:
+            if not math.isfinite(loss.item()):
+                self._first.clamp_(max=step)
+                return
 
 
 def are_finite(weights: Iterable[nn.Parameter]) -> bool:

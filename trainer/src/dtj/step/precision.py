@@ -18,6 +18,8 @@ _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Micikevicius et al., "Mixed Precision Training" (2018), with the constants of torch's GradScaler.
 _FIRST_SCALE, _GROWTH, _BACKOFF, _GROW_EVERY = 2.0**16, 2.0, 0.5, 2000
 
+_FULL = contextlib.nullcontext()
+
 
 class Precision:
     """The precision of a run; with fp16 also the state of the loss scale, which is saved in checkpoints.
@@ -37,7 +39,7 @@ class Precision:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context for forward and loss."""
         if self.half is None:
-            return contextlib.nullcontext()
+            return _FULL
         return torch.autocast(self._device.type, dtype=self.half)
 
     def unscale(self, parameters: Iterable[nn.Parameter], *, all_finite: Any) -> None:

@@ -31,6 +31,7 @@ Reading = dict[str, Any]
 _WINDOW = 1000
 # A century: such a loop ends in another way, e.g. by run.finish, so no ETA is shown.
 _ENDLESS_S = 100 * 365 * 86400
+_NO_COUNT = contextlib.nullcontext()
 
 
 @dataclass(kw_only=True)
@@ -85,7 +86,7 @@ class Meter:
     def counting(self, samples: int) -> contextlib.AbstractContextManager[None]:
         """Context: count the model's operations in the first step, of `samples` samples; needs peak_flops."""
         if self.peak_flops is None or self.flops_per_sample is not None or not samples:
-            return contextlib.nullcontext()
+            return _NO_COUNT
         return self._counting(samples)
 
     @contextlib.contextmanager
