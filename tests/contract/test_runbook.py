@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "operator/src"
 CONDITIONS = {"Accepted", "PodsReady", "Healthy", "Suspended", "Complete", "Failed"}
 # Calls that say a reason: where it is among the arguments.
-PLACES = {"Refusal": 0, "_blocked": 0, "Fail": 0, "Suspend": 0, "Succeed": 0, "Event": 1, "record": 2}
+PLACES = {"Refusal": 0, "_blocked": 0, "Fail": 0, "Suspend": 0, "Succeed": 0, "Event": 1, "_warn": 2}
 
 
 def reasons() -> set[str]:

@@ -15,7 +15,7 @@ from dtj_operator.gather import Gatherer
 from dtj_operator.kube import paths, wire
 from dtj_operator.kube.api import METADATA, Api, decode
 from dtj_operator.kube.cache import PodCache
-from dtj_operator.kube.errors import ApiError, Conflict, NotFound
+from dtj_operator.kube.errors import ApiError, Conflict, NotFound, Refused
 from dtj_operator.kube.recorder import Recorder
 from dtj_operator.model import names, private
 from dtj_operator.model.json import Json
@@ -84,10 +84,13 @@ class Reconciler:
     async def _report_too_deep(self, key: Key) -> None:
         """Send an Event about a job whose template is nested too deeply to be handled."""
         meta = wire.decode_named(await self._api.get(paths.job(key), accept=METADATA)).metadata
-        note = "a field of spec.template is nested too deeply to be read; remove it"
-        self._recorder.record(
-            _regarding(key, meta.uid), kind="Warning", reason="TooDeep", note=note, once_per=""
+        self._warn(
+            key, meta.uid, "TooDeep", "a field of spec.template is nested too deeply to be read; remove it"
         )
+
+    def _warn(self, key: Key, uid: str, reason: str, note: str) -> None:
+        """Send an Event about a job whose status cannot say it."""
+        self._recorder.record(_regarding(key, uid), kind="Warning", reason=reason, note=note, once_per="")
 
     async def _bring_closer(self, key: Key) -> float | None:
         """Take steps until the cluster has to react: no replacement waits in the queue between them."""
@@ -182,6 +185,9 @@ class Reconciler:
             metrics.STATUS_WRITE_FAILURES.labels(str(error.status)).inc()
             if isinstance(error, Conflict):
                 raise TryLater("the job changed during the reconcile") from error
+            if isinstance(error, Refused):  # as of a job that an earlier schema accepted
+                note = f"the API server does not store the job's status: {error.message}"
+                self._warn(key, s.job.uid, "StatusRefused", note)
             raise
         self._written[key] = s.now, str(answer["metadata"]["resourceVersion"])
         self._behind.pop(key, None)

@@ -258,6 +258,37 @@ async def test_of_the_jobs_with_ended_pods_the_latest_comes_first() -> None:
     assert lists.looked == ["going", "new", "kept"], "when a pod without a container has ended is not known"
 
 
+class Namespaces(Lists):
+    """Lists of every namespace are empty; counts the watches that are open and the renewals of the Lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches = self.renewals = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "PUT":
+            self.renewals += 1
+            self.changed.set()
+            return web.json_response(await request.json())
+        if "watch" in request.query:
+            self.watches += 1
+            self.changed.set()
+        elif request.path.rpartition("/")[2] in KINDS:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        return await super().handle(request)
+
+
+async def test_lease_is_renewed_beside_watches_of_many_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch holds its connection: nothing may wait for one that a watch has to free first."""
+    monkeypatch.setattr(lease, "PERIOD_S", 0.01)
+    lists = Namespaces()
+    watched = ",".join(f"team-{number}" for number in range(50))
+    async with running(lists, f"--namespace={watched}", "--lease-namespace=default"):
+        await until(lists, lambda: lists.watches >= 150)
+        before = lists.renewals
+        await until(lists, lambda: lists.renewals > before)
+
+
 @pytest.mark.parametrize(
     ("path", "problem"), [(PODS, "caches not filled yet: pods"), (LEASE, "cannot use the Lease")]
 )

@@ -1,9 +1,9 @@
-"""A client of the API server: takes dicts and returns JSON, over the transport of the official client.
+"""A client of the API server: takes dicts and returns JSON.
 
-It uses the official client's configuration, tokens, TLS and connection pool, but not its model classes: they
-reject or drop fields that are newer than the client. Every call has a timeout, takes a token from a bucket
-and raises an error of `kube/errors.py`. Calls that are safe to repeat are retried a few times. A create is
-safe to repeat, because our objects have fixed names and the API server rejects a second one.
+It uses the official client's configuration, tokens and TLS, but not its model classes: they reject or drop
+fields that are newer than the client. Every call has a timeout, takes a token from a bucket and raises an
+error of `kube/errors.py`. Calls that are safe to repeat are retried a few times. A create is safe to repeat,
+because our objects have fixed names and the API server rejects a second one.
 """
 
 import asyncio
@@ -11,15 +11,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
 
 from dtj_operator import metrics
 from dtj_operator.kube import stream
 from dtj_operator.kube.bucket import Bucket
 from dtj_operator.kube.errors import ApiError, Unavailable, Withheld, kind_of
+from dtj_operator.kube.session import open_session
 from dtj_operator.model.json import Json
 
 Query = Sequence[tuple[str, str]]
@@ -55,12 +57,12 @@ class Api:
         identity: str = "",
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._client = ApiClient(config)
-        self._client.user_agent = f"dtj-operator ({identity})" if identity else "dtj-operator"
+        self._config, self._session = config, open_session(config)
+        self._session.headers["User-Agent"] = f"dtj-operator ({identity})" if identity else "dtj-operator"
         self._bucket, self._random, self._may_write = bucket, random, may_write
 
     async def close(self) -> None:
-        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._session.close()
 
     async def get(
         self, path: str, query: Query = (), timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON_BODY
@@ -152,14 +154,21 @@ class Api:
         call = f"{method} {path}"
         if method != "GET" and not self._may_write():
             raise Withheld(call, 0, "Withheld", "not sent: this process may no longer hold the lease")
-        headers = {"Accept": accept, "Content-Type": content_type}
-        # The body bypasses param_serialize, which would walk and copy it.
-        _, url, headers, _, _ = await self._client.param_serialize(
-            method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
-        )
+        headers = {"Accept": accept}
+        # A token of a service account expires: this call reads it again if it is old.
+        if token := await self._config.get_api_key_with_prefix("BearerToken", alias="authorization"):
+            headers["Authorization"] = token
+        if body is not None:
+            headers["Content-Type"] = content_type
         try:
-            answer = await self._client.call_api(method, url, headers, body, _request_timeout=timeout)
-            response: aiohttp.ClientResponse = answer.response
+            response = await self._session.request(
+                method,
+                f"{self._config.host}{path}{'?' if query else ''}{urlencode(query)}",
+                data=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._config.tls_server_name,
+            )
             metrics.API_REQUESTS.labels(method, str(response.status)).inc()
             if response.status >= 400:
                 raise _error(call, response, await response.read())

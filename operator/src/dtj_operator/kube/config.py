@@ -25,9 +25,7 @@ async def load() -> Configuration:
     except (config.ConfigException, OSError) as error:
         fix = "run in a pod with a service account, or set KUBECONFIG"
         raise NoCluster(f"cannot load the cluster configuration: {error}; {fix}") from error
-    # The transport would look for proxies and a .netrc before every request, in a thread. That took a tenth
-    # of the operator's CPU time. The proxy cannot change, so look it up once.
-    loaded.client_session_kwargs = {"trust_env": False}
+    # Looked up once: aiohttp would do it before every request, in a thread.
     server = urlsplit(loaded.host)
     if not loaded.proxy and not proxy_bypass(server.netloc):  # NO_PROXY
         loaded.proxy = getproxies().get(server.scheme)  # HTTPS_PROXY

@@ -13,10 +13,10 @@ import aiohttp
 import msgspec
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 
 from dtj_operator.kube import stream, wire
 from dtj_operator.kube.api import METADATA, METADATA_LIST
+from dtj_operator.kube.session import open_session
 from dtj_operator.model import names
 
 _RELIST = msgspec.json.encode({"type": "ERROR", "object": {"code": 410}}) + b"\n"
@@ -26,14 +26,10 @@ _log = logging.getLogger(__name__)
 
 def session(config: Configuration) -> aiohttp.ClientSession:
     """Open a session with these credentials, in the event loop that uses it."""
-    token = (config.api_key or {}).get("BearerToken")
-    ssl = RESTClientObject(config).ssl_context
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=ssl),
-        headers={"Authorization": str(token)} if token else None,
-        proxy=config.proxy,
-        middlewares=(_reduce_jobs,),
-    )
+    opened = open_session(config, _reduce_jobs)
+    if token := (config.api_key or {}).get("BearerToken"):
+        opened.headers["Authorization"] = token
+    return opened
 
 
 async def _reduce_jobs(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:

@@ -50,7 +50,3 @@ async def test_proxy_is_read_from_the_environment(
         monkeypatch.setenv(name, value)
 
     assert (await config.load()).proxy == proxy
-
-
-async def test_transport_does_not_read_the_environment_before_every_request() -> None:
-    assert (await config.load()).client_session_kwargs == {"trust_env": False}

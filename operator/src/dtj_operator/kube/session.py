@@ -1,0 +1,23 @@
+"""HTTP sessions with the API server's credentials, without the layers of the official client above them.
+
+A session has no limit of connections: every open watch holds one, and there may be hundreds of watched
+namespaces. Who sends requests limits how many there are at a time.
+"""
+
+import aiohttp
+from aiohttp import ClientMiddlewareType
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+READ_BUFFER = 2**21  # bytes of an answer that may arrive before it is read; lists of large pods are long
+
+
+def open_session(config: Configuration, *middlewares: ClientMiddlewareType) -> aiohttp.ClientSession:
+    """Open a session in the event loop that uses it; requests bring their own token."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=RESTClientObject(config).ssl_context),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=config.proxy,
+        read_bufsize=READ_BUFFER,
+        middlewares=middlewares,
+    )
